@@ -20,7 +20,7 @@ TORCH_HASHES ?=
 
 # The stamp is named after all that the environment is made from: another lock, another stamp. What
 # pyproject.toml says to tools, behind the tables of the project, is no part of it.
-KEY := $(shell { cat $(LOCK); sed '/^\[tool\./,$$d' pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
+KEY := $(shell { cat $(LOCK); sed '/^\[tool\./,$$d' pyproject.toml; cat bench/pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
 STAMP := $(VENV)/.installed-$(KEY)
 MESH_STAMP := $(STAMP)-mesh-$(shell cksum < environment/mesh.lock | tr -d " ")
 HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/horovod.lock environment/*.patch | cksum | tr -d " ")
@@ -114,7 +114,7 @@ $(STAMP):
 # and pip takes either all that it is given by hash, or nothing.
 	@sed '/--hash=/d; s/ \\$$//' $(LOCK) > $(VENV)/constraints.txt
 	@$(IN_VENV) -c 'import torch' 2>/dev/null || $(INSTALL) $(VENV) -c $(VENV)/constraints.txt $(TORCH)
-	@$(INSTALL) $(VENV) --no-deps --no-build-isolation --editable .
+	@$(INSTALL) $(VENV) --no-deps --no-build-isolation --editable . --editable ./bench
 	touch $@
 
 # Without Horovod, for which the script gives a reason and exit code 3, all else works. It is asked
@@ -158,7 +158,7 @@ bench: environment
 # so neither of these makes one.
 ANY_PYTHON = $(if $(wildcard $(IN_VENV)),$(IN_VENV),python3)
 gpu-check:
-	$(ANY_PYTHON) -m pipelines.benchmarks.gpu $(ARGS)
+	PYTHONPATH=bench $(ANY_PYTHON) -m pipelines_bench.gpu $(ARGS)
 
 # What such a machine lacks though it has PyTorch, in the releases of the lock, for its release of
 # Python: a folder to take along.
@@ -205,7 +205,7 @@ $(MEGATRON_STAMP): $(STAMP)
 	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/megatron.lock
 	printf '#!/bin/sh\nexec "$$(dirname "$$0")/python" -m pipelines "$$@"\n' > $(@D)/bin/sentence-pipelines
 	chmod +x $(@D)/bin/sentence-pipelines
-	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron'
+	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron.engine'
 	$(@D)/bin/sentence-pipelines --version
 	touch $@
 

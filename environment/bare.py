@@ -22,7 +22,7 @@ from pathlib import Path
 from deadlines import ended
 from errors import PackageError
 
-from pipelines.spark.releases import installed_version, release_of
+from pipelines.spark.java import installed_version, release_of
 
 # What Spark's scripts and its way of unpacking call.
 COMMANDS = (

@@ -1,6 +1,6 @@
 """Writes the archive of Java classes that local Spark sessions start from, into the environment.
 
-See `pipelines/spark/class_archive.py`. A small preparation runs all its tasks in the JVM of the
+See `pipelines/spark/java.py`. A small preparation runs all its tasks in the JVM of the
 driver, which so loads what drivers and executors load, and writes it down when it ends. Exit code
 3, with the reason, where no archive can be written: everything works without.
 """
@@ -21,7 +21,7 @@ from pipelines import workflow
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.spark.class_archive import FOLDER, archive_path, spark_home
+from pipelines.spark.java import FOLDER, archive_path, spark_home
 from pipelines.spark.session import provide_java, stopped_at_the_end
 
 NO_ARCHIVE = 3

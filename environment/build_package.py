@@ -51,7 +51,7 @@ IMPORTS = {
     "elephas": ("elephas.spark_model", "tf_keras"),
     "horovod": ("horovod.tensorflow", "horovod.torch"),
     "megatron": ("megatron.core", "torch"),
-    "mesh": ("pipelines.models.frameworks.mesh_library",),
+    "mesh": ("pipelines.engines.mesh.library",),
     "tensorflowonspark": ("tensorflow", "tensorflowonspark.TFCluster", "cryptography.x509"),
     "torch": ("torch.distributed",),
 }

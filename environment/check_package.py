@@ -34,7 +34,7 @@ from build_package import ARCHIVE, DIST, ROOT, last_line, say
 from deadlines import ended
 from errors import PackageError
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 
 # The package without which a framework cannot be tried.

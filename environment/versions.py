@@ -46,7 +46,7 @@ _ABSENT, _NOT_RUN = "not installed", "not run"
 _ASK = """
 import json, platform
 from importlib import metadata
-from pipelines.spark.releases import java_version
+from pipelines.spark.java import java_version
 from pipelines.spark.session import provide_java
 provide_java()
 there = {one.name.lower().replace("_", "-"): one.version for one in metadata.distributions()}

@@ -6,20 +6,18 @@ quality gate refuses a promotion, 4 if there is nothing new to work on, 1 for a 
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines import __version__
 from pipelines import command_jobs as jobs
-from pipelines.benchmarks import BENCHMARKS, check_bounds
-from pipelines.benchmarks import benchmark as find_benchmark
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted
@@ -38,6 +36,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
     "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
 )
+COMMANDS = "sentence_pipelines.commands"
+"""Entry points of functions that take the arguments behind a command and return an exit code."""
 CTRL_C = 130
 """Typer's exit code of a command that is interrupted from the keyboard."""
 ConfigFile = Annotated[
@@ -56,8 +56,7 @@ DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, a file "
-        "of bounds for bounds, text files for the others; by default the embedded corpus.",
+        help="What to measure on, such as a prepared folder; by default the embedded corpus.",
     ),
 ]
 
@@ -86,7 +85,7 @@ def options(
 @app.command()
 def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    _configured(jobs.prepare, config, set_, outcome)
+    configured(jobs.prepare, config, set_, outcome)
 
 
 @app.command()
@@ -99,13 +98,13 @@ def delete(
     set_: Overrides = None,
 ) -> None:
     """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
-    _configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
+    configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
 
 
 @app.command()
 def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    _configured(jobs.train, config, set_, outcome)
+    configured(jobs.train, config, set_, outcome)
 
 
 @app.command()
@@ -113,7 +112,7 @@ def evaluate(
     config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
 ) -> None:
     """Measure a run's model against its start, and write the report."""
-    _configured(jobs.evaluate, config, set_, outcome)
+    configured(jobs.evaluate, config, set_, outcome)
 
 
 @app.command()
@@ -136,19 +135,19 @@ def report(
     set_: Overrides = None,
 ) -> None:
     """Write the report of a run again, or of an unfinished run; or compare several runs."""
-    _configured(lambda found: jobs.report(found, runs or (), output), config, set_)
+    configured(lambda found: jobs.report(found, runs or (), output), config, set_)
 
 
 @app.command()
 def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    _configured(jobs.promote, config, set_, outcome)
+    configured(jobs.promote, config, set_, outcome)
 
 
 @app.command()
 def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
-    _configured(jobs.clean, config, set_, outcome)
+    configured(jobs.clean, config, set_, outcome)
 
 
 @app.command()
@@ -160,86 +159,82 @@ def rollback(
     set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    _configured(lambda found: jobs.roll_back(found, to), config, set_)
+    configured(lambda found: jobs.roll_back(found, to), config, set_)
 
 
 @app.command()
-def benchmark(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.")],
+def compare(
     data: DataFolder = None,
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", min=1, help="Of soak and strategies: steps of each training."),
+        int | None, typer.Option("--steps", min=1, help="Of each training; 60 by default.")
     ] = None,
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            "--runs",
-            min=1,
-            help="Of soak: so many short trainings in one session; of others: rounds.",
-        ),
-    ] = None,
+    runs: Annotated[int | None, typer.Option("--runs", min=1, help="Rounds; 3 by default.")] = None,
     cases: Annotated[
         str | None,
-        typer.Option(
-            "--cases", help="Of soak, strategies, startup and bounds: names, with commas."
-        ),
+        typer.Option("--cases", help="Strategies, with commas; all of them by default."),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option("--workers", help="Of strategies: numbers, with commas.")
+        str | None, typer.Option("--workers", help="Numbers, with commas; 1,2 by default.")
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option("--workload", help="Of strategies: encoder, masked, causal, causal-100m."),
-    ] = None,
-    sentences: Annotated[
-        int | None, typer.Option("--sentences", min=1, help="Of embed: how many at most.")
+        typer.Option("--workload", help="What is trained; what the settings say by default."),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", help="Of soak, strategies and bounds: folder of what is to be kept."
-        ),
+        typer.Option("--output", help="Folder of what was measured; strategies by default."),
     ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Compare side by side; the last line is a JSON object with the figures."""
-    measure = find_benchmark(
-        name,
-        steps=steps,
-        runs=runs,
-        cases=cases,
-        workers=workers,
-        workload=workload,
-        sentences=sentences,
-        output=output,
-    )
+    """Train by each engine in turn, and tell which to take with how many workers."""
+    options = {
+        "steps": steps,
+        "runs": runs,
+        "cases": cases,
+        "workers": workers,
+        "workload": workload,
+        "output": output,
+    }
+    configured(lambda found: jobs.compare(found, data, **options), config, set_)
 
-    def measured(found: Config) -> None:
-        figures = measure(found, data)
-        say(json.dumps(figures))
-        check_bounds(figures)
 
-    _configured(measured, config, set_)
+# The options are those of the distribution that has the benchmarks.
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def benchmark(context: typer.Context) -> None:
+    """Measure something side by side, where sentence-pipelines-bench is installed."""
+    if context.args[:1] == ["strategies"]:
+        say("`benchmark strategies` is now called `compare`", file=sys.stderr)
+        raise typer.Exit(_code_of(["compare", *context.args[1:]]))
+    (found,) = entry_points(group=COMMANDS, name="benchmark") or (None,)
+    if found is None:
+        raise InputError(
+            "benchmark",
+            "the benchmarks are not installed",
+            "install them: pip install ./bench in the checkout of this release",
+        )
+    raise typer.Exit(found.load()(context.args))
 
 
 @app.command()
 def run(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Prepare, train and evaluate, one after the other."""
-    _configured(jobs.run, config, set_)
+    configured(jobs.run, config, set_)
 
 
 @app.command()
 def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
-    _configured(jobs.embed, config, set_, outcome)
+    configured(jobs.embed, config, set_, outcome)
 
 
 @app.command()
 def mine(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Add hard negatives to pairs: documents that a model finds near an anchor."""
-    _configured(jobs.mine, config, set_, outcome)
+    configured(jobs.mine, config, set_, outcome)
 
 
 @app.command()
@@ -270,9 +265,7 @@ def search(
     from pipelines.search.text_search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    _configured(
-        lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_
-    )
+    configured(lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_)
 
 
 @app.command()
@@ -289,7 +282,7 @@ def engines(
         jobs.show_engines(ENGINES if name is None else [name])
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
-    _configured(lambda found: jobs.show_conf(found, as_file=defaults), config, overrides)
+    configured(lambda found: jobs.show_conf(found, as_file=defaults), config, overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -302,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Outermost: the session is stopped inside, in the order that Spark needs.
     with terminated_in_order() as interruption, given_on_command_line(given):
         try:
-            code = int(app(args=given, standalone_mode=False) or 0)
+            code = _code_of(given)
         except KeyboardInterrupt:
             code = CTRL_C
         except PipelineError as error:
@@ -321,6 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _code_of(arguments: Sequence[str]) -> int:
+    return int(app(args=list(arguments), standalone_mode=False) or 0)
+
+
 def _refused(error: PipelineError) -> int:
     """Prints the error; returns its exit code."""
     from pipelines.settings.redaction import without_password
@@ -337,12 +334,20 @@ def _refused(error: PipelineError) -> int:
     return code
 
 
-def _configured(
+def configured(
     command: Callable[[Config], Results | None],
     path: str | None,
     overrides: list[str] | None,
     outcome: str | None = None,
 ) -> None:
+    """Runs a command with the settings of a file and of overrides.
+
+    Args:
+        command: Takes the settings; returns what came of it, for schedulers.
+        path: The file; without one, the embedded default job.
+        overrides: ``KEY=VALUE`` over the file.
+        outcome: The file to write what came of it into.
+    """
     from pipelines.settings.load import parse, read_tree, storage_of
 
     with _ended_in_order():

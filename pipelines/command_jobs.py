@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import one_line
-from pipelines.libraries import REPORT, left_out
+from pipelines.libraries import COMPARISON, DRIVER, REPORT, check_installed, left_out
 from pipelines.outcome import Results
-from pipelines.progress import say
+from pipelines.progress import activity, job, say
 
 _NAMED_KEYS = 20
 _KEY_CHARACTERS = 60
@@ -109,7 +110,7 @@ def search(
     """Shows what is nearest to queries."""
     from pipelines import workflow
     from pipelines.progress.screen import Screen
-    from pipelines.report.tables import hits_table
+    from pipelines.report.verdict import hits_table
 
     hits = workflow.search(config, asked, k, indexed=index, hybrid=hybrid)
     Screen().print(hits_table(asked, hits))
@@ -159,6 +160,20 @@ def roll_back(config: Config, to: str | None) -> None:
     say(f"in service  {workflow.roll_back(config, to)}")
 
 
+def compare(config: Config, data: str | None, **options: Any) -> None:
+    """Compares strategies, and prints the figures as a JSON object.
+
+    Args:
+        options: Those of :func:`pipelines.compare.command.measure`.
+    """
+    from pipelines.compare.command import measure
+
+    for library in COMPARISON:
+        check_installed("compare", library, where=DRIVER)
+    with job("compare", ("compare",)), activity("compare"):
+        say(json.dumps(measure(config, data, **options)))
+
+
 def show_engines(names: Iterable[str]) -> None:
     """Shows what engines need."""
     from pipelines.engines.overview import engines_overview
@@ -169,9 +184,8 @@ def show_engines(names: Iterable[str]) -> None:
 
 def show_conf(config: Config, *, as_file: bool) -> None:
     """Shows the Spark conf of a run."""
-    from pipelines.engines.base import check_fit
-    from pipelines.engines.loading import load_engine
-    from pipelines.engines.submission import conf_lines, submit_conf
+    from pipelines.engines.base import check_fit, load_engine
+    from pipelines.engines.overview import conf_lines, submit_conf
 
     chosen = load_engine(config.training.engine)
     check_fit(chosen, config)
@@ -197,8 +211,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
     from pipelines.progress.screen import Screen
-    from pipelines.report.tables import VERDICT_STYLES, metrics_table
-    from pipelines.report.verdict import verdict
+    from pipelines.report.verdict import VERDICT_STYLES, metrics_table, verdict
 
     folder = RunFolder.of(config)
     console = Screen()

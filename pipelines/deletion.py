@@ -18,10 +18,9 @@ from pathlib import Path
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
-from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys, mark_of
-from pipelines.corpus.readers.encodings import BinaryError, find_encoding
-from pipelines.corpus.unit_schema import hash_of
-from pipelines.embedding.deleted_rows import DeletedRows
+from pipelines.corpus.readers.streams import BinaryError, find_encoding
+from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
+from pipelines.embedding.part_files import DeletedRows
 from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
@@ -29,7 +28,6 @@ from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import spark_session
 
 logger = logging.getLogger(__name__)
@@ -150,7 +148,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
 def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
     if not has_rows_by(config, deleted.column):
         return None
-    session = spark_session(for_stage(config, "embed"), needs_context=False)
+    session = spark_session(config.for_stage("embed"), needs_context=False)
     return delete_from_table(session, config, deleted)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
 from pipelines.evaluation.alarms import signs_of
-from pipelines.evaluation.observations import (
+from pipelines.evaluation.intervals import (
     Observations,
     Observed,
     digest_observations,
@@ -18,21 +18,25 @@ from pipelines.evaluation.observations import (
 from pipelines.evaluation.overlap import overlap_of_run
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
-from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.sets import (
+    check_sets,
+    digest_sets,
+    evaluate,
+    intervals_between,
+    told_sets,
+)
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.digest import digest_model
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import digest_model, read_encoder
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import checkpoint_steps
-from pipelines.runs.evaluations import add_evaluations
-from pipelines.runs.run_metrics import model_step
+from pipelines.runs.job_records import add_evaluations
+from pipelines.runs.step_metrics import model_step
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks, under_spark_submit
 from pipelines.tracking import check_trackers
-from pipelines.tracking.names import evaluation_values
+from pipelines.tracking.base import evaluation_values
 from pipelines.tracking.run_tracking import RunTracking
 
 if TYPE_CHECKING:
@@ -105,7 +109,7 @@ def keep_observations(run: RunFolder, measured: Measured) -> str | None:
     """Writes what the model's figures are of, with which a later model can be compared.
 
     Returns:
-        The digest of the file; see :func:`~pipelines.evaluation.observations.digest_observations`.
+        The digest of the file; see :func:`~pipelines.evaluation.intervals.digest_observations`.
     """
     write_observations(run.observations, measured.observations(AFTER))
     return digest_observations(run.observations)

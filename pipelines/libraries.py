@@ -26,9 +26,7 @@ EXTRAS: Mapping[str, str] = {
     "mlflow": "mlflow",
     "obstore": "object-stores",
     "openvino": "openvino",
-    "psutil": "benchmarks",
-    "sentence_transformers": "benchmarks",
-    "datasets": "benchmarks",
+    "psutil": "compare",
     "sklearn": "evaluation",
     "tensorboardX": "tensorboard",
     "tensorflow": "local",
@@ -41,6 +39,8 @@ EXTRAS: Mapping[str, str] = {
 _NAMES = {"sklearn": "scikit-learn", "fasttext": "fasttext-predict"}
 REPORT = ("jinja2", "matplotlib")
 """What draws reports."""
+COMPARISON = ("psutil", *REPORT)
+"""What `compare` measures and draws with."""
 EVERYWHERE = "on the driver and every executor"
 DRIVER = "on the driver"
 _TOLD: set[str] = set()

@@ -43,14 +43,14 @@ from pipelines.files.ownership import FITTED, check_free
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.settings.yaml_file import (
+from pipelines.settings.load import (
     RepeatedKeyError,
     UnusableYamlError,
     parse_yaml,
     read_text,
 )
 from pipelines.spark.frames import write_parquet, write_path
-from pipelines.tokens.prompts import configured_prompts
+from pipelines.tokens.start import configured_prompts
 
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 

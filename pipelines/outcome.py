@@ -15,8 +15,8 @@ from typing import Any
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, location
-from pipelines.settings.paths import NotLocalError, stored_path
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.base import NotLocalError, stored_path
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 Results = Mapping[str, Any]
 """Figures, versions and names, as JSON has them."""

@@ -19,13 +19,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor
-from pipelines.corpus.deleted_keys import deleted_keys
-from pipelines.corpus.readers.sources import input_fingerprint
+from pipelines.corpus.cleaning.rules import check_languages
+from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
-from pipelines.corpus.versions import code_versions
-from pipelines.embedding.overlap_check import check_outside
+from pipelines.corpus.unit_rows import code_versions, deleted_keys
+from pipelines.embedding.inputs import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import storage
@@ -36,20 +35,18 @@ from pipelines.files.prepared_folder import (
     StageRecord,
     read_stage_record,
 )
-from pipelines.lanes.files import FORMAT, LaneManifest
+from pipelines.lanes.files import FORMAT, TEACHER_SCHEMA, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
-from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.libraries import REPORT, left_out
+from pipelines.models.start import check_tokenizer, reading_limit
 from pipelines.progress import activity
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
-from pipelines.tokens.lengths import reading_limit
-from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
-from pipelines.tokens.vocabulary import check_tokenizer, named_tokenizer
+from pipelines.tokens.start import training_prompts
+from pipelines.tokens.summary import TokenSummary
+from pipelines.tokens.vocabulary import named_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +113,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         told.append({"stage": stage.name, "seconds": seconds, "kept": kept is not None})
     storage.write_json(folder.stages, told)
-    asked = for_stage(config, "prepare")
+    asked = config.for_stage("prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
         prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
     if not left_out("the report is", REPORT):
@@ -140,7 +137,7 @@ def check_needs(config: Config) -> None:
     Raises:
         InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
     """
-    for one in by_source(config):
+    for one in config.by_source():
         check_languages(one.corpus.languages)
     check_tokenizer(config)
     check_teacher(config)
@@ -155,7 +152,7 @@ def check_prepared_folder(config: Config) -> None:
     key, folder = "prepared.folder", PreparedFolder.of(config).path
     check_ours(key, folder, PREPARED, whole=False)
     evaluation = config.evaluation
-    for one in by_source(config):
+    for one in config.by_source():
         check_outside(one.corpus.inputs, one.corpus.format, key, folder, config.storage)
     read = (
         *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
@@ -167,7 +164,7 @@ def check_prepared_folder(config: Config) -> None:
 
 def _run(stage: Stage, config: Config, *, trains: bool) -> float:
     """Runs a stage; returns how long it took, without the start of Spark."""
-    asked = for_stage(config, "prepare")
+    asked = config.for_stage("prepare")
     session = spark_session(asked, trains=trains, needs_context=False)
     with stage_settings(session, config, "prepare"):
         began = time.monotonic()
@@ -193,7 +190,7 @@ _NOT_OF_THE_CORPUS: Mapping[str, Any] = {
 
 
 def _corpus_inputs(config: Config) -> Any:
-    told = [input_fingerprint(one.corpus, config.storage) for one in by_source(config)]
+    told = [input_fingerprint(one.corpus, config.storage) for one in config.by_source()]
     files = None if None in told else told if config.corpus.sources else told[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json", exclude=_NOT_OF_THE_CORPUS)
@@ -207,11 +204,21 @@ def _held_out_choices(config: Config) -> Any:
     return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
 
+def tokenise(session: SparkSession, config: Config) -> TokenSummary:
+    """Makes tokens of the corpus; see :func:`pipelines.tokens.stage.prepare_tokens`.
+
+    Raises:
+        InputError: The tokenizer does not fit the start, too.
+    """
+    check_tokenizer(config)
+    return prepare_tokens(session, config, reading_limit(config))
+
+
 def _token_inputs(config: Config) -> Any:
     vocabulary = config.tokens.vocabulary
     bucket = None if config.tokens.max_length else config.lanes.bucket
     settings = [config.tokens.model_dump(mode="json"), reading_limit(config), bucket]
-    prompts = [training_prompts(one) for one in by_source(config)]
+    prompts = [training_prompts(one) for one in config.by_source()]
     settings.append(prompts if config.corpus.sources else prompts[0])
     if vocabulary == "train":
         return [settings, config.encoder.start == "random"]
@@ -253,7 +260,7 @@ def _lane_inputs(config: Config) -> Any:
 
 STAGES = (
     Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
-    Stage("tokens", prepare_tokens, _token_inputs, BEFORE["tokens"]),
+    Stage("tokens", tokenise, _token_inputs, BEFORE["tokens"]),
     Stage("teacher", prepare_teacher, _teacher_inputs, BEFORE["teacher"], is_asked=_has_teacher),
     Stage("lanes", prepare_lanes, _lane_inputs, BEFORE["lanes"]),
 )

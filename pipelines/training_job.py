@@ -16,11 +16,15 @@ import numpy as np
 
 from pipelines.engines.base import Engine, check_fit
 from pipelines.evaluation.alarms import keep_doubts
-from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
-from pipelines.evaluation.early_end import choosing_metric, has_ended_early
+from pipelines.evaluation.during_training import (
+    CheckpointEvaluation,
+    Figures,
+    choosing_metric,
+    has_ended_early,
+)
+from pipelines.evaluation.measure_checkpoint import Snapshot, read_snapshots
 from pipelines.evaluation.overlap import keep_overlap
 from pipelines.evaluation.sets import check_sets
-from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
 from pipelines.files.locations import Location
@@ -31,21 +35,24 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.model_card.card import model_card, write_card
-from pipelines.model_card.facts import CardFacts, read_facts
-from pipelines.models.adaptation import split, without_objective
-from pipelines.models.adapter import check_names, exports_adapter, write_adapter
+from pipelines.model_card.front_matter import CardFacts, read_facts
+from pipelines.models.adaptation import (
+    check_names,
+    exports_adapter,
+    split,
+    without_objective,
+    write_adapter,
+)
 from pipelines.models.architecture import architecture_of, check_framework
-from pipelines.models.card import start_card
-from pipelines.models.division import check_division
-from pipelines.models.folder import start_encoder, weight_change, write_encoder
+from pipelines.models.folder import start_card, start_encoder, weight_change, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Weights
+from pipelines.models.start import longest_unasked, model_length
+from pipelines.models.weights import Weights, check_division
 from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
 from pipelines.runs.attempts import begin_attempt
-from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import (
     Checkpoint,
     checkpoint_steps,
@@ -55,34 +62,30 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     save_frozen,
 )
-from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share
-from pipelines.runs.history import go_on, last_step_of
-from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.job_records import go_on, last_step_of
+from pipelines.runs.model_choice import WHOLE, asked_steps, choose, is_to_end, start_share
 from pipelines.runs.opening import (
     check_run_folder,
     open_run_folder,
     tell_if_finished,
 )
-from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.runs.run_metrics import (
+from pipelines.runs.run import TrainingOutcome, TrainingRun, with_axes
+from pipelines.runs.step_metrics import (
+    MetricsLog,
     forget_earlier_model,
     logged_figures,
     seconds_to,
     training_figures,
     update_run_metrics,
 )
-from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import StageName, for_stage
+from pipelines.settings.spark import StageName
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.jobs import stall_failures
 from pipelines.spark.session import spark_session
-from pipelines.spark.stalls import stall_failures
-from pipelines.tokens.lengths import longest_unasked
-from pipelines.tokens.sample import corpus_length
-from pipelines.tokens.stage import check_tokens
+from pipelines.tokens.stage import check_tokens, corpus_length
 from pipelines.tracking import check_trackers
-from pipelines.tracking.names import evaluation_values, training_values
+from pipelines.tracking.base import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_plan import check_labels
 
@@ -115,9 +118,9 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_division(architecture_of(spec).division, spec, config)
         check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None
-        for objective in {one.objective: None for one in by_source(config)}:
+        for objective in {one.objective: None for one in config.by_source()}:
             objective.check_width(spec.embedding_width, None if held is None else held.width)
-        check_tokens(prepared.tokens.path, config)
+        check_tokens(prepared.tokens.path, config, model_length(config))
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
         if exports_adapter(config.encoder):
@@ -171,7 +174,7 @@ def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> S
     if not chosen.needs_spark:
         return None
     return spark_session(
-        for_stage(config, stage),
+        config.for_stage(stage),
         executors=chosen.executors(config),
         conf=partial(chosen.session_conf, config),
     )
@@ -183,7 +186,7 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
         return ()
     work = "reading what checkpoints are measured on"
     with executor_failures(work), stall_failures(work, config.spark):
-        asked = for_stage(config, "train")
+        asked = config.for_stage("train")
         return read_snapshots(session or spark_session(asked, needs_context=False), config)
 
 

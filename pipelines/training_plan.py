@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow.parquet as pq
 
+from pipelines.catalog import LOSSES
 from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.lanes.files import LaneManifest
-from pipelines.lanes.mixture import SourceShare, steps_by_weight
-from pipelines.lanes.plan import BatchPlan
-from pipelines.losses import LOSSES
+from pipelines.lanes.plan import BatchPlan, SourceShare, steps_by_weight
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import SOURCE, rows_by_source
 
@@ -38,7 +36,7 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
             f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
             f"one of {', '.join(map(str, fitting))}",
         )
-    for alone, lanes in zip(by_source(config), _lanes_by_source(config, manifest), strict=True):
+    for alone, lanes in zip(config.by_source(), _lanes_by_source(config, manifest), strict=True):
         _check_lanes(alone, lanes)
     return BatchPlan(
         lanes=manifest.lanes,
@@ -121,7 +119,7 @@ def check_labels(config: Config, examples: Location) -> None:
     Raises:
         InputError: There is one.
     """
-    losses = {number: one.objective.name for number, one in enumerate(by_source(config))}
+    losses = {number: one.objective.name for number, one in enumerate(config.by_source())}
     labelled = {number: name for number, name in losses.items() if LOSSES.load(name).labels}
     for number, scores in _scores(examples) if labelled else ():
         others = scores[(scores != 0) & (scores != 1)]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines import evaluation_job
-from pipelines.engines.base import Engine
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import Engine, load_engine
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
@@ -32,20 +31,24 @@ from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.attempts import fenced
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
-from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
+from pipelines.runs.job_records import (
+    Start,
+    begin_job,
+    end_job,
+    expected_seconds,
+    keep_preparation,
+    keep_seconds,
+)
 from pipelines.runs.opening import (
     check_measured,
     check_owned,
     check_run_folder,
     identity_digest,
 )
-from pipelines.runs.run_metrics import update_run_metrics
-from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
+from pipelines.runs.step_metrics import update_run_metrics
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
-from pipelines.spark.jobs import await_archives
+from pipelines.spark.jobs import await_archives, called_off_when_stalled
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import (
     check_stages,
@@ -53,7 +56,6 @@ from pipelines.spark.stage_resources import (
     resources_in,
     stage_settings,
 )
-from pipelines.spark.stalls import called_off_when_stalled
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
     check_settings,
@@ -69,7 +71,7 @@ from pipelines.training_plan import batch_plan
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
-    from pipelines.mining.figures import MiningSummary
+    from pipelines.mining.plan import MiningSummary
     from pipelines.search.text_search import Hit
 
 Metrics = dict[str, dict[str, float]]
@@ -203,7 +205,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     start_of_job = Start()
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    session = spark_session(for_stage(config, "evaluate"), needs_context=False)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
         overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
@@ -295,9 +297,9 @@ def run(config: Config) -> dict[str, Metrics]:
 
 
 def _run(config: Config) -> dict[str, Metrics]:
-    from pipelines.corpus.readers.sources import input_fingerprint
+    from pipelines.corpus.readers.spark_reader import input_fingerprint
+    from pipelines.models.start import check_tokenizer
     from pipelines.preparation import check_needs
-    from pipelines.tokens.vocabulary import check_tokenizer
 
     chosen = load_engine(config.training.engine)
     check_settings(chosen, config)
@@ -307,12 +309,12 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_start(config)
     check_objective(config, tokenizer)
     check_needs(config)
-    for alone in by_source(config):
+    for alone in config.by_source():
         input_fingerprint(alone.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(
-        for_stage(config, "prepare"), needs_context=False
+        config.for_stage("prepare"), needs_context=False
     )
     check_stages(session, config, ("prepare", "train", "evaluate"))
     chosen.check_session(session, config)
@@ -331,8 +333,7 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.embedding.places import lock_file
-    from pipelines.embedding.plan import is_up_to_date, output_folder
+    from pipelines.embedding.plan import is_up_to_date, lock_file, output_folder
     from pipelines.embedding.planning import check_job
     from pipelines.embedding.table import embed_table
 
@@ -346,7 +347,7 @@ def embed(config: Config) -> EmbeddingSummary:
     check_job(config)
     folder = output_folder(config.embedding, config.storage)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
-        session = spark_session(for_stage(config, "embed"), needs_context=False)
+        session = spark_session(config.for_stage("embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
             return embed_table(session, config)
 
@@ -369,14 +370,14 @@ def _mine_prepared(config: Config) -> MiningSummary:
 
 
 def _mine(config: Config) -> MiningSummary:
-    from pipelines.embedding.places import lock_file
+    from pipelines.embedding.plan import lock_file
     from pipelines.mining.job import check_job, mine_negatives
     from pipelines.mining.plan import output_folder
 
     check_job(config)
     folder = output_folder(config)
     with work_folder("mining.output", folder, "mine", lock_file(folder)):
-        session = spark_session(for_stage(config, "mine"), needs_context=False)
+        session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
             return mine_negatives(session, config)
 
@@ -423,7 +424,7 @@ def _search(
 
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))
-    asked = for_stage(config, "embed")
+    asked = config.for_stage("embed")
     session = None if here else spark_session(asked, needs_context=False)
     return find_texts(
         table,

@@ -30,7 +30,7 @@ from suite_progress import SuiteProgress
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
-from pipelines.spark.class_archive import archive_options
+from pipelines.spark.java import archive_options
 from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
     *("corpus", "dags", "embedding", "evaluation", "lanes", "mining", "promotion", "search"),
-    *("spark", "tokens", "tracking", "test_deletion.py", "test_ml.py", "test_preparation.py"),
-    *("test_recipe_for_documents.py", "test_training_job.py", "test_workflow.py"),
-    *("test_duplicates_benchmark.py", "test_tokenise.py"),
+    *("spark", "tokens", "tracking", "test_deletion.py", "test_golden.py", "test_ml.py"),
+    *("test_preparation.py", "test_recipe_for_documents.py", "test_training_job.py"),
+    *("test_duplicates_benchmark.py", "test_tokenise.py", "test_workflow.py"),
 }
 # Of two workers, and no server beside them.
 OF_TWO_EXECUTORS = {"test_training_on_sources.py"}

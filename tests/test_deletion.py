@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import command_jobs, workflow
-from pipelines.corpus.deleted_keys import (
+from pipelines.corpus import kept_units as cutting
+from pipelines.corpus.unit_rows import (
     DELETED,
     add_deleted_keys,
     deleted_keys,
+    hash_of,
     hashed_keys,
     without_deleted,
 )
-from pipelines.corpus.kept_units import cutting
-from pipelines.corpus.unit_schema import hash_of
 from pipelines.deletion import Deletion, read_keys
 from pipelines.embedding.store import open_table
 from pipelines.errors import InputError

@@ -18,7 +18,7 @@ LONGEST_FILE = 800
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
 ORDER = """
-errors registry libraries quiet variables lean_tensorflow progress interruption provenance
+errors catalog libraries quiet variables lean_tensorflow progress interruption provenance
 arrow_columns
 settings
 files
@@ -26,7 +26,6 @@ spark
 corpus
 tokens
 lanes
-jvm
 losses
 models
 pretraining
@@ -45,8 +44,8 @@ preparation training_plan training_job evaluation_job
 deletion
 workflow
 ml ml_params notebook
-benchmarks
-outcome command_jobs cli __main__ reference
+compare
+outcome command_jobs cli __main__
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else
@@ -55,16 +54,16 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 # modules that exist for one import it as soon as they are imported themselves.
 TORCH = (
     *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
-    *("*.model_parallel", "*.pipeline", "*.own_part", "*.worker_groups", "*megatron*"),
+    *("*.model_parallel", "*.megatron.*"),
 )
-MESH = ("*.frameworks.mesh*", "*.bert.mesh", "*.steppers.mesh*")
+MESH = ("*.engines.mesh.*",)
 HEAVY = {
     "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps", *MESH),
-    "mesh_tensorflow": ("*.frameworks.mesh_library",),
+    "mesh_tensorflow": ("*.mesh.library",),
     "torch": TORCH,
     "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),
-    "megatron": ("*.steppers.megatron*", "*.frameworks.megatron", "*.bert.megatron"),
-    "bigdl": ("*.orca.*", "*.bigdl.*", "*dllib"),
+    "megatron": ("*.megatron.*",),
+    "bigdl": ("*.orca.*", "*.bigdl.*"),
     "horovod": ("*.horovod.*",),
     "elephas": ("*.elephas.*",),
     "tensorflowonspark": ("*.tensorflowonspark.*",),
@@ -76,7 +75,7 @@ HEAVY = {
     "sentence_transformers": (),
 }
 # What a driver or a notebook imports first, before it knows which engine is asked for.
-FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "reference", "settings", "errors")
+FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "settings", "errors")
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")
@@ -85,7 +84,7 @@ NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
-FOLDERS = ("", "pipelines", "tests", "environment", "jobs", "jobs/dags")
+FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
 
 
 def place(module: str) -> int:
@@ -94,14 +93,8 @@ def place(module: str) -> int:
     return PLACES[parts[1]] if len(parts) > 1 else LEFTMOST
 
 
-def is_registry(name: str) -> bool:
-    """Whether a module is the list of what a package has, which everybody may read."""
-    module = read_modules()[name]
-    return module.path.name == "__init__.py" and "pipelines.registry" in module.imports
-
-
 def python_files() -> Iterator[Path]:
-    for folder in ("pipelines", "tests", "jobs", "environment"):
+    for folder in ("pipelines", "bench", "tests", "jobs", "environment", "tools"):
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
@@ -129,29 +122,25 @@ def test_imports_go_from_right_to_left():
         f"{name} imports {other}"
         for name, module in read_modules().items()
         for other in sorted(module.imports)
-        if other in read_modules() and place(other) > place(name) and not is_registry(other)
+        if other in read_modules() and place(other) > place(name)
     ]
     assert wrong == []
 
 
-def test_a_registry_imports_nothing_of_the_package_but_what_it_is_made_of():
-    imports = {
-        name: {other for other in module.imports if other in read_modules()}
-        for name, module in read_modules().items()
-        if is_registry(name)
-    }
-    assert {name: found for name, found in imports.items() if found != {"pipelines.registry"}} == {}
+def test_the_catalog_imports_nothing_but_errors():
+    imports = read_modules()["pipelines.catalog"].imports & {*read_modules()}
+    assert imports == {"pipelines.errors"}
 
 
-def test_what_registries_name_exists():
-    wrong = [
-        f"{module}:{attribute}"
-        for name, registry in read_modules().items()
-        if is_registry(name)
-        for module, attribute in ENTRY.findall(registry.path.read_text(encoding="utf-8"))
-        if not name_exists(f"{module}.{attribute}")
-    ]
-    assert wrong == []
+def test_what_the_catalog_names_exists():
+    named = ENTRY.findall(read_modules()["pipelines.catalog"].path.read_text(encoding="utf-8"))
+    assert named
+    assert [one for one in named if not name_exists(".".join(one))] == []
+
+
+def test_the_package_knows_no_benchmark():
+    imports = {name: module.imports for name, module in read_modules().items()}
+    assert [name for name, found in imports.items() if "pipelines_bench" in str(found)] == []
 
 
 def test_no_modules_import_one_another():

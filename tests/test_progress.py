@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 from pipelines.cli import main
 from pipelines.errors import printable
-from pipelines.progress import (
-    MessageHandler,
-    WorkProgress,
-    activity,
-    display,
-    job,
-    next_part,
-    say,
-    work,
-)
+from pipelines.progress import MessageHandler, WorkProgress, activity, display, job, next_part, say
+from pipelines.progress import display as work
 from pipelines.progress.display import LINE_SECONDS, line_interval
 
 STAGES = ("starting", "corpus", "training")

@@ -3,18 +3,18 @@
 from typing import get_args
 
 import pytest
+from reference import DOCS, PAGES
 
 from pipelines.corpus.cleaning.paragraphs import PARAGRAPH_RULES, TITLE_LINE
 from pipelines.corpus.cleaning.rules import TEXT_RULES
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.pairs import NO_NEIGHBOUR
-from pipelines.reference import DOCS, PAGES
 from pipelines.settings import CorpusSettings
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_current(name):
-    assert (DOCS / name).read_text() == PAGES[name](), "run `python -m pipelines.reference`"
+    assert (DOCS / name).read_text() == PAGES[name](), "run `python tools/reference.py`"
 
 
 def test_the_page_of_the_corpus_names_every_rule_and_format():

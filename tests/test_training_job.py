@@ -15,9 +15,9 @@ from pipelines.files import storage
 from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.folder import read_encoder
 from pipelines.models.weights import TERMS, load_weights
-from pipelines.runs.best import ask_to_end, is_to_end
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
-from pipelines.runs.evaluations import forget_evaluations, read_evaluations
+from pipelines.runs.job_records import forget_evaluations, read_evaluations
+from pipelines.runs.model_choice import ask_to_end, is_to_end
 from pipelines.runs.opening import open_run_folder
 from pipelines.settings import Config
 from pipelines.settings.encoder import LoraSettings, LsaSettings

@@ -19,11 +19,11 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import LaneReader
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
-from pipelines.runs.evaluations import read_evaluations
+from pipelines.runs.job_records import read_evaluations
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
-from pipelines.training.feed import lane_feed
+from pipelines.training.steppers.base import lane_feed
 from pipelines.training_plan import batch_plan
 
 PAIRS, SCORED, TRIPLETS, ALONE = 500, 240, 160, 300
@@ -281,7 +281,7 @@ def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
 
 
 def test_spark_feeds_the_same_work(trained, tmp_path):
-    from pipelines.engines.tensorflowonspark.feeding import PARTITION, spark_feed
+    from pipelines.engines.tensorflowonspark.nodes import PARTITION, spark_feed
 
     run = run_of(trained, tmp_path / "run", 12)
     task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-
-from pipelines.reference import DOCS
+from reference import DOCS
 
 SOURCE = DOCS.parent / "pipelines"
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")

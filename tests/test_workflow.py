@@ -16,11 +16,11 @@ import pytest
 from corpus_factory import small_config
 
 from pipelines import workflow
+from pipelines.catalog import FORMATS
 from pipelines.cli import main
-from pipelines.corpus.readers import FORMATS
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
-from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.preparation import check_prepared_folder
 from pipelines.settings.load import dump
 
@@ -324,13 +324,25 @@ def test_without_a_command_there_is_help_and_no_error(capsys):
 
 def test_the_version_and_the_benchmarks_are_told(capsys):
     from pipelines import __version__
-    from pipelines.benchmarks import BENCHMARKS
+    from pipelines_bench import BENCHMARKS
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"sentence-pipelines {__version__}\n"
     assert main(["benchmark", "--help"]) == 0
     told = capsys.readouterr().out
     assert [name for name in BENCHMARKS if name not in told] == []
+
+
+def test_a_benchmark_is_refused_where_none_are_installed_and_compare_has_a_new_name(
+    capsys, monkeypatch
+):
+    assert main(["benchmark", "strategies", "--workers", "none"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "`benchmark strategies` is now called `compare`"
+    assert told[-1].startswith("error: --workers: `none` is no list of numbers")
+    monkeypatch.setattr("pipelines.cli.entry_points", lambda **_: ())
+    assert main(["benchmark", "feed"]) == 2
+    assert capsys.readouterr().err.startswith("error: benchmark: the benchmarks are not installed")
 
 
 def spark_submit(*arguments: str | Path) -> subprocess.Popen:

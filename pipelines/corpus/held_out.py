@@ -2,6 +2,12 @@
 
 Whole units (packages, groups) are held out, chosen by their hashes. Of each group one pair is
 asked, because the other texts of a group would be right answers that count as wrong ones.
+
+Documents that held-out queries search besides those of their own pairs.
+
+A query finds its document among a few thousand held-out ones far more often than among all of the
+corpus, so figures of these alone would flatter every model. Users search what is trained on as
+well, so its documents are searched too; of a large corpus a part is drawn, by hash.
 """
 
 from __future__ import annotations
@@ -13,14 +19,41 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.cleaning.text_keys import text_key
+from pipelines.catalog import FORMATS
+from pipelines.corpus.cleaning.rules import text_key
 from pipelines.corpus.pairs import known_keys, text_columns
-from pipelines.corpus.readers import FORMATS
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import read_parquet
+
+_DISTRACTOR_SALT = "distractor"
+_BUCKETS = 1_000_000
+# Pairs may share a document, so more pairs are looked at than documents are wanted. Only a corpus
+# whose documents are in more pairs than this, on average, gives fewer.
+_PAIRS_FOR_ONE = 8
+
+
+def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
+    """The documents of pairs for training, each once: all of them, or so many by their hashes.
+
+    Args:
+        pairs: With `positive`, which is null for single texts.
+        written: How many pairs there are.
+        most: How many documents are wanted at most.
+
+    Returns:
+        ``document_id`` (the hash of the text) and ``text``, which depend on the texts alone.
+    """
+    share = min(1.0, _PAIRS_FOR_ONE * most / max(written, 1))
+    place = F.xxhash64(F.lit(_DISTRACTOR_SALT), "text")
+    texts = pairs.where("positive is not null").select(F.col("positive").alias("text"))
+    some = texts.where(F.pmod(place, F.lit(_BUCKETS)) < F.lit(share * _BUCKETS))
+    # Two texts of one number, which is a hash, would be one document.
+    each = some.groupBy(F.xxhash64("text").alias("document_id")).agg(F.min("text").alias("text"))
+    return each.orderBy(place, "document_id").limit(most)
+
 
 SAME_GROUP = "another pair of its group is held out"
 SAME_QUERY = "its query is held out already"
@@ -33,7 +66,7 @@ LEAK = "a text of it is held out"
 _SIMILAR = 0.8
 # Of a held-out pair, the query and the document.
 _ASKED = ("anchor", "positive")
-_BUCKETS = 1_000_000
+
 _SALT = "held out"
 
 

@@ -2,7 +2,7 @@
 
 Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negatives`,
 `score`, `candidate_scores`, `unit`, `reason`, and `anchor_key` and `positive_key`: what is known
-of the keys of :mod:`pipelines.corpus.cleaning.text_keys`. `group` (no two of it in one granule)
+of the keys of :mod:`pipelines.corpus.cleaning.rules`. `group` (no two of it in one granule)
 and `unit` (held out as a whole) are hashes here. Nothing is filtered before it is counted: what
 is dropped keeps its reason.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.readers.spark_rows import number_in
-from pipelines.corpus.units import text_level, unit_of
+from pipelines.corpus.readers.inputs import number_in
+from pipelines.corpus.texts import text_level, unit_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 
@@ -77,7 +77,7 @@ def known_keys(settings: CorpusSettings) -> list[Column]:
 
 
 def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The rows of :mod:`~pipelines.corpus.units` with their owners as hashes, scores judged.
+    """The rows of :mod:`~pipelines.corpus.texts` with their owners as hashes, scores judged.
 
     Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
     `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`

@@ -41,7 +41,7 @@ def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None
     """Writes `quarantine.parquet`: one row a place that could not be read, sorted.
 
     Args:
-        units: The rows of :mod:`pipelines.corpus.units`.
+        units: The rows of :mod:`pipelines.corpus.texts`.
         folder: Of the corpus.
         empty: Whether everything could be read, which needs no Spark job.
     """
@@ -67,7 +67,7 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
         total: All rows or bytes, those that could not be read among them.
         unread: Those that could not be read.
         measure: `rows` or `bytes`.
-        units: The rows of :mod:`pipelines.corpus.units`, to name the first one.
+        units: The rows of :mod:`pipelines.corpus.texts`, to name the first one.
         most: `corpus.max_quarantined`.
 
     Raises:

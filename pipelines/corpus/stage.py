@@ -16,34 +16,40 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
-from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.dedup import marks as overlaps
-from pipelines.corpus.deleted_keys import DELETED
-from pipelines.corpus.dropped import check_dropped, check_scores_differ
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
-from pipelines.corpus.funnel_lines import (
+from pipelines.corpus.kept_units import below_one_another, cut_inputs, units_folders
+from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
+from pipelines.corpus.readers.csv_parser import Dialect
+from pipelines.corpus.readers.spark_reader import texts_of
+from pipelines.corpus.splitting import (
+    PAIR_COLUMNS,
+    JudgedPairs,
+    check_dropped,
+    check_scores_differ,
+    judge_pairs,
+    write_split,
+)
+from pipelines.corpus.statistics import (
     added_up,
     check_some_left,
+    count_reasons,
+    example_texts,
     is_dropped,
     lines_before_pairs,
     lines_of_pairs,
 )
-from pipelines.corpus.kept_units.cutting import below_one_another, cut_inputs, units_folders
-from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
-from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.csv_dialect import Dialect
-from pipelines.corpus.readers.sources import texts_of
-from pipelines.corpus.splitting import PAIR_COLUMNS, JudgedPairs, judge_pairs, write_split
-from pipelines.corpus.statistics import count_reasons, example_texts
+from pipelines.corpus.unit_rows import DELETED
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
 from pipelines.settings import Config, CorpusSettings, StorageSettings
-from pipelines.settings.sources import by_source
 from pipelines.spark.frames import Scratch, shuffle_partitions
 
 __all__ = ["PAIR_COLUMNS", "CorpusSummary", "prepare_corpus"]
@@ -109,7 +115,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     """
     started = time.monotonic()
     next_part("reading texts")
-    alone = by_source(config)
+    alone = config.by_source()
     for one in alone:
         pair_forms.check_settings(one.corpus)
         check_languages(one.corpus.languages)

@@ -6,10 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.corpus.readers.spark_rows import has_columns
-from pipelines.embedding.executor import Columns, embed_batches
-from pipelines.embedding.options import EmbeddingOptions, embedding_options
-from pipelines.embedding.vectors import SCALE_SUFFIX
+from pipelines.corpus.readers.inputs import has_columns
+from pipelines.embedding.executor import (
+    SCALE_SUFFIX,
+    Columns,
+    EmbeddingOptions,
+    embed_batches,
+    embedding_options,
+)
 from pipelines.errors import InputError
 from pipelines.models.inference.backends import GPU_BACKEND
 from pipelines.spark.capacity import conf_value, task_threads
@@ -40,7 +44,7 @@ def embed_column(
         text_column: Its name; a null gives a null.
         output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
             (float) behind it, where it is quantised.
-        backend: See :class:`~pipelines.embedding.options.EmbeddingOptions`, as for the others.
+        backend: See :class:`~pipelines.embedding.executor.EmbeddingOptions`, as for the others.
         precision: Of the matrix products.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; None: its default.

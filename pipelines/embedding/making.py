@@ -2,29 +2,112 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.embedding.deleted_rows import read_deleted
-from pipelines.embedding.executor import Columns, task_device
-from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.part_files import embed_parts
+from pipelines.embedding.executor import Columns, EmbeddingOptions, task_device
+from pipelines.embedding.part_files import embed_parts, read_deleted
 from pipelines.embedding.parts import RowRange, tasks
 from pipelines.embedding.plan import ATTEMPTS
-from pipelines.embedding.progress import PartsProgress
-from pipelines.embedding.running import run_job
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, RemotePath
 from pipelines.models.inference.backends import choose_precision
+from pipelines.progress import WorkProgress
 from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.session import running_tasks
 from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+SECONDS_BETWEEN = 1.0
+SECONDS_BETWEEN_LISTINGS = 10.0
+"""Of a folder in a store, where each listing is paid for."""
+
+
+class PartsProgress:
+    """Watches the parts of a job appear in a folder; a context manager on the driver.
+
+    Args:
+        folder: Where each part becomes `<name>.parquet`.
+        parts: All of them; those that are there already count as done.
+        name: Of the work.
+    """
+
+    def __init__(
+        self, folder: Location, parts: Sequence[RowRange], name: str = "embedding"
+    ) -> None:
+        self._folder = folder
+        self._rows = {f"{part.name}.parquet": part.rows for part in parts}
+        self._began = time.monotonic()
+        self._first = self._done()
+        total = sum(self._rows.values())
+        line = f"{name} {{done}}/{{total}} rows  {{text}}"
+        self._progress = WorkProgress(name, total, self._first, line)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="embedding-bar", daemon=True)
+
+    def __enter__(self) -> PartsProgress:
+        self._progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._ended.set()
+        self._thread.join(timeout=10 * SECONDS_BETWEEN)
+        self._show()
+        self._progress.__exit__(*error)
+
+    def _done(self) -> int:
+        return sum(self._rows.get(file.name, 0) for file in self._folder.glob("part-*.parquet"))
+
+    def _watch(self) -> None:
+        in_store = isinstance(self._folder, RemotePath)
+        pause = SECONDS_BETWEEN_LISTINGS if in_store else SECONDS_BETWEEN
+        while not self._ended.wait(pause):
+            self._show()
+
+    def _show(self) -> None:
+        done = self._done()
+        if done == self._first:
+            return
+        rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+        self._progress.show(done, f"{rate:.0f} rows/s")
+
+
+Value = TypeVar("Value")
+
+
+def run_job(
+    session: SparkSession,
+    name: str,
+    act: Callable[[], Value],
+    state: Callable[[], object] | None = None,
+    ending: str = "",
+) -> Value:
+    """Has Spark do a job.
+
+    Args:
+        session: Does it.
+        name: What it is.
+        act: Starts it, and returns when it has ended.
+        state: Changes as it makes progress; by default what Spark says of its tasks.
+        ending: Of the line of an error: what has been kept.
+
+    Raises:
+        PipelineError: A task failed as often as Spark tries, or nothing moved any more.
+    """
+    with executor_failures(name, ending):
+        return run_with_timeout(session, name, act, state)
+
 
 KEPT_SO_FAR = "; what is done is kept, and the same command makes the rest"
 
@@ -48,7 +131,7 @@ def make_parts(
         columns: Names.
 
     Raises:
-        PipelineError: See :func:`~pipelines.embedding.running.run_job`, or another job took this
+        PipelineError: See :func:`~pipelines.embedding.making.run_job`, or another job took this
             one for gone.
     """
     if not missing:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.arrow_columns import column_for_spark, schema_for_spark
-from pipelines.embedding import MERGE_FORMATS
+from pipelines.catalog import MERGE_FORMATS
 from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
 from pipelines.errors import InputError
 from pipelines.files import records, storage
@@ -25,7 +25,8 @@ from pipelines.files.locations import Location
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.java import delta_connector, iceberg_connector
+from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -34,7 +35,6 @@ from pipelines.spark.parquet_parts import (
     read_footers,
     read_part,
 )
-from pipelines.spark.releases import delta_connector, iceberg_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

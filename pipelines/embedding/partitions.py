@@ -1,25 +1,305 @@
-"""Columns that a table has in the names of its folders, as in `lang=en/part-0.parquet`."""
+"""Columns that a table has in the names of its folders, as in `lang=en/part-0.parquet`.
+
+Files of text as rows of a table, by the readers of the corpus. Runs on executors.
+
+So a table has the encodings, compressions and quoting that a corpus has. But a row that cannot be
+read ends the job: a table has all rows of its input, in its order.
+"""
 
 from __future__ import annotations
 
 import glob
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from pipelines.arrow_columns import type_for_spark
+from pipelines.corpus.readers.formats import Wanted
 from pipelines.corpus.readers.inputs import find_files, place_of
-from pipelines.embedding.footers import InputFile
-from pipelines.files.locations import Location, RemotePath
+from pipelines.corpus.readers.ranges import FileRange, records_of
+from pipelines.corpus.readers.rows import Record
+from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.errors import InputError
+from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.settings import StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
+
+
+def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[str]:
+    """The rows of the splits of tasks. Runs on an executor; see :func:`rows_as_json`."""
+    return rows_as_json(chain.from_iterable(tasks), wanted=wanted)
+
+
+def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str]:
+    """The rows of splits in their order, each as a JSON object. Runs on an executor.
+
+    Raises:
+        UnreadableError: A file or a row cannot be read.
+    """
+    for file, start, stop in splits:
+        for found in records_of(location(file, wanted.stores), start, stop, wanted):
+            if not isinstance(found, Record):
+                continue
+            if found.quarantined is not None:
+                place = f" at byte {found.offset}" if found.offset else ""
+                raise UnreadableError(f"{file}{place}: {found.quarantined}")
+            (row,) = found.texts
+            assert row is not None, "a row of a table is an object"
+            yield row
+
 
 KEY = "embedding.inputs"
+
+# What Spark takes for the columns of a file, whatever columns it has. Its other keys say in which
+# calendar dates are, and stay.
+_SPARK_COLUMNS = b"org.apache.spark.sql.parquet.row."
+_PANDAS = b"pandas"
+
+
+def open_parquet(path: Location) -> pq.ParquetFile:
+    """Opens a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
+
+    Pages that have a checksum, as those of tables of vectors do, are compared with it.
+    """
+    return pq.ParquetFile(
+        arrow_source(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
+    )
+
+
+def common_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The columns with the types that rows of the file are given; see :func:`in_common_types`.
+
+    Timestamps of 96 bits are moments (`timestamp[us, UTC]`), as they are to Spark, which writes
+    them. Those in ns, which Spark does not read, are in us. Views of strings and bytes, which older
+    readers do not know, are strings and bytes.
+    """
+    leaves = (file.schema.column(number) for number in range(len(file.schema)))
+    fields = [field.with_type(_common_type(field.type, leaves)) for field in file.schema_arrow]
+    return pa.schema(fields, _kept(file.schema_arrow.metadata or {}))
+
+
+def _common_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
+    """The type, all the way down; takes as many columns of the file as it has leaves."""
+    if isinstance(kind, pa.BaseExtensionType):
+        _common_type(kind.storage_type, leaves)
+        return kind
+    rebuilt = next((rebuilt for is_one, rebuilt in _NESTED if is_one(kind)), None)
+    if rebuilt is not None:
+        return rebuilt(kind, lambda field: field.with_type(_common_type(field.type, leaves)))
+    leaf = next(leaves)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return type_for_spark(kind)
+    if not pa.types.is_timestamp(kind):
+        return kind
+    if leaf.physical_type == "INT96":
+        return pa.timestamp("us", "UTC")
+    return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+
+
+_Inside = Callable[[pa.Field], pa.Field]
+_NESTED: tuple[
+    tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, _Inside], pa.DataType]], ...
+] = (
+    (
+        pa.types.is_map,
+        lambda kind, inside: pa.map_(inside(kind.key_field), inside(kind.item_field)),
+    ),
+    (pa.types.is_list, lambda kind, inside: pa.list_(inside(kind.value_field))),
+    (pa.types.is_large_list, lambda kind, inside: pa.large_list(inside(kind.value_field))),
+    (
+        pa.types.is_fixed_size_list,
+        lambda kind, inside: pa.list_(inside(kind.value_field), kind.list_size),
+    ),
+    (pa.types.is_struct, lambda kind, inside: pa.struct([inside(field) for field in kind])),
+)
+"""What tells a nested type, and the same with other types inside."""
+
+
+def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
+    """Rows of a file in the types of its common schema. Runs on an executor.
+
+    Args:
+        schema: Columns of these names, from :func:`common_schema`.
+        path: Of the file, for the message.
+
+    Raises:
+        InputError: A timestamp is no whole number of microseconds.
+    """
+    columns = []
+    for field, column in zip(schema, batch.columns, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid:
+            raise _too_precise(field.name, path) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
+    """Looks in a footer for timestamps that microseconds cannot hold.
+
+    It has the first and the last one of each row group, which tell almost always.
+
+    Raises:
+        InputError: There are some.
+    """
+    for number in range(footer.num_columns):
+        column = footer.schema.column(number)
+        if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
+            continue
+        groups = (footer.row_group(group).column(number) for group in range(footer.num_row_groups))
+        for seen in (group.statistics for group in groups):
+            if (
+                seen is not None
+                and seen.has_min_max
+                and (seen.min_raw % 1000 or seen.max_raw % 1000)
+            ):
+                raise _too_precise(column.path, path)
+
+
+def _too_precise(column: str, path: Location) -> InputError:
+    return InputError(
+        KEY,
+        f"`{column}` of {path} counts nanoseconds, which Spark does not read",
+        "round it to microseconds",
+    )
+
+
+def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Without what would be wrong of a table that has a column more."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if not key.startswith(_SPARK_COLUMNS) and (key != _PANDAS or _names_are_strings(value))
+    }
+
+
+def _names_are_strings(pandas: bytes) -> bool:
+    """Whether pandas takes names of columns as they stand; numbers and tuples are parsed."""
+    levels = json.loads(pandas).get("column_indexes", [])
+    return len(levels) <= 1 and all(level["pandas_type"] == "unicode" for level in levels)
+
+
+THREADS = 32
+"""Files that are opened at a time."""
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """What the footer of an input says.
+
+    Attributes:
+        path: Of the file.
+        rows: How many it has.
+        size: Bytes of its columns as they are stored.
+        types: Of its columns, by name.
+    """
+
+    path: Location
+    rows: int
+    size: int
+    types: dict[str, pa.DataType]
+
+
+PART_ID = b"sentence_pipelines.part"
+"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+LEFT_OUT = b"sentence_pipelines.left_out"
+"""Key of the rows that a part has not, of those that it was made of."""
+
+
+@dataclass(frozen=True)
+class PartFooter:
+    """What the footer of a part of a table says.
+
+    Attributes:
+        rows: How many it has.
+        texts: Of those, rows with a text; 0 where that was not asked.
+        left_out: Rows of the input that it was made without; see
+            :mod:`pipelines.embedding.part_files`.
+    """
+
+    rows: int
+    texts: int
+    left_out: int
+
+    def covers(self, rows: int) -> bool:
+        """Whether it was made of so many rows."""
+        return self.rows + self.left_out == rows
+
+
+def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+    """Calls a function that waits for files on each item; results and errors in their order."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
+        return list(pool.map(function, items))
+
+
+def read_inputs(files: Iterable[Location]) -> list[InputFile]:
+    """The footers of inputs.
+
+    Raises:
+        InputError: A file is no Parquet file, or holds timestamps that microseconds cannot.
+    """
+    return in_threads(read_input, files)
+
+
+def read_input(file: Location) -> InputFile:
+    """The footer of an input; see :func:`read_inputs`."""
+    try:
+        with pq.ParquetFile(arrow_source(file)) as opened:
+            footer, schema = opened.metadata, opened.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            KEY, f"{file} cannot be read ({reason})", "mend it, or name others"
+        ) from None
+    name = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if name is not None:
+        raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
+    check_timestamps(footer, file)
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    size = sum(
+        group.column(place).total_compressed_size
+        for group in groups
+        for place in range(group.num_columns)
+    )
+    return InputFile(
+        file, footer.num_rows, size, dict(zip(schema.names, schema.types, strict=True))
+    )
+
+
+def read_part_footer(file: Location, text_column: str | None = None) -> PartFooter:
+    """The footer of a part.
+
+    Args:
+        file: The part.
+        text_column: Whose nulls are counted, if any.
+
+    Raises:
+        pyarrow.ArrowInvalid: It has none.
+    """
+    footer = pq.read_metadata(arrow_source(file))
+    left_out = int((footer.metadata or {}).get(LEFT_OUT, b"0"))
+    if text_column is None:
+        return PartFooter(footer.num_rows, 0, left_out)
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    place = names.index(text_column)
+    groups = (footer.row_group(number).column(place) for number in range(footer.num_row_groups))
+    nulls = sum(int(group.statistics.null_count) for group in groups)
+    return PartFooter(footer.num_rows, footer.num_rows - nulls, left_out)
+
+
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 _NAMED = re.compile(r"([^=]+)=(.*)")

@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.embedding.footers import InputFile
-from pipelines.embedding.partitions import Constants, with_constants
-from pipelines.embedding.schemas import common_schema, in_common_types, open_parquet
+from pipelines.embedding.partitions import (
+    Constants,
+    InputFile,
+    common_schema,
+    in_common_types,
+    open_parquet,
+    with_constants,
+)
 from pipelines.files.locations import Location
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 
@@ -163,7 +168,7 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """A range of a file's rows, in batches; row groups outside of it are not read.
 
-    Types and metadata are those of :func:`~pipelines.embedding.schemas.common_schema`.
+    Types and metadata are those of :func:`~pipelines.embedding.partitions.common_schema`.
 
     Args:
         path: A Parquet file.

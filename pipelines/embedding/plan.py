@@ -3,31 +3,137 @@
 `_plan.json` says what the vectors follow from, and which rows of which file each part holds. It is
 the first thing in the folder of a table. Names that begin with an underscore are no data to Spark,
 pandas and pyarrow.
+
+Where a table of vectors is, and where the next one is made until it takes its place.
+
+On a file system the next one is made beside the table, in `.<name>.next`, and is renamed. In an
+object store both are versions of the folder (:mod:`pipelines.files.versions`), one of which is the
+current one.
+
+Which table a job works on: one that it goes on with, or a new one, and what that may take over.
+
+A new table is made apart from the one that is there (:mod:`pipelines.embedding.plan`), and takes
+its place when it is whole. So `embedding.output` holds one whole table or the one before, at any
+moment, and a job that was killed goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import in_threads, read_part_footer
-from pipelines.embedding.inputs import input_stamps
-from pipelines.embedding.options import EmbeddingOptions, embedding_options
-from pipelines.embedding.overlap_check import check_no_overlap
-from pipelines.embedding.partitions import constants_from
+from pipelines.embedding.executor import Columns, EmbeddingOptions, embedding_options
+from pipelines.embedding.inputs import check_no_overlap, input_stamps
+from pipelines.embedding.partitions import constants_from, in_threads, read_part_footer
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
-from pipelines.files import records, storage
-from pipelines.files.locations import Location, RemotePath, location
+from pipelines.files import locks, records, storage, versions
+from pipelines.files.locations import Location, RemotePath, is_within, location
+from pipelines.files.ownership import TABLE, Kind, check_ours
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A table that is begun.
+
+    Attributes:
+        aside: Where its first files are written.
+        folder: Where these are when all of them are there, until the table is whole.
+    """
+
+    aside: Location
+    folder: Location
+
+    def final(self, path: Location) -> Location:
+        """Where a file will be that may be one of the first."""
+        if not is_within(path, self.aside):
+            return path
+        return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
+
+
+def next_folder(folder: Path) -> Path:
+    """Where a table is made on a file system before it takes its place."""
+    return folder.parent / f".{folder.name}.next"
+
+
+def begun_folders(folder: Location) -> list[Location]:
+    """Where there may be tables that have not taken their place, or have lost it."""
+    if isinstance(folder, Path):
+        return [next_folder(folder)]
+    return list(versions.begun(folder))
+
+
+def check_places(key: str, folder: Location, kind: Kind) -> None:
+    """Refuses a place that would be replaced, and where a table is begun, if the user's are there.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    check_ours(key, folder, kind, whole=True)
+    if isinstance(folder, Path):
+        check_ours(key, next_folder(folder), kind, whole=True)
+
+
+@contextmanager
+def beginning(folder: Location) -> Iterator[Beginning]:
+    """Yields where a table is to be begun; an error inside leaves what was there before.
+
+    Args:
+        folder: The place that the table is to take; no other job works there.
+    """
+    if isinstance(folder, Path):
+        final = next_folder(folder)
+        with storage.built_folder(final) as aside:
+            yield Beginning(aside, final)
+        return
+    version = versions.begin(folder)
+    try:
+        yield Beginning(version, version)
+    except BaseException:
+        # What cannot be removed now, the next job removes.
+        with suppress(OSError):
+            versions.clear(version)
+        raise
+    versions.remove_begun(folder, but=version)
+
+
+def take_place(made: Location, folder: Location) -> None:
+    """Has a table that is whole take its place."""
+    if isinstance(made, RemotePath):
+        versions.publish(made)
+    else:
+        assert isinstance(folder, Path), "a table is made where it is to be"
+        storage.take_place(made, folder)
+
+
+def discard_begun(folder: Location) -> None:
+    """Removes tables that were begun and are not wanted any more."""
+    if isinstance(folder, RemotePath):
+        versions.remove_begun(folder)
+    elif next_folder(folder).is_dir():
+        # As a whole: half of it would have no mark, and nobody would know whose it is.
+        storage.remove_folder(next_folder(folder))
+
+
+def lock_file(folder: Location) -> Location:
+    """The lock of a table: beside a folder that is replaced as a whole, in one of a store."""
+    if isinstance(folder, RemotePath):
+        return folder / locks.LOCK_FILE
+    real = folder.resolve()
+    return real.parent / f".{real.name}{locks.LOCK_FILE}"
+
 
 PLAN_FILE = "_plan.json"
 MANIFEST_FILE = "_manifest.json"
@@ -268,3 +374,159 @@ def _is_whole(candidate: tuple[RowRange, bool], *, folder: Location) -> bool:
 def part_file(folder: Location, part: RowRange) -> Location:
     """The file of a part."""
     return folder / f"{part.name}.parquet"
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job is to do.
+
+    Attributes:
+        goes_on: The table that is made further, or is whole; None where there is to be a new one.
+        before: Tables that a new one may take vectors from; those that are whole come first.
+        build: Number of a new one.
+    """
+
+    goes_on: Version | None
+    before: tuple[Version, ...]
+    build: int
+
+
+def choose_work(
+    folder: Location,
+    identity: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    stores: StorageSettings = DEFAULT_STORES,
+) -> Work:
+    """What a job is to do in the folder of a table. Nothing is changed.
+
+    An unfinished table of the same goes on, also where a finished one would be overwritten: a job
+    that is started again is to make what is missing.
+
+    Args:
+        folder: Of the table.
+        identity: What it is to follow from, by setting.
+        overwrite: Whether a new one takes the place of any other.
+        stores: How the stores of inputs are reached.
+
+    Raises:
+        InputError: The folder holds other files, or a table that follows from something else, or
+            from inputs that may have changed since, and its rows have no keys.
+    """
+    there = versions.current(folder)
+    check_places(OUTPUT, folder, TABLE)
+    in_place = read_version(there, stores)
+    found = (*_begun(folder, in_place, stores), *([in_place] if in_place is not None else []))
+    build = max((version.plan.build + 1 for version in found), default=0)
+    same = next((version for version in found if _differing(version, identity) is None), None)
+    if same is not None and _goes_on(same, there, identity, overwrite=overwrite):
+        return Work(same, (), build)
+    if overwrite or not found:
+        return Work(None, (), build)
+    if identity[KEY_COLUMN] is not None:
+        return Work(None, tuple(sorted(found, key=lambda version: not version.is_whole)), build)
+    raise _refusal(found[0], folder, identity)
+
+
+def _begun(
+    folder: Location, in_place: Version | None, stores: StorageSettings
+) -> Iterator[Version]:
+    """Tables that are to take the place, the newest first."""
+    read = (read_version(place, stores) for place in begun_folders(folder))
+    known = [version for version in read if version is not None]
+    for version in sorted(known, key=lambda version: -version.plan.build):
+        # One that has lost the place, and that a killed job could not remove, has a lower number.
+        if in_place is None or version.plan.build > in_place.plan.build:
+            yield version
+
+
+def _goes_on(
+    version: Version, folder: Location, identity: Mapping[str, Any], *, overwrite: bool
+) -> bool:
+    if not version.is_whole or version.folder != folder:
+        return True
+    return not overwrite and identity[INPUTS][1] is not None
+
+
+def _differing(version: Version, identity: Mapping[str, Any]) -> str | None:
+    known = version.plan.identity
+    return next((key for key, value in identity.items() if known.get(key) != value), None)
+
+
+def _refusal(version: Version, folder: Location, identity: Mapping[str, Any]) -> InputError:
+    other = _differing(version, identity)
+    if other is None:
+        names = ", ".join(identity[INPUTS][0])
+        problem = f"whether {names} has changed since {folder} was made cannot be known"
+        return InputError(INPUTS, problem, f"set embedding.key_column, or {OVERWRITE}")
+    begun_with = _difference(other, version.plan.identity.get(other), identity[other])
+    return InputError(
+        other,
+        f"{folder} was begun with {begun_with}",
+        "put it back, name another embedding.output, set embedding.key_column to bring it up to "
+        "date, or set embedding.overwrite=true",
+    )
+
+
+def _difference(key: str, known: Any, value: Any) -> str:
+    if key == "embedding.model":
+        return "another model"
+    if key == INPUTS:
+        same = known is not None and known[0] == value[0]
+        return "other content of the same inputs" if same else f"{known and known[0]}"
+    return " and not ".join("unset" if one is None else f"`{one}`" for one in (known, value))
+
+
+def other_vectors(version: Version, identity: Mapping[str, Any]) -> list[str]:
+    """The settings for which the vectors of a table are not those that are wanted.
+
+    Where a backend or a precision is left to be chosen, that of the table does.
+    """
+    plan = version.plan
+    chosen = {"embedding.backend": plan.backend, "embedding.precision": plan.precision}
+    return [
+        key
+        for key in VECTOR_KEYS
+        if plan.identity.get(key) != identity[key]
+        and not (key in chosen and identity[key] in ("auto", chosen[key]))
+    ]
+
+
+def has_same_files(version: Version, identity: Mapping[str, Any]) -> bool:
+    """Whether the files of a table are those that are wanted, where rows and vectors are."""
+    return all(version.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
+
+
+def publish(version: Version, folder: Location) -> None:
+    """Has a table that is whole take its place.
+
+    Args:
+        version: Where it was made.
+        folder: Its place; what is there goes, but for the index of parts that both have. In a store
+            the table of before stays there until the next one, for those who still read it.
+    """
+    if version.folder == versions.current(folder):
+        # An earlier attempt at another one.
+        discard_begun(folder)
+        return
+    if isinstance(folder, Path) and isinstance(version.folder, Path):
+        names = {part_file(folder, part).stem for part in version.plan.parts}
+        _keep_index(folder / INDEX_FOLDER, version.folder / INDEX_FOLDER, names)
+    take_place(version.folder, folder)
+
+
+def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:
+    """The index of parts that stay; what cannot be linked is built again when it is asked for."""
+    kept = frozenset(names)
+    if not there.is_dir() or here.exists():
+        return
+    here.mkdir()
+    for file in there.iterdir():
+        if file.suffix == ".json":
+            shutil.copyfile(file, here / file.name)
+        elif file.stem in kept:
+            with suppress(OSError):
+                (here / file.name).hardlink_to(file)

@@ -3,7 +3,7 @@
 An input file that is as it was keeps its parts, which are linked from the earlier table. Rows of
 other files are compared with those of that table by key (:mod:`pipelines.embedding.keys`), and the
 vectors of equal texts are brought to the parts that want them
-(:mod:`pipelines.embedding.kept_vectors`).
+(:mod:`pipelines.embedding.keys`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
-from pipelines.corpus.readers.spark_rows import has_columns
+from pipelines.corpus.readers.inputs import has_columns
 from pipelines.embedding.column import check_columns
-from pipelines.embedding.comparing import compare_rows
-from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_deleted
-from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import InputFile, in_threads, read_inputs
+from pipelines.embedding.executor import Columns, EmbeddingOptions
 from pipelines.embedding.inputs import parquet_inputs, stage_table
-from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.partitions import Constants, partition_columns, types_of_nulls
+from pipelines.embedding.keys import compare_rows
+from pipelines.embedding.making import run_job
+from pipelines.embedding.part_files import DeletedRows, read_deleted, write_deleted
+from pipelines.embedding.partitions import (
+    Constants,
+    InputFile,
+    in_threads,
+    partition_columns,
+    read_inputs,
+    types_of_nulls,
+)
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
-from pipelines.embedding.places import beginning, begun_folders
 from pipelines.embedding.plan import (
     INPUTS,
     KEPT,
@@ -38,26 +43,25 @@ from pipelines.embedding.plan import (
     Changes,
     Plan,
     Version,
+    Work,
+    beginning,
+    begun_folders,
+    choose_work,
     columns_of,
+    has_same_files,
     identity_of,
     options_of,
+    other_vectors,
     output_folder,
     part_file,
     write_plan,
 )
-from pipelines.embedding.running import run_job
 from pipelines.embedding.store import open_table
-from pipelines.embedding.versions import (
-    Work,
-    choose_work,
-    has_same_files,
-    other_vectors,
-)
 from pipelines.errors import InputError
 from pipelines.files import versions
 from pipelines.files.locations import Location, RemotePath, listed
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 
 if TYPE_CHECKING:

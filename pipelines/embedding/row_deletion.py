@@ -1,7 +1,7 @@
 """Takes rows of given keys out of a table of vectors that is whole.
 
 Parts that hold such rows are written again without them, and others are linked or copied, into a
-table that takes the place of this one; see :mod:`pipelines.embedding.deleted_rows`.
+table that takes the place of this one; see :mod:`pipelines.embedding.part_files`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,26 @@ import pyarrow.parquet as pq
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
-from pipelines.embedding.deleted_rows import DeletedRows, write_deleted
 from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
-from pipelines.embedding.part_files import write_part
+from pipelines.embedding.making import run_job
+from pipelines.embedding.part_files import DeletedRows, write_deleted, write_part
+from pipelines.embedding.partitions import PartFooter, in_threads, read_part_footer
 from pipelines.embedding.parts import RowRange, read_rows
-from pipelines.embedding.places import (
-    beginning,
-    check_places,
-    discard_begun,
-    lock_file,
-    take_place,
-)
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     MANIFEST_FILE,
     OUTPUT,
     Version,
+    beginning,
+    check_places,
+    discard_begun,
+    lock_file,
     output_folder,
     part_file,
     read_version,
+    take_place,
     write_plan,
 )
-from pipelines.embedding.running import run_job
 from pipelines.files import records, storage, versions
 from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source

@@ -18,12 +18,10 @@ import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
 from pipelines.arrow_columns import concatenated, is_list
-from pipelines.embedding.footers import PART_ID, in_threads
+from pipelines.embedding.executor import vectors_of
+from pipelines.embedding.partitions import PART_ID, in_threads, open_parquet
 from pipelines.embedding.parts import read_rows
-from pipelines.embedding.places import begun_folders
-from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
-from pipelines.embedding.schemas import open_parquet
-from pipelines.embedding.vectors import vectors_of
+from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, begun_folders
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import records
@@ -31,7 +29,7 @@ from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.files.versions import current
 from pipelines.settings import StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.parquet_parts import data_files, read_footers
 
 KEY = "embedding.output"

@@ -3,7 +3,7 @@
 The plan of the parts is written first (:mod:`pipelines.embedding.planning`). An executor reads its
 rows, embeds them, and writes the part, which appears as a whole. So a job that died leaves whole
 parts, and the same command makes the others. At the end there is `_manifest.json`, and the table
-takes its place (:mod:`pipelines.embedding.versions`). One job at a time writes into a folder
+takes its place (:mod:`pipelines.embedding.plan`). One job at a time writes into a folder
 (:mod:`pipelines.files.locks`).
 """
 
@@ -17,13 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.embedding.column import backend_for
-from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
+from pipelines.embedding.executor import SCALE_SUFFIX, Columns, EmbeddingOptions
 from pipelines.embedding.making import make_parts, precision_of
 from pipelines.embedding.merge import check_connector, merge_table
-from pipelines.embedding.options import EmbeddingOptions
+from pipelines.embedding.partitions import PartFooter, in_threads, read_part_footer
 from pipelines.embedding.parts import RowRange
-from pipelines.embedding.places import lock_file
 from pipelines.embedding.plan import (
     ATTEMPTS,
     KEPT,
@@ -31,16 +29,19 @@ from pipelines.embedding.plan import (
     MANIFEST_FILE,
     STAGED,
     Version,
+    Work,
+    choose_work,
     columns_of,
     identity_of,
+    lock_file,
     missing_parts,
     options_of,
+    other_vectors,
     output_folder,
     part_file,
+    publish,
 )
 from pipelines.embedding.planning import Asked, new_version
-from pipelines.embedding.vectors import SCALE_SUFFIX
-from pipelines.embedding.versions import Work, choose_work, other_vectors, publish
 from pipelines.errors import PipelineError
 from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
@@ -51,7 +52,7 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.spark.capacity import task_threads
 from pipelines.spark.session import running_tasks
-from pipelines.tokens.prompts import DOCUMENT, read_prompts
+from pipelines.tokens.start import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,23 +19,21 @@ import pyarrow as pa
 
 from pipelines.arrow_columns import as_text
 from pipelines.corpus.cleaning.rules import clean
-from pipelines.embedding.options import embedding_options, model_digest
+from pipelines.embedding.executor import embedding_options, model_digest, vectors_of
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import AGAIN, PreparedFolder, TeacherFolder
-from pipelines.lanes.teacher import TeacherVectors
+from pipelines.lanes.files import TeacherVectors
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
-from pipelines.settings.teacher import START
+from pipelines.settings.preparing import START
 from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
-from pipelines.tokens.prompts import read_prompts, reads_alike
-from pipelines.tokens.start import teacher_folder
+from pipelines.tokens.start import read_prompts, reads_alike, teacher_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +68,7 @@ class Role:
 
     Attributes:
         name: Of their folder.
-        prompt_name: As :meth:`~pipelines.tokens.prompts.Prompts.before` takes it.
+        prompt_name: As :meth:`~pipelines.tokens.start.Prompts.before` takes it.
     """
 
     name: str
@@ -123,7 +121,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
 
     - `examples.parquet/` has a row per example: `id`, and `teacher`, the vectors of its texts in
       the order of the sides, of length 1, as bytes of `teacher.precision`;
-    - `manifest.json` is a :class:`~pipelines.lanes.teacher.TeacherVectors`.
+    - `manifest.json` is a :class:`~pipelines.lanes.files.TeacherVectors`.
 
     Raises:
         InputError: The teacher cannot be used, or a text has no vector in its tables.

@@ -3,33 +3,106 @@
 An engine starts its processes on executors, moves gradients or weights between them, and turns
 its own failures into :class:`~pipelines.errors.EngineError`. The encoder, the loss, the order
 of the batches, the schedule, checkpoints and metrics are not its business: each process calls
-:func:`pipelines.training.worker.run_worker` and passes in the functions that differ.
+:func:`pipelines.training.loop.run_worker` and passes in the functions that differ.
 
 Most engines derive from :class:`pipelines.engines.spark_engine.SparkJobEngine`, which leaves them
 their declarations and the Spark job of their workers.
+
+What engines require of the Spark conf: declared once, then checked, printed and documented.
+
+A rule names a key that the user's conf must not contradict. What spark-submit is given besides
+follows from the configuration, see :mod:`pipelines.engines.overview`.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.engines.conf import ConfRule
-from pipelines.engines.restarts import train_with_restarts
-from pipelines.errors import InputError
+from pipelines.catalog import ENGINES
+from pipelines.errors import EngineUnavailable, InputError, WorkerLostError
 from pipelines.libraries import check_installed
-from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.attempts import begin_attempt
+from pipelines.runs.checkpoint import newest_whole_checkpoint, remove_torn_checkpoints
+from pipelines.runs.job_records import add_restart
+from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
-from pipelines.settings.placement import check_divided
-from pipelines.spark.releases import check_spark
-from pipelines.training.control.encryption import Identity
+from pipelines.settings.checks import check_divided
+from pipelines.spark.java import check_spark
+from pipelines.training.control.authenticated_server import Identity
 from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfRule:
+    """A key of the Spark conf that an engine looks at before it starts.
+
+    Attributes:
+        value: What it must be.
+        why: The reason, as a predicate whose subject is the engine.
+        default: Spark's default.
+        most: For an amount, the largest that is allowed; every smaller whole number is too.
+        unless: A key that, set true, switches the rule off: the user accepts the consequences.
+    """
+
+    key: str
+    value: str
+    why: str
+    default: str = "false"
+    most: int | None = None
+    unless: str | None = None
+
+    def is_kept(self, conf: Mapping[str, str]) -> bool:
+        """Whether a conf follows the rule."""
+        if self.unless is not None and conf.get(self.unless, "false").lower() == "true":
+            return True
+        if self.most is not None:
+            # Compared as text: libraries parse it by `int`, which accepts neither 0.5 nor 1.0.
+            return (conf.get(self.key) or "0") in map(str, range(self.most + 1))
+        return conf.get(self.key, self.default).strip().lower() == self.value
+
+    @property
+    def text(self) -> str:
+        """The rule in a line: the key, what it must be, and why."""
+        amount = "a whole number, at most " if self.most else ""
+        unless = f", or {self.unless} true" if self.unless else ""
+        return f"{self.key} {amount}{self.value}{unless}: it {self.why}"
+
+    @property
+    def remedy(self) -> str:
+        """What the user should set."""
+        return f"set {self.value}" + (f", or {self.unless} true" if self.unless else "")
+
+
+NO_SPECULATION = ConfRule(key="spark.speculation", value="false", why="cannot run a worker twice")
+NO_DYNAMIC_ALLOCATION = ConfRule(
+    key="spark.dynamicAllocation.enabled", value="false", why="starts all workers at once"
+)
+LASTING_WORKERS = (NO_SPECULATION, NO_DYNAMIC_ALLOCATION)
+"""For engines whose workers all live as long as the run."""
+GPU_AMOUNT = "spark.task.resource.gpu.amount"
+
+
+def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
+    """Refuses a Spark conf with which an engine cannot run.
+
+    Raises:
+        EngineUnavailable: Naming the first key that contradicts a rule.
+    """
+    for rule in rules:
+        if not rule.is_kept(conf):
+            raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
+
 
 # Settings under `training` that few engines know; the others refuse them.
 OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
@@ -262,3 +335,175 @@ def monitor_for(
         identity=identity,
         placement=training.placement,
     )
+
+
+logger = logging.getLogger(__name__)
+
+RETURN_SECONDS = 20.0
+"""How long a restart waits for all workers of before: Spark replaces an executor that has died."""
+# Spark offers the slots of a host that fell silent for `spark.network.timeout`, two minutes.
+RECOVERY_SECONDS = 180.0
+
+
+def train_with_restarts(
+    engine: Engine, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+) -> TrainingOutcome:
+    """Trains, and goes on after workers are lost, at most ``training.restarts`` times.
+
+    Raises:
+        EngineError: The run failed; no process of it is left.
+    """
+    step_metrics = StepMetrics(run, engine.workers(run.config), on_metrics)
+    recovery = Recovery(engine, session, run, step_metrics)
+    part = run
+    while part.first_step < part.last_step:
+        try:
+            return engine.attempt(session, part, step_metrics)
+        except WorkerLostError as lost:
+            part = recovery.rest(lost)
+    return step_metrics.outcome()
+
+
+class Recovery:
+    """Decides what follows when workers are lost.
+
+    Args:
+        engine: Which trains.
+        session: Where it trains.
+        run: The whole run.
+        step_metrics: Of the whole run.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: SparkSession | None,
+        run: TrainingRun,
+        step_metrics: StepMetrics,
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._run = run
+        self._step_metrics = step_metrics
+        self._left = run.config.training.restarts
+        self._until = -math.inf
+
+    def rest(self, lost: WorkerLostError) -> TrainingRun:
+        """What is left of a run, for workers that the cluster has room for.
+
+        The first start is not tried again: a cluster that never had all workers ready is too
+        small. Later ones are, for a time: Spark may not know yet which executors are gone.
+
+        Args:
+            lost: How the part before ended; no worker of it is left.
+
+        Raises:
+            WorkerLostError: No restart is left, or no worker, or the time for a start is over.
+            PipelineError: Another job has taken the run over.
+        """
+        if lost.began:
+            if self._left == 0:
+                raise lost
+            self._left -= 1
+            self._until = time.monotonic() + RECOVERY_SECONDS
+        elif time.monotonic() > self._until:
+            raise lost
+        # As text: with the error, whoever keeps the log would keep all that the attempt held.
+        logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
+        made = self._step_metrics.next_step
+        rest = rest_of(self._run, made, self._workers_there())
+        if rest is None:
+            raise lost
+        remove_torn_checkpoints(self._run.run_folder)
+        # Workers that were given up may be cut off from the driver alone, and go on for a while.
+        attempt = begin_attempt(self._run.run_folder, rest.first_step)
+        self._note(rest, made, lost)
+        return replace(rest, attempt=attempt)
+
+    def _workers_there(self) -> int:
+        """Workers that there is room for now; waits where there is none for any."""
+        config = self._run.config
+        wanted = self._engine.workers(config)
+        fewest = config.training.placement.per_replica
+        least = fewest if self._engine.with_any_workers(config) else wanted
+        there = self._engine.room(self._session, config, wanted, RETURN_SECONDS)
+        if there < least:
+            seconds = config.spark.wait_seconds
+            there = self._engine.room(self._session, config, least, seconds)
+        return there if there >= least else 0
+
+    def _note(self, rest: TrainingRun, made: int, lost: WorkerLostError) -> None:
+        workers = self._engine.workers(rest.config)
+        restart = Restart(
+            step=rest.first_step,
+            workers=workers,
+            made=made,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            engine=lost.engine,
+            cause=lost.cause,
+            rank=lost.rank,
+            host=lost.host,
+            lane=lost.lane,
+        )
+        add_restart(self._run.run_folder, restart)
+        self._step_metrics.go_back(restart)
+        logger.warning(
+            "the run goes on from step %s of %s that were made; workers: %s, restarts left: %s "
+            "(training.restarts)",
+            rest.first_step,
+            made,
+            workers,
+            self._left,
+        )
+
+
+def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
+    """What is left of a run that has lost workers.
+
+    Args:
+        run: The whole run.
+        made: The driver has the metrics of all steps before this one.
+        most: The largest number of workers that there is room for.
+
+    Returns:
+        It goes on from the newest checkpoint with as many workers as it had, or with the most
+        that share a step evenly; None if there are none, or there is no such checkpoint.
+    """
+    training = run.config.training
+    of_replica = training.placement.per_replica
+    workers = range(of_replica, min(most, training.processes) + 1, of_replica)
+    even = [
+        count
+        for count in workers
+        if run.takes_turns or training.granules_per_step % (count // of_replica) == 0
+    ]
+    if not even:
+        return None
+    first_step = newest_whole_checkpoint(run.run_folder, latest=made)
+    if first_step is None:
+        return None
+    if even[-1] == training.processes:
+        return replace(run, first_step=first_step)
+    # Each of fewer workers takes longer for its part of a step.
+    stall_seconds = math.ceil(training.stall_seconds * training.processes / even[-1])
+    training = training.model_copy(update={"workers": even[-1], "stall_seconds": stall_seconds})
+    config = run.config.model_copy(update={"training": training})
+    return replace(run, config=config, first_step=first_step)
+
+
+def load_engine(name: str) -> Engine:
+    """The engine of a name; imports its module.
+
+    Raises:
+        InputError: There is no such engine.
+        EngineUnavailable: Its library is not installed.
+    """
+    try:
+        engine_class: type[Engine] = ENGINES.load(name)
+    except ImportError as error:
+        raise EngineUnavailable(
+            "training.engine",
+            f"engine {name} cannot be loaded ({error})",
+            f'pip install "sentence-pipelines[{name}]" on the driver and every executor',
+        ) from error
+    return engine_class()

@@ -10,7 +10,6 @@ from pipelines.engines.base import Mode
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
 from pipelines.errors import InputError
 from pipelines.losses.loss import spans_steps
-from pipelines.settings.sources import by_source
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
@@ -43,7 +42,7 @@ class DeepSpeedEngine(DistributorEngine):
     @override
     def check_settings(self, config: Config) -> None:
         super().check_settings(config)
-        spans = any(spans_steps(one.objective) for one in by_source(config))
+        spans = any(spans_steps(one.objective) for one in config.by_source())
         if config.training.pipeline_parallel > 1 and spans:
             raise InputError(
                 "objective.negatives",

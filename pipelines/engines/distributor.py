@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
-from pipelines.engines.processes import run_in_child
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.room import ranks_of
+from pipelines.spark.jobs import ranks_of
 from pipelines.training.control.reporter import report_lost
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         """Runs a stepper in every worker. Runs on the driver.
 
         Args:
-            train_object: A name of ``pipelines.training.steppers.STEPPERS``.
+            train_object: A name of ``pipelines.catalog.STEPPERS``.
             args: Its only argument, the task of rank 0.
             kwargs: None are known.
         """
@@ -89,8 +89,7 @@ def _run_agent(parameters: dict[str, Any], stepper: str, task: WorkerTask) -> No
     """
     from pyspark import BarrierTaskContext
 
-    from pipelines.engines.torchrun import run_torchrun
-    from pipelines.engines.torchrun_store import announce, open_listener
+    from pipelines.engines.torchrun import announce, open_listener, run_torchrun
 
     own = _own_task(task)
     listener = open_listener(own)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
+from pipelines.catalog import STEPPERS
+from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import InputError
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
@@ -50,7 +50,7 @@ class DistributorEngine(SparkJobEngine):
 
     Attributes:
         steppers: By ``training.sharding``, who computes: a name of
-            ``pipelines.training.steppers.STEPPERS``.
+            ``pipelines.catalog.STEPPERS``.
         divided_steppers: The same where workers hold the encoder together, by the setting that
             divides it (`pipeline_parallel` if both do) and the sharding.
     """
@@ -87,7 +87,7 @@ class DistributorEngine(SparkJobEngine):
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
         return (
-            "pipelines.engines.torchrun",
+            "pipelines.engines.distributor",
             *self.stepper_preloads(config),
             # Of Spark's worker, and of the library's task.
             "pyspark.sql.pandas.serializers",

@@ -23,7 +23,7 @@ from pipelines.libraries import check_installed
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.training.control.blame import GRACE_SECONDS
+from pipelines.training.control.monitor import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ class LocalEngine(Engine):
 
 def main() -> None:
     """The child process: reads its task from standard input, which its parent wrote."""
-    from pipelines.training.worker import run_worker
+    from pipelines.training.loop import run_worker
 
     task: WorkerTask = pickle.load(sys.stdin.buffer)
     sys.exit(0 if run_worker(task) else 1)

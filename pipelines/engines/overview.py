@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.engines.base import Engine
-from pipelines.engines.conf import ConfRule
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import ConfRule, Engine, load_engine
 from pipelines.settings import Config
+from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
 
 
 def engines_overview(names: Iterable[str]) -> Table:
@@ -47,3 +47,49 @@ def all_rules(engine: Engine) -> tuple[ConfRule, ...]:
 def _plain(text: str) -> Text:
     """Markdown of a sentence as a terminal shows it."""
     return Text(re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text).replace("`", ""))
+
+
+_BACKSLASH = "\\"
+
+
+def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
+    """What spark-submit is to be given for a run; empty for an engine that needs no Spark.
+
+    What the configuration itself sets of Spark's conf wins.
+    """
+    if not engine.needs_spark:
+        return {}
+    threads, executors = config.training.threads, engine.executors(config)
+    conf = {
+        # Spark's own pattern hides fewer secrets in its pages and its event log.
+        SPARK_REDACTION: SPARK_PATTERN,
+        # YARN and Kubernetes count executors, a standalone cluster their cores.
+        "spark.executor.instances": str(executors),
+        "spark.cores.max": str(executors * threads),
+        "spark.executor.cores": str(threads),
+        # So that an executor runs one task at a time, which all its cores are for.
+        "spark.task.cpus": str(threads),
+    }
+    # Amounts, and rules that the user may switch off, depend on the cluster.
+    strict = (rule for rule in engine.conf_rules(config) if rule.most is None and not rule.unless)
+    conf |= {rule.key: rule.value for rule in strict}
+    conf |= engine.extra_submit_conf(config)
+    return conf | {
+        key: value for key, value in config.stage_conf("train").items() if key != "spark.master"
+    }
+
+
+def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
+    """A Spark conf, ready to paste.
+
+    Args:
+        conf: By whole key.
+        as_file: For ``spark-defaults.conf``; otherwise as arguments of spark-submit.
+    """
+    width = max(map(len, conf), default=0)
+    for key, value in conf.items():
+        if as_file:
+            # Java reads it as a file of properties, where a backslash begins an escape.
+            yield f"{key.ljust(width)}  {value.replace(_BACKSLASH, _BACKSLASH * 2)}"
+        else:
+            yield f"--conf {shlex.quote(f'{key}={value}')} \\"

@@ -5,34 +5,83 @@ Everything here runs on the driver.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
+import signal
+import socket
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Engine, monitor_for
-from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
+from pipelines.catalog import STEPPERS
+from pipelines.engines.base import NO_DYNAMIC_ALLOCATION, Engine, check_conf, monitor_for
 from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.decommission import LeavingExecutors
-from pipelines.spark.jobs import SparkJob, dedicated_python_workers, driver_addresses
-from pipelines.spark.lost_executors import reasons_of_losses
-from pipelines.spark.network import encrypting_key
-from pipelines.spark.room import await_slots, ranks_of
+from pipelines.spark.errors import LeavingExecutors, reasons_of_losses
+from pipelines.spark.jobs import (
+    SparkJob,
+    await_slots,
+    dedicated_python_workers,
+    driver_addresses,
+    ranks_of,
+)
+from pipelines.spark.shell import encrypting_key
 from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
-from pipelines.training.control.encryption import Identity, make_identity
-from pipelines.training.steppers import STEPPERS
+from pipelines.training.control.authenticated_server import Identity, make_identity
+from pipelines.training.control.reporter import ABORTED, report_lost
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+
+PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
+
+
+def end_with_parent() -> None:
+    """Ends this process with its parent, even where it is stopped and takes no other signal."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_in_child(
+    task: WorkerTask,
+    work: Callable[[WorkerTask], object],
+    listener: socket.socket | None = None,
+) -> None:
+    """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
+
+    Errors are reported to the monitor and not raised: Spark would start a failed task again.
+
+    Args:
+        work: What the child does with it.
+        listener: Is the child's alone: when it has died, nothing listens there.
+    """
+    # fork, since a Python worker of Spark has no main module that a new interpreter could
+    # load; this one computes nothing.
+    child = multiprocessing.get_context("fork").Process(target=_work, args=(work, task))
+    child.start()
+    if listener is not None:
+        listener.close()
+    # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
+    child.join()
+    if child.exitcode not in (0, ABORTED):
+        # Counts only if the child did not report its own error.
+        with suppress(OSError):
+            report_lost(task, f"the worker's process died (exit code {child.exitcode})")
+
+
+def _work(work: Callable[[WorkerTask], object], task: WorkerTask) -> None:
+    end_with_parent()
+    work(task)
+
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +156,7 @@ class SparkEngine(Engine):
     def preloads(self, config: Config) -> tuple[str, ...]:
         framework = config.training.framework
         stepper = (STEPPERS.module(framework),) if framework in STEPPERS else ()
-        return ("pipelines.training.worker", *stepper)
+        return ("pipelines.training.loop", *stepper)
 
     @override
     def train(

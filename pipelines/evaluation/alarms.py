@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.evaluation.embedder import unit_length
-from pipelines.evaluation.observations import Observed
+from pipelines.evaluation.intervals import Observed
 from pipelines.evaluation.pairs import Compared
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.sets import Role
 from pipelines.files import records
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.losses import LOSSES
-from pipelines.runs.choice import WHOLE
-from pipelines.runs.run_metrics import update_run_metrics
+from pipelines.runs.model_choice import WHOLE
+from pipelines.runs.step_metrics import update_run_metrics
 from pipelines.settings.promotion import Doubt as Name
 
 LEAST_CHANGE = 1e-6

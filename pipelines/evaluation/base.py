@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.settings import Config
 from pipelines.settings.evaluation import RANKED_METRIC
@@ -22,8 +22,7 @@ from pipelines.settings.evaluation import RANKED_METRIC
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.evaluation.intervals import Interval
-    from pipelines.evaluation.observations import Observations, Observed
+    from pipelines.evaluation.intervals import Interval, Observations, Observed
 
 BATCH_ROWS = 1024
 """Rows of a snapshot that are read at a time."""
@@ -225,6 +224,7 @@ def figure_named(name: str) -> Figure:
     A run folder may hold figures that no evaluation of this release gives; of those more is taken
     for better.
     """
+    evaluation: Evaluation
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):
         for figure in evaluation.figures:
             if figure.name == name:

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from pipelines.corpus.readers.finding import Links
+from pipelines.corpus.readers.streams import Links
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Nested, Tables
-from pipelines.evaluation.observations import GROUP
+from pipelines.evaluation.intervals import GROUP
 from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.retrieval import (
     FIGURES,
@@ -28,13 +28,11 @@ from pipelines.evaluation.retrieval import (
     measure_snapshot,
     measure_snapshot_nested,
 )
-from pipelines.files.compression import is_compressed
-from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.files.locations import Location, RemotePath, is_compressed, listed, location
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings, Missing
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
-from pipelines.spark.frames import read_path
-from pipelines.spark.json_rows import frame_from_json
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
+from pipelines.spark.frames import frame_from_json, read_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

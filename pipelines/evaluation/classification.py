@@ -13,8 +13,8 @@ import numpy as np
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Figure
-from pipelines.evaluation.metrics import best_accuracy, best_f1
 from pipelines.evaluation.pairs import PairFiles, pair_evaluation, read_pairs
+from pipelines.evaluation.rankings import best_accuracy, best_f1
 from pipelines.libraries import check_installed
 
 if TYPE_CHECKING:

@@ -22,25 +22,57 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import PipelineError
-from pipelines.evaluation.measure_checkpoint import STATE
-from pipelines.evaluation.snapshot import Snapshot, write_snapshots
+from pipelines.evaluation.measure_checkpoint import STATE, Snapshot, write_snapshots
+from pipelines.evaluation.sets import metric_named
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.attempts import SupersededError
-from pipelines.runs.best import (
+from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps, newest_whole_checkpoint
+from pipelines.runs.job_records import add_evaluations, forget_evaluations, read_evaluations
+from pipelines.runs.model_choice import (
     Metric,
     ask_to_end,
     compared_steps,
+    go_on_to_the_end,
     is_to_end,
     keep_if_best,
     measured_since,
     read_best,
 )
-from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps, newest_whole_checkpoint
-from pipelines.runs.evaluations import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.runs.run import TrainingRun
+from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
+
+
+def choosing_metric(config: Config) -> Metric | None:
+    """By which the best checkpoint is kept, if it is to be.
+
+    Raises:
+        InputError: It is not measured.
+    """
+    asked = config.training.keep_best
+    return metric_named(config, "training.keep_best", asked) if asked else None
+
+
+def has_ended_early(config: Config, run_folder: Location) -> bool:
+    """Whether a run has ended early, and does so by the settings of now; it goes on otherwise."""
+    if not is_to_end(run_folder):
+        return False
+    metric, patience = choosing_metric(config), config.training.patience
+    best = None if metric is None else read_best(run_folder, str(metric))
+    if metric is not None and best is not None and patience is not None:
+        since = measured_since(read_evaluations(run_folder), metric, best)
+        if since >= patience:
+            logger.info(
+                "the run has ended early, since %d evaluations brought no gain; raise"
+                " training.patience to have it go on",
+                since,
+            )
+            return True
+    go_on_to_the_end(run_folder)
+    return False
+
 
 POLL_SECONDS = 1.0
 MEASURE_SECONDS = 1800.0

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Tables
-from pipelines.evaluation.observations import GROUP
+from pipelines.evaluation.intervals import GROUP
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config

@@ -275,7 +275,7 @@ def _seen(
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    from pipelines.corpus.cleaning.text_keys import text_key
+    from pipelines.corpus.cleaning.rules import text_key
     from pipelines.corpus.dedup.marks import MOST_BROADCAST, comparable, exclude_threshold
     from pipelines.corpus.dedup.near_duplicates import near_match_pairs
     from pipelines.spark.frames import read_parquet

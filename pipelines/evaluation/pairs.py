@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
-from pipelines.evaluation.intervals import pair_intervals
-from pipelines.evaluation.observations import Observations
+from pipelines.evaluation.intervals import Observations, pair_intervals
 from pipelines.settings import Config, CorpusSettings
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,9 +155,8 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    from pipelines.corpus.readers.inputs import COLUMNS, find_files
-    from pipelines.corpus.readers.sources import damage_named
-    from pipelines.corpus.readers.spark_rows import number_in
+    from pipelines.corpus.readers.inputs import COLUMNS, find_files, number_in
+    from pipelines.corpus.readers.spark_reader import damage_named
 
     rows = _read(session, file, kind)
     follow = kind.follow_links
@@ -180,9 +178,8 @@ def check_file(file: str, kind: PairFiles) -> None:
     Raises:
         InputError: It is not there, cannot be read, or lacks a column.
     """
-    from pipelines.corpus.readers.inputs import find_files
-    from pipelines.corpus.readers.sources import columns_in
-    from pipelines.corpus.readers.spark_rows import has_columns
+    from pipelines.corpus.readers.inputs import find_files, has_columns
+    from pipelines.corpus.readers.spark_reader import columns_in
 
     follow = kind.follow_links
     for path in find_files([file], "columns", kind.key, kind.stores, follow_links=follow):
@@ -238,7 +235,7 @@ def cosine_batches(load: EmbedderLoader, *kept: str) -> Batches:
 
 def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """The raw rows, as the corpus reads them; its errors under the names of these settings."""
-    from pipelines.corpus.readers.sources import read_rows
+    from pipelines.corpus.readers.spark_reader import read_rows
 
     form = _FORMATS.get(_stem_and_suffix(file)[1])
     if form is None:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pipelines import __version__
+from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError
-from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Form, Tables, form_name
-from pipelines.evaluation.held_out import set_name
-from pipelines.evaluation.intervals import CONFIDENCE, Interval
-from pipelines.runs.best import Metric
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.held_out import held_out_sets, set_name
+from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
+from pipelines.files.locations import Location
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
+from pipelines.runs.model_choice import Metric
 from pipelines.settings import Config
-from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.evaluation.observations import Observations
+    from pipelines.evaluation.intervals import Observations
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
 def names_in_forms(one: NamedSet, config: Config) -> list[str]:
     """What a set is called, and what in each other form in which it is measured on, too."""
     is_nested = one.evaluation.nested is not None
-    widths = (WHOLE, *(trained_widths(config) if is_nested else ()))
+    widths = (WHOLE, *(config.trained_widths() if is_nested else ()))
     hybrids = (False, True) if is_nested and config.evaluation.hybrid else (False,)
     return [form_name(one.name, Form(width, hybrid)) for width in widths for hybrid in hybrids]
 
@@ -223,7 +229,7 @@ def check_tables(session: SparkSession, config: Config) -> None:
 
 
 def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
-    """A digest of each set that :func:`pipelines.evaluation.stage.evaluate` measures on.
+    """A digest of each set that :func:`pipelines.evaluation.sets.evaluate` measures on.
 
     It follows from the rows in any order, and from the release of this package, which decides how
     they are measured: two models measured under one digest may be compared.
@@ -258,3 +264,57 @@ def _row_sum(table: DataFrame) -> Sequence[str]:
     hashes = F.xxhash64(*table.columns).cast("decimal(20,0)")
     found = table.agg(F.count("*"), F.sum(hashes)).collect()[0]
     return [str(value) for value in found]
+
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    session: SparkSession,
+    config: Config,
+    model_folder: Location | str,
+    on_observed: Callable[[str, Observed], None] = lambda name, found: None,
+) -> dict[str, dict[str, float]]:
+    """Measures a model on the held-out pairs and on the files and folders that are named.
+
+    Args:
+        config: ``evaluation`` says what is measured; the held-out pairs are those of
+            ``<prepared.folder>/corpus/evaluation``, where there are any.
+        model_folder: The model, where every executor can read it.
+        on_observed: Called with the name of a set and what was observed of the model on it, by the
+            evaluations whose figures are of single items.
+
+    Returns:
+        By the names of the sets the figures of their evaluations; at each of
+        ``objective.dimensions``, of all sources' objectives, too where an evaluation measures at
+        several widths; each fused with BM25 too with ``evaluation.hybrid``.
+
+    Raises:
+        InputError: What is asked for cannot be read.
+    """
+    load = embedder_loader(session, model_folder)
+    if config.evaluation.retrieval and not held_out_sets(config):
+        place = PreparedFolder.of(config).corpus.queries.parent
+        logger.info("no retrieval evaluation: there are no held-out pairs in %s", place)
+    read = table_reader(session, config)
+    figures: dict[str, dict[str, float]] = {}
+    for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
+        next_part(evaluation.part)
+        # All of an evaluation are checked before the first is worked on.
+        tables = {one.name: read(one) for one in sets}
+        for name, of_set in tables.items():
+
+            def observed(form: Form, found: Observed, name: str = name) -> None:
+                on_observed(form_name(name, form), found)
+
+            widths, hybrid = config.trained_widths(), config.evaluation.hybrid
+            by_form = evaluation.measure_at(
+                of_set,
+                load,
+                observed,
+                widths,
+                hybrid=hybrid,
+                metrics=config.evaluation.retrieval_metrics,
+            )
+            figures |= {form_name(name, form): one for form, one in by_form.items()}
+    return figures

@@ -13,8 +13,8 @@ import numpy as np
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Figure
-from pipelines.evaluation.metrics import pearson, spearman
 from pipelines.evaluation.pairs import PairFiles, pair_evaluation, read_pairs
+from pipelines.evaluation.rankings import pearson, spearman
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -141,14 +141,13 @@ class BlockCache:
             os.close(claim.descriptor)
 
     def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
-        """Writes a block; whether it was, which it is not if it is larger than the bound.
+        """Writes a block; whether it was, which it is not if there is no room for it.
 
         Raises:
             OSError: It cannot be written.
         """
-        if len(content) > self.most_bytes:
+        if len(content) > self.most_bytes or not self._reserve(claim, len(content)):
             return False
-        self._reserve(claim, len(content))
         try:
             _write(claim.descriptor, content)
         except OSError as error:
@@ -161,16 +160,23 @@ class BlockCache:
         claim.part.rename(path)
         return True
 
-    def _reserve(self, claim: _Claim, size: int) -> None:
-        """Counts a block that is about to be written; others go, if it were too much."""
+    def _reserve(self, claim: _Claim, size: int) -> bool:
+        """Counts a block that is about to be written; others go, if it were too much.
+
+        Returns:
+            Whether there is room: what others write at this moment cannot go.
+        """
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
                 share = int(self.most_bytes * _KEPT_SHARE)
                 before = self._remove_oldest(min(share, self.most_bytes - size))
-            _write_count(count, before + size)
-            # Whoever counts the files finds it in its full length, before it is written.
-            os.truncate(claim.descriptor, size)
+            fits = before + size <= self.most_bytes
+            _write_count(count, before + size * fits)
+            if fits:
+                # Whoever counts the files finds it in its full length, before it is written.
+                os.truncate(claim.descriptor, size)
+            return fits
 
     @contextmanager
     def _count_locked(self) -> Iterator[int]:

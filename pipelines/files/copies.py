@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import Location, RemotePath
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 UNUSED_SECONDS = 3600.0
 _WRITTEN_BY_OTHERS = 0o022

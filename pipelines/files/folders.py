@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import fencing, locks, storage, versions
+from pipelines.files import locks, storage, versions
+from pipelines.files import owners as fencing
 from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.ownership import PROBE
 from pipelines.files.stores import first_line

@@ -13,15 +13,78 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, TYPE_CHECKING, TypeAlias
 
-from pipelines.files.range_reader import RangeReader
 from pipelines.files.stores import Store
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
+
+
+class RangeReader(io.RawIOBase):
+    """A file in a store, of which each read is one request, made again when it is lost.
+
+    Args:
+        store: Has the file.
+        path: In the store's file system.
+        name: For messages.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+
+    def __init__(self, store: Store, path: str, name: str) -> None:
+        super().__init__()
+        self._store = store
+        self._name = name
+        self._place = 0
+        self._file = store.retried(
+            f"opening {name}", lambda: store.open().files.open_input_file(path)
+        )
+
+    @cached_property
+    def _size(self) -> int:
+        return int(self._file.size())
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The next byte that is read."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves to another byte; nothing is read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(base + offset, 0)
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Reads some bytes, fewer at the end of the file."""
+        wanted = max(min(len(buffer), self._size - self._place), 0)
+        if not wanted:
+            return 0
+        found = self._store.retried(
+            f"reading {self._name}", lambda: self._file.read_at(wanted, self._place)
+        )
+        buffer[: len(found)] = found
+        self._place += len(found)
+        return len(found)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if not self.closed:
+            self._file.close()
+        super().close()
+
 
 ADDRESS = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.DOTALL | re.IGNORECASE
@@ -322,7 +385,7 @@ def location(given: str | Location, options: StorageSettings | None = None) -> L
     """The place that a setting names: an address of a store, or a path.
 
     Args:
-        given: As :data:`pipelines.settings.paths.StoredPath` has checked it.
+        given: As :data:`pipelines.settings.base.StoredPath` has checked it.
         options: How stores are reached.
     """
     if not isinstance(given, str):
@@ -381,3 +444,17 @@ def _with_folders(
 def _status(info: FileInfo) -> Status:
     changed = info.mtime_ns or 0
     return Status(info.size or 0, changed / 1e9, changed)
+
+
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+"""What names of compressed files end with; :mod:`pipelines.corpus.readers.streams` reads them."""
+
+
+def is_compressed(file: Location) -> bool:
+    """Whether the name ends with the suffix of a compression."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def plain_suffix(file: Location) -> str:
+    """The suffix under that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
+    return PurePath(file.stem if is_compressed(file) else file.name).suffix.lower()

@@ -5,7 +5,7 @@ same machine and namespace is looked up among the processes; one from elsewhere 
 its file changes, and its lock is taken over when the file has not changed for some minutes. The
 place only has to create a file exclusively and change it as a whole, which shared folders of all
 kinds and most object stores can, unlike the locks of a kernel; see
-:mod:`pipelines.files.lock_files`.
+:mod:`pipelines.files.locks`.
 
 The package ``filelock`` does not do: it uses kernel locks, which shared file systems have not or
 keep to one machine, or a bare file without an owner, which stays when a job is killed.
@@ -13,25 +13,35 @@ keep to one machine, or a bare file without an owner, which stays when a job is 
 A lock may be shared: each holder that shares it has a file of its own beside that of the lock. A
 process makes its own file first and then looks for those of others, so that of two that exclude
 one another at most one gets the lock.
+
+What a lock needs of a place: a file that one process alone makes, and that changes as a whole.
+
+File systems create exclusively and rename. Object stores have conditional writes, by which
+:mod:`pipelines.files.conditional` makes, changes and removes a file only as long as it is what it
+was when it was read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 from pipelines.errors import PipelineError
+from pipelines.files import conditional, storage
 from pipelines.files.conditional import (
     NoConditionalWritesError,
     can_condition,
@@ -41,8 +51,162 @@ from pipelines.files.conditional import (
 )
 from pipelines.files.conditional import replace as conditional_replace
 from pipelines.files.locations import Location, RemotePath
-from pipelines.files.lock_files import GONE, SHARED, files_for
 from pipelines.files.owners import Owner
+
+SHARED = re.compile(r".*\.[0-9a-f]{32}")
+"""The names of the files of those who share a lock."""
+GONE = re.compile(r"\..*\.[0-9a-f]{8}\.gone")
+"""The names of files that are being removed."""
+IsSame = Callable[[bytes, bytes], bool]
+P = TypeVar("P", Path, RemotePath)
+
+
+class LockFiles(Protocol[P]):
+    """The file operations of locks in one kind of place.
+
+    Attributes:
+        beat_seconds: After which a holder changes its file.
+        poll_seconds: After which others look at it again.
+    """
+
+    beat_seconds: float
+    poll_seconds: float
+
+    def make(self, path: P, content: bytes) -> bool:
+        """Makes a file unless there is one."""
+
+    def content(self, path: P) -> bytes | None:
+        """The content of a file; None where there is none."""
+
+    def change(self, path: P, content: bytes) -> None:
+        """Replaces the content of this process's own file as a whole."""
+
+    def remove(self, path: P, known: bytes, is_same: IsSame) -> None:
+        """Removes a file if it is what is known; of several processes one succeeds."""
+
+    def beside(self, path: P) -> list[P]:
+        """The files of those who share a lock."""
+
+    def sweep(self, path: P) -> None:
+        """Removes what processes left that were killed while they changed or removed a file."""
+
+
+class PosixLockFiles:
+    """On a file system."""
+
+    beat_seconds = 2.0
+    poll_seconds = 0.1
+
+    def make(self, path: Path, content: bytes) -> bool:
+        """See :class:`LockFiles`."""
+        try:
+            file = path.open("xb")
+        except FileExistsError:
+            return False
+        try:
+            with file:
+                file.write(content)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return True
+
+    def content(self, path: Path) -> bytes | None:
+        """See :class:`LockFiles`."""
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        return None
+
+    def change(self, path: Path, content: bytes) -> None:
+        """As a whole: on a full disk the file stays as it is."""
+        aside = storage.aside_name(path, ".part")
+        try:
+            aside.write_bytes(content)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def remove(self, path: Path, known: bytes, is_same: IsSame) -> None:
+        """See :class:`LockFiles`."""
+        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.gone")
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            return
+        with suppress(FileNotFoundError):
+            if is_same(aside.read_bytes(), known):
+                aside.unlink()
+            else:
+                aside.rename(path)
+
+    def beside(self, path: Path) -> list[Path]:
+        """See :class:`LockFiles`."""
+        return sorted(_of_sharers(path))
+
+    def sweep(self, path: Path) -> None:
+        """See :class:`LockFiles`."""
+        for left in _left(path):
+            left.unlink(missing_ok=True)
+
+
+def _of_sharers(path: P) -> Iterator[P]:
+    found: Iterator[Any] = path.parent.glob(f"{path.name}.*")
+    return (file for file in found if SHARED.fullmatch(file.name))
+
+
+def _left(path: Path) -> Iterator[Path]:
+    for file in path.parent.glob(f".{path.name}.*"):
+        if GONE.fullmatch(file.name) or storage.is_aside(file.name):
+            yield file
+
+
+class StoreLockFiles:
+    """In an object store. Each request costs, so holders change their files less often."""
+
+    beat_seconds = 4.0
+    poll_seconds = 1.0
+
+    def make(self, path: RemotePath, content: bytes) -> bool:
+        """See :class:`LockFiles`."""
+        return conditional.create(path, content)
+
+    def content(self, path: RemotePath) -> bytes | None:
+        """See :class:`LockFiles`."""
+        found = conditional.read(path)
+        return None if found is None else found.content
+
+    def change(self, path: RemotePath, content: bytes) -> None:
+        """See :class:`LockFiles`."""
+        found = conditional.read(path)
+        if found is not None:
+            conditional.replace(found, content)
+
+    def remove(self, path: RemotePath, known: bytes, is_same: IsSame) -> None:
+        """See :class:`LockFiles`.
+
+        It is emptied first, on condition that it has not changed: who does that, deletes it. A
+        file that is empty stands for a holder that cannot be told, so others leave it alone.
+        """
+        found = conditional.read(path)
+        if found is not None and is_same(found.content, known) and conditional.replace(found, b""):
+            conditional.delete(path)
+
+    def beside(self, path: RemotePath) -> list[RemotePath]:
+        """See :class:`LockFiles`."""
+        return sorted(_of_sharers(path))
+
+    def sweep(self, path: RemotePath) -> None:
+        """Nothing: there are no renames that could be interrupted."""
+
+
+_POSIX: LockFiles[Path] = PosixLockFiles()
+_STORE: LockFiles[RemotePath] = StoreLockFiles()
+
+
+def files_for(path: Location) -> LockFiles[Any]:
+    """The operations for a place."""
+    return _STORE if isinstance(path, RemotePath) else _POSIX
+
 
 logger = logging.getLogger(__name__)
 

@@ -110,7 +110,7 @@ class TeacherFolder:
 
     @property
     def manifest(self) -> Location:
-        """Of :class:`pipelines.lanes.teacher.TeacherVectors`."""
+        """Of :class:`pipelines.lanes.files.TeacherVectors`."""
         return self.path / "manifest.json"
 
 
@@ -165,12 +165,12 @@ class PreparedFolder:
 
     @property
     def units(self) -> Location:
-        """What each input file gave; see :mod:`pipelines.corpus.kept_units.generations`."""
+        """What each input file gave; see :mod:`pipelines.corpus.kept_units`."""
         return self.path / "units"
 
     @property
     def deleted_keys(self) -> Location:
-        """What is in no corpus any more; see :mod:`pipelines.corpus.deleted_keys`."""
+        """What is in no corpus any more; see :mod:`pipelines.corpus.unit_rows`."""
         return self.path / "deleted_keys.json"
 
     @property
@@ -180,7 +180,7 @@ class PreparedFolder:
 
     @property
     def run_seconds(self) -> Location:
-        """How long parts of the last run on it took; see :mod:`pipelines.runs.stage_seconds`."""
+        """How long parts of the last run on it took; see :mod:`pipelines.runs.job_records`."""
         return self.path / "run_seconds.json"
 
     @property

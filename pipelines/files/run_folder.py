@@ -124,7 +124,7 @@ class RunFolder:
 
     @property
     def teacher_axes(self) -> Location:
-        """On what a teacher's vectors are projected, see :mod:`pipelines.runs.teacher_axes`."""
+        """On what a teacher's vectors are projected, see :mod:`pipelines.runs.run`."""
         return self.path / "teacher_axes.npy"
 
     @property
@@ -174,7 +174,7 @@ class RunFolder:
 
     @property
     def best(self) -> Location:
-        """The folder of the best checkpoint, if one is kept; see :mod:`pipelines.runs.best`."""
+        """The folder of the best checkpoint; see :mod:`pipelines.runs.model_choice`."""
         return current(self.path / "best")
 
     @property

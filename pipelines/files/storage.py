@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,8 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from pipelines.files import fencing, records, versions
+from pipelines.files import owners as fencing
+from pipelines.files import records, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
 
@@ -474,3 +476,60 @@ def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
 def read_json(path: Location) -> Any:
     """Reads a JSON file; raises as :func:`pipelines.files.records.read`."""
     return records.read(path)
+
+
+FLUSH_SECONDS = 10.0
+"""Between two writes of a file in a store, at least."""
+_GROWTH = 0.02
+"""By which it must have grown too, so that what is written in all stays within limits."""
+
+
+class LineLog:
+    """The lines of a file; only one process writes it.
+
+    Args:
+        path: Of the file, which need not be there.
+    """
+
+    def __init__(self, path: Location) -> None:
+        self._path = path
+        self._held: list[str] | None = None
+        self._flushed_lines = 0
+        self._flushed = time.monotonic()
+
+    def add(self, line: str) -> None:
+        """Adds a line; in a store it may be seen some seconds later, and after :meth:`flush`."""
+        if not isinstance(self._path, RemotePath):
+            add_line(self._path, line)
+            return
+        self._lines.append(line)
+        waited = time.monotonic() - self._flushed > FLUSH_SECONDS
+        if waited and len(self._lines) > self._flushed_lines * (1 + _GROWTH):
+            self.flush()
+
+    def keep(self, is_wanted: Callable[[str], bool]) -> None:
+        """Drops the other lines."""
+        if self._held is None and not self._path.exists():
+            return
+        self._held = [line for line in self._lines if is_wanted(line)]
+        self._write()
+
+    def flush(self) -> None:
+        """Writes what a store does not have yet."""
+        is_behind = self._held is not None and len(self._held) != self._flushed_lines
+        if is_behind and isinstance(self._path, RemotePath):
+            self._write()
+
+    @property
+    def _lines(self) -> list[str]:
+        if self._held is None or not isinstance(self._path, RemotePath):
+            # A process may have been killed between the bytes of one character.
+            exists = self._path.exists()
+            self._held = self._path.read_text("utf-8", "replace").splitlines() if exists else []
+            self._flushed_lines = len(self._held)
+        return self._held
+
+    def _write(self) -> None:
+        assert self._held is not None, "lines are read before they are written"
+        write_text(self._path, "".join(f"{line}\n" for line in self._held))
+        self._flushed, self._flushed_lines = time.monotonic(), len(self._held)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import tenacity
 
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

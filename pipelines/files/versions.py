@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipelines.errors import DamagedFileError
-from pipelines.files import fencing, records
+from pipelines.files import owners as fencing
+from pipelines.files import records
 from pipelines.files.locations import Location, RemotePath, version_of
 from pipelines.files.owners import Owner
 

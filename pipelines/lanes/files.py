@@ -1,34 +1,231 @@
 """Lane files: a manifest, and one folder of Arrow files per lane.
 
 ``lanes/manifest.json`` and ``lanes/lane-007/part-00000.arrow``; an Arrow record batch is a
-granule. Beside the parts of a lane is their index (:mod:`pipelines.lanes.index`). Token ids are
+granule. Beside the parts of a lane is their index (:mod:`pipelines.lanes.files`). Token ids are
 stored unpadded, as little-endian int32 in a binary column, since a binary value costs Spark's JVM
 nothing and one numpy view turns a whole column into ids.
+
+The index of a lane: where each granule stands in its part file, and its checksum.
+
+``lanes/lane-007/granules.npy`` has a line per granule. Its own checksum is in the manifest. So
+what is read through it is what was written there when the lanes were prepared, byte by byte. A
+granule is compared with its checksum when it is read, which reads nothing that the granule does
+not need.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipelines.errors import DamagedFileError, InputError
-from pipelines.files import storage
+from pipelines.errors import DamagedFileError, InputError, PipelineError
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
-from pipelines.files.prepared_folder import LanesFolder
-from pipelines.lanes.binary import binary_values
-from pipelines.lanes.index import ANEW, INDEX_FILE
-from pipelines.lanes.mixture import SourceLanes
-from pipelines.lanes.plan import Segment, bucket_length
-from pipelines.lanes.teacher import TeacherVectors
+from pipelines.files.prepared_folder import LanesFolder, TeacherFolder
+from pipelines.lanes.plan import Segment, SourceLanes, bucket_length
+from pipelines.settings.preparing import Precision
+
+
+def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """What a binary column holds, without a copy.
+
+    Args:
+        column: Its values are whole numbers of ``kind``, one after the other.
+        kind: Type of a number.
+
+    Returns:
+        All numbers in one array, and int32 [rows] with how many each row has.
+    """
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)
+    offsets = offsets[column.offset : column.offset + len(column) + 1] // kind.itemsize
+    values = np.frombuffer(data, kind, count=offsets[-1]) if data else np.empty(0, kind)
+    return values[offsets[0] :], np.diff(offsets)
+
+
+INDEX_FILE = "granules.npy"
+INDEX_TYPE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("checksum", "<u8")])
+ANEW = "`sentence-pipelines prepare` with prepared.reuse=false writes the lanes anew"
+
+
+class IndexEntry(NamedTuple):
+    """A line of the index.
+
+    Attributes:
+        offset: First byte of the granule's Arrow message in its part file.
+        length: Bytes of the message.
+        checksum: XXH3 of these bytes, 64 bits.
+    """
+
+    offset: int
+    length: int
+    checksum: int
+
+
+def checksum(data: bytes | pa.Buffer) -> int:
+    """XXH3 of what is written, 64 bits: it runs at the memory's speed."""
+    digest: int = xxhash.xxh3_64_intdigest(data)
+    return digest
+
+
+def encode_index(entries: Sequence[IndexEntry]) -> tuple[bytes, str]:
+    """The content of an index file, and its checksum as the manifest has it."""
+    content = _encoded(np.array(entries, INDEX_TYPE))
+    return content, f"{checksum(content):016x}"
+
+
+def _encoded(index: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, index, allow_pickle=False)
+    return file.getvalue()
+
+
+def index_size(rows: int) -> int:
+    """Bytes of an index file.
+
+    Args:
+        rows: Granules in a lane.
+    """
+    return len(_encoded(np.zeros(rows, INDEX_TYPE)))
+
+
+def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
+    """The lines of an index file.
+
+    Args:
+        content: Of the file.
+        path: The file, to name it in an error.
+        expected: Its checksum, as the manifest has it.
+
+    Returns:
+        ``INDEX_TYPE`` [rows].
+
+    Raises:
+        PipelineError: It is not the one that the manifest speaks of.
+    """
+    if f"{checksum(content):016x}" != expected:
+        raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest; {ANEW}")
+    index: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return index
+
+
+def checked(
+    message: bytes | pa.Buffer, entry: IndexEntry, path: Location, granule: int
+) -> pa.Buffer:
+    """A granule's bytes, without a copy.
+
+    Args:
+        message: What stands in its part file where it should.
+        entry: The granule's line of the index.
+        path: The part file, to name it in an error.
+        granule: Number of the granule in the file, likewise.
+
+    Raises:
+        PipelineError: They are not those that were written.
+    """
+    if len(message) < entry.length:
+        raise PipelineError(f"{path} ends before its granule {granule}; {ANEW}")
+    if checksum(message) != entry.checksum:
+        raise PipelineError(
+            f"{path}: granule {granule} is damaged: its checksum is not that of the index; {ANEW}"
+        )
+    return pa.py_buffer(message)
+
+
+TEACHER_SCHEMA = pa.schema([("id", pa.int64()), ("teacher", pa.list_(pa.binary()))])
+"""Of ``examples.parquet``: of each example the vectors of its texts, in the order of the sides."""
+_TYPES: Mapping[Precision, str] = {"fp16": "<f2", "fp32": "<f4"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherVectors:
+    """The vectors that a teacher gave the texts of all sides.
+
+    Attributes:
+        width: Values of a vector.
+        precision: How they are stored.
+        source: Digest of what they follow from: the model, or the tables that they were taken from.
+    """
+
+    width: int
+    precision: Precision
+    source: str
+
+    @property
+    def type(self) -> np.dtype[Any]:
+        """Of the values, as they are stored."""
+        return np.dtype(_TYPES[self.precision])
+
+    @property
+    def bytes(self) -> int:
+        """Of a vector."""
+        return self.width * self.type.itemsize
+
+    def read(self, column: pa.Array) -> np.ndarray:
+        """The vectors of a binary column, fp32 [rows, width]."""
+        values, _ = binary_values(column, self.type)
+        return values.reshape(len(column), self.width).astype(np.float32)
+
+    def along(self, axes: np.ndarray) -> TeacherVectors:
+        """The same vectors, which are projected as they are read.
+
+        Args:
+            axes: fp32 [width, fewer], orthogonal and of length 1.
+        """
+        return _Projected(**asdict(self), axes=axes)
+
+    def write(self, vectors: np.ndarray) -> pa.Array:
+        """A binary column of vectors, [rows, width]."""
+        rows = np.ascontiguousarray(vectors, self.type)
+        return pa.array([row.tobytes() for row in rows], pa.binary())
+
+    def save(self, folder: TeacherFolder) -> None:
+        """Writes ``manifest.json``."""
+        storage.write_json(folder.manifest, asdict(self))
+
+    @classmethod
+    def load(cls, folder: TeacherFolder) -> TeacherVectors:
+        """Reads ``manifest.json``.
+
+        Raises:
+            InputError: There are no vectors.
+            DamagedFileError: The file does not say what they are.
+        """
+        if not folder.manifest.is_file():
+            raise InputError(
+                "prepared.folder",
+                f"there are no vectors of a teacher in {folder.path}",
+                "run `sentence-pipelines prepare` with the same settings first",
+            )
+        known: TeacherVectors = records.read(folder.manifest, TeacherVectors)
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Projected(TeacherVectors):
+    """Vectors that are projected as they are read.
+
+    Attributes:
+        axes: fp32 [width, fewer].
+    """
+
+    axes: np.ndarray
+
+    def read(self, column: pa.Array) -> np.ndarray:
+        """The vectors of a binary column, fp32 [rows, fewer]."""
+        projected: np.ndarray = super().read(column) @ self.axes
+        return projected
+
 
 FORMAT = 7
 PADDING_MULTIPLE = 8

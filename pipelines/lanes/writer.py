@@ -14,6 +14,9 @@ from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.lanes.files import (
+    IndexEntry,
+    checksum,
+    encode_index,
     index_path,
     lane_schema,
     padded_width,
@@ -21,7 +24,6 @@ from pipelines.lanes.files import (
     ragged,
     text_columns,
 )
-from pipelines.lanes.index import IndexEntry, checksum, encode_index
 
 # What an example may be without, and the setting that names where it comes from.
 OPTIONAL = {

@@ -2,7 +2,7 @@
 
 A model learns to put a text where a larger one puts it, from raw text alone: no pairs are needed.
 The teacher's vectors come with the lanes, so it embeds each text once, and not in every step. Those
-that are wider than the model's embeddings are reduced, see :mod:`pipelines.runs.teacher_axes`.
+that are wider than the model's embeddings are reduced, see :mod:`pipelines.runs.run`.
 
 Sources: Reimers and Gurevych, "Making Monolingual Sentence Embeddings Multilingual using Knowledge
 Distillation", EMNLP 2020, arXiv:2004.09813; Kim et al., "EmbedDistill", 2023, arXiv:2301.12005; the

@@ -322,7 +322,7 @@ def bigdl(
     Returns:
         A node [granules x examples, candidates], and the criterion that compares it with the
         number of each example's own text, from 1. What an example does not see is excluded in
-        between, by the class `GranuleLosses` of :mod:`pipelines.jvm`.
+        between, by the class `GranuleLosses` of :mod:`pipelines.engines.bigdl.jvm`.
     """
     from bigdl.dllib.nn import criterion, layer
 

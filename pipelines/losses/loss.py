@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.losses.operations import CUTS
 from pipelines.settings.objective import ObjectiveSettings
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipelines.lanes.files import Side, SideName
     from pipelines.settings import Config
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.tokens.vocabulary import SpecialIds
 
 Form = Callable[[Any, Any, Any], Any]
 """A loss in a framework, which it imports when it is called.
@@ -27,7 +27,7 @@ each, of length 1, in the order of the loss's ``sides``; what they are compared 
 the texts of the first side, the anchors, which may be fewer than those that they pick from.
 
 Those of a loss with a :class:`Reconstruction` take a view of the encoder instead, see
-:class:`pipelines.pretraining.torch_view.View`; the arrays that :attr:`Reconstruction.noise` made of
+:class:`pipelines.pretraining.torch_head.View`; the arrays that :attr:`Reconstruction.noise` made of
 some texts; and the settings. They return a sum that is that of parts of the texts, added up.
 
 BigDL's takes the same sides as nodes of a graph, [granules, examples, width] each; the examples of

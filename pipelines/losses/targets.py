@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
-from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Candidates, Picks, identities, teachers_vectors
 from pipelines.settings import ObjectiveSettings
 

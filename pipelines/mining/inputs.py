@@ -9,20 +9,19 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines.arrow_columns import is_plain, is_text
-from pipelines.corpus.readers.csv_dialect import Dialect
-from pipelines.corpus.readers.inputs import find_files, stamp_of
+from pipelines.corpus.readers.csv_parser import Dialect
+from pipelines.corpus.readers.inputs import find_files, has_columns, stamp_of
 from pipelines.corpus.readers.parquet import same_for_spark
-from pipelines.corpus.readers.sources import damage_named
-from pipelines.corpus.readers.spark_rows import has_columns
-from pipelines.embedding.footers import read_inputs
+from pipelines.corpus.readers.spark_reader import damage_named
 from pipelines.embedding.inputs import input_stamps, stage_table
+from pipelines.embedding.partitions import read_inputs
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config, EmbeddingSettings
 from pipelines.spark.frames import holds_text, read_columns_of_any, read_parquet
+from pipelines.spark.java import valid_text
 from pipelines.spark.parquet_parts import data_files
-from pipelines.spark.releases import valid_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

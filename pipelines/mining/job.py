@@ -3,7 +3,7 @@
 First Spark brings together the different texts and where those of each pair are
 (:mod:`pipelines.mining.staging`). Then executors embed each text once, by the machinery of
 :mod:`pipelines.embedding`. At last they search the documents for the pairs of one file after the
-other (:mod:`pipelines.mining.parts`). What is written stays, so that a job that was killed goes on;
+other (:mod:`pipelines.mining.plan`). What is written stays, so that a job that was killed goes on;
 the table takes its place when it is whole.
 """
 
@@ -19,23 +19,25 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from pipelines.catalog import SEARCHES
 from pipelines.embedding import making
 from pipelines.embedding.column import backend_for
-from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import in_threads, read_part_footer
-from pipelines.embedding.making import KEPT_SO_FAR, new_attempts, precision_of, signs
-from pipelines.embedding.options import EmbeddingOptions
+from pipelines.embedding.executor import Columns, EmbeddingOptions
+from pipelines.embedding.making import (
+    KEPT_SO_FAR,
+    PartsProgress,
+    new_attempts,
+    precision_of,
+    run_job,
+    signs,
+)
+from pipelines.embedding.partitions import in_threads, read_part_footer
 from pipelines.embedding.parts import RowRange
-from pipelines.embedding.places import take_place
-from pipelines.embedding.plan import ATTEMPTS
-from pipelines.embedding.progress import PartsProgress
-from pipelines.embedding.running import run_job
+from pipelines.embedding.plan import ATTEMPTS, take_place
 from pipelines.embedding.store import VectorFile, VectorTable
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, RemotePath
-from pipelines.mining import SEARCHES
-from pipelines.mining.figures import MiningSummary, PartFigures, added_up
 from pipelines.mining.inputs import (
     check_sources,
     damage_told,
@@ -43,17 +45,22 @@ from pipelines.mining.inputs import (
     read_documents,
     read_pairs,
 )
-from pipelines.mining.pairs import Texts
-from pipelines.mining.parts import Work, make_parts, read_figures
 from pipelines.mining.plan import (
     MANIFEST_FILE,
     WORK,
+    MiningSummary,
+    PartFigures,
+    Texts,
+    Work,
+    added_up,
     begin,
     finished,
+    make_parts,
     options_of,
     output_folder,
     plan_of,
     prompts_of,
+    read_figures,
     write_plan,
 )
 from pipelines.mining.staging import ANCHORS, DOCUMENTS, PAIRS, Staged, stage

@@ -2,30 +2,311 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from pipelines.evaluation.sets import Role
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.model_card.facts import CardFacts, read_facts
-from pipelines.model_card.front_matter import front_matter
-from pipelines.model_card.markdown import LONGEST, code, fenced, literal, plain, table
-from pipelines.model_card.training_sections import training_sections
-from pipelines.model_card.usage import usage, usage_at
+from pipelines.model_card.front_matter import (
+    WATTS_PER_CPU,
+    CardFacts,
+    front_matter,
+    read_facts,
+    watt_hours,
+)
 from pipelines.models.architecture import architecture_of
-from pipelines.models.digest import CARD_FILE
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import CARD_FILE, read_encoder
 from pipelines.models.lsa import LIMIT
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.weights import weight_shapes
-from pipelines.report.comparison import Comparison
-from pipelines.report.tables import points, signed_points, told_interval
+from pipelines.report.comparison import MAX_CHARACTERS, Comparison, shown
+from pipelines.report.page_parts import duration
+from pipelines.report.verdict import points, signed_points, told_interval
 from pipelines.runs.checkpoint import checkpoint_steps, load_spec
-from pipelines.settings import Config
-from pipelines.settings.sources import common_widths
-from pipelines.tokens.lengths import UNLIMITED
+from pipelines.runs.model_choice import told_choice
+from pipelines.runs.opening import LIBRARIES, MISSING
+from pipelines.settings import Config, ObjectiveSettings
+from pipelines.settings.corpus import SourceForm, SourceSettings
+from pipelines.settings.resuming import FREE, differing_settings
+from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
+from pipelines.tokens.summary import told_cuts
+
+LONGEST = 5000
+"""Characters of a text that somebody has written for the card."""
+
+# What Markdown, or HTML within it, takes for markup: an underscore but for one within a word, and
+# what makes a heading, a list or a rule at the beginning of a line.
+_MARKUP = re.compile(r"[\\`*\[\]<>~$#|&]|(?<![^\W_])_|_(?![^\W_])|^[-+=]")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?!\S)")
+# A backslash before a bar would end a cell if another one stood before it.
+_AS_ENTITIES = {"|": "&#124;", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_BACKTICKS = re.compile(r"`+")
+
+
+def plain(text: object, most: int = MAX_CHARACTERS) -> str:
+    """A text within a line or a cell: one line, at most so many characters, without markup."""
+    escaped = _MARKUP.sub(_escaped, shown(str(text), most))
+    return _NUMBERED.sub(r"\1\\\2", escaped)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _AS_ENTITIES.get(found[0], f"\\{found[0]}")
+
+
+def literal(text: str) -> str:
+    """A text as Python has it in source code; line ends and what cannot be seen are escapes."""
+    quoted = f'"{text}"'
+    return quoted if text.isprintable() and not set('"\\') & set(text) else repr(text)
+
+
+def code(text: str) -> str:
+    """A text as code within a line: one that :func:`literal` gives, or any other on one line."""
+    marks = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
+    space = " " if text.startswith(("`", " ")) or text.endswith(("`", " ")) else ""
+    return f"{marks}{space}{text}{space}{marks}"
+
+
+def fenced(language: str, source: str) -> list[str]:
+    """The lines of a block of code, in which no line begins with three backticks."""
+    return [f"```{language}", *source.split("\n"), "```"]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        heads: Of the columns.
+        rows: Cells that are Markdown already; texts of others have passed :func:`plain`.
+        right: So many columns, the last ones, are aligned to the right.
+    """
+    left = len(heads) - right
+    marks = [":--" if place < left else "--:" for place in range(len(heads))]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, marks, *rows)]
+
+
+HERE = "."
+_QUERIES = ("How do I reset my password?", "Which documents do I need?")
+_DOCUMENTS = (
+    "Choose a new password on the page of your account.",
+    "Bring your passport and a letter of invitation.",
+    "The museum opens at nine.",
+)
+
+
+def usage(facts: CardFacts) -> str:
+    """Loads the model and compares texts, with the prompts that it was trained with."""
+    told = _queries_and_documents() if any(facts.spec.prompts.sides) else _sentences(facts)
+    return "\n".join([*_loading(facts), "", *told, *_other_prompts(facts.spec.prompts)])
+
+
+def _queries_and_documents() -> list[str]:
+    return [
+        *_texts("queries", _QUERIES),
+        *_texts("sentences", _DOCUMENTS),
+        "# These put the prompts before the texts.",
+        "query_embeddings = model.encode_query(queries)",
+        "document_embeddings = model.encode_document(sentences)",
+        "print(model.similarity(query_embeddings, document_embeddings))",
+    ]
+
+
+def _sentences(facts: CardFacts) -> list[str]:
+    return [
+        *_texts("sentences", (*_QUERIES[:1], *_DOCUMENTS)),
+        "embeddings = model.encode(sentences)",
+        "print(embeddings.shape)",
+        f"# ({1 + len(_DOCUMENTS)}, {facts.spec.embedding_width})",
+        "print(model.similarity(embeddings, embeddings))",
+    ]
+
+
+def _other_prompts(prompts: Prompts) -> Iterator[str]:
+    """A line for each prompt that is not for queries and documents alone."""
+    for name, text in prompts.texts:
+        if text and name not in (QUERY, DOCUMENT):
+            note = "  # as without prompt_name" if name == prompts.default else ""
+            yield f"model.encode(sentences, prompt_name={literal(name)}){note}"
+
+
+def usage_at(facts: CardFacts, width: int) -> str:
+    """Loads the model so that its embeddings are cut to a width."""
+    lines = [
+        *_loading(facts, f", truncate_dim={width}"),
+        f"embeddings = model.encode([{literal(_DOCUMENTS[0])}], normalize_embeddings=True)",
+        "print(embeddings.shape)",
+        f"# (1, {width})",
+    ]
+    return "\n".join(lines)
+
+
+def _loading(facts: CardFacts, options: str = "") -> list[str]:
+    place = HERE if facts.place is None else str(facts.place)
+    return [
+        "from sentence_transformers import SentenceTransformer",
+        "",
+        f"model = SentenceTransformer({literal(place)}{options})",
+    ]
+
+
+def _texts(name: str, texts: Sequence[str]) -> list[str]:
+    return [f"{name} = [", *(f"    {literal(text)}," for text in texts), "]"]
+
+
+SECTIONS = (
+    "corpus",
+    "tokens",
+    "teacher",
+    "lanes",
+    "encoder",
+    "objective",
+    "training",
+    "evaluation",
+)
+"""Of the settings: those that decide what a model is, and what is known of it."""
+SHOWN_ELSEWHERE = ("corpus.sources", "corpus.inputs", "objective.name")
+HUB_DATASETS = "https://huggingface.co/datasets"
+_MACHINE = ("platform", "cores")
+_VERSIONS = ("sentence-pipelines", "python", *LIBRARIES)
+
+
+def training_sections(facts: CardFacts) -> Iterator[str]:
+    """The lines about data, objective, settings, machines and time."""
+    yield from ("## Training", "")
+    if facts.model:
+        early = ", after an early end (`training.patience`)" if "early_end" in facts.model else ""
+        yield from (f"The model is {plain(told_choice(facts.model))}{early}.", "")
+    yield from _data(facts)
+    yield from _objective(facts)
+    yield from _settings(facts)
+    yield from _time(facts)
+    yield from _versions(facts)
+
+
+def _data(facts: CardFacts) -> Iterator[str]:
+    config, card = facts.config, facts.config.card
+    yield from ("### Data", "")
+    if card.data_description is not None:
+        yield from (plain(card.data_description, LONGEST), "")
+    if card.datasets:
+        links = (f"[{plain(name)}]({HUB_DATASETS}/{name})" for name in card.datasets)
+        yield f"- **Datasets:** {', '.join(links)}"
+    for source in config.corpus.sources or (config.corpus,):
+        yield f"- **{_title(source)}:** {_texts_of(source)}"
+    if "examples" in facts.tokens:
+        yield f"- **Examples for training:** {facts.tokens['examples']:,}"
+    if "max_length" in facts.tokens:
+        yield f"- **Read in training:** {told_cuts(facts.tokens)}"
+    told = "not stated" if card.data_license is None else plain(card.data_license, LONGEST)
+    yield from (f"- **Licence of the texts:** {told}", "")
+    if facts.funnel:
+        yield from ("What the preparation has kept of them:", "")
+        yield from table(("counted", "", "number"), map(_funnel_row, facts.funnel), right=1)
+        yield ""
+
+
+def _title(source: SourceForm) -> str:
+    return f"Source {plain(source.name)}" if isinstance(source, SourceSettings) else "Texts"
+
+
+def _texts_of(source: SourceForm) -> str:
+    """Where the texts of a source are from, and what is made of them."""
+    inputs = ", ".join(source.inputs) or "the installed Python packages"
+    return plain(f"{source.format} of {inputs}; examples by the rule {source.pairs}")
+
+
+def _funnel_row(line: Mapping[str, Any]) -> tuple[str, str, str]:
+    name = line.get("stage", line.get("reason", ""))
+    what = name if line["kind"] == "in" else f"{line['kind']}: {name}"
+    return plain(line["level"]), plain(what), f"{line['rows']:,}"
+
+
+def _objective(facts: CardFacts) -> Iterator[str]:
+    config = facts.config
+    yield from ("### Objective", "")
+    for source in config.corpus.sources:
+        yield f"- {_title(source)}: {_loss(source.objective or config.objective)}"
+    if not config.corpus.sources:
+        yield f"- {_loss(config.objective)}"
+    yield ""
+
+
+def _loss(objective: ObjectiveSettings) -> str:
+    """A loss with all its keys, since their defaults are its own."""
+    keys = objective.model_dump(mode="json", exclude={"name"})
+    told = (
+        f"{code(key)} {_value(value)}"
+        for key, value in keys.items()
+        if value is not None and value != []
+    )
+    return "; ".join((f"**{plain(objective.name)}**", *told))
+
+
+def _settings(facts: CardFacts) -> Iterator[str]:
+    hidden = {*SHOWN_ELSEWHERE, *FREE}
+    settings = {
+        key: value
+        for key, value in differing_settings(facts.config, SECTIONS).items()
+        if key not in hidden
+    }
+    yield from ("### Settings that differ from their defaults", "")
+    if not settings:
+        yield from ("None.", "")
+        return
+    yield from table(("key", "value"), ((code(key), _value(settings[key])) for key in settings))
+    yield ""
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return plain(", ".join(value)) or "none"
+    return plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _time(facts: CardFacts) -> Iterator[str]:
+    training, figures = facts.config.training, facts.training
+    if not figures:
+        return
+    processes = training.processes
+    yield from ("### Hardware and time", "")
+    yield (
+        f"- **Engine:** {plain(training.engine)} ({plain(training.mode)}, "
+        f"{plain(training.framework)}) with {processes} worker{'s' if processes > 1 else ''}"
+    )
+    if "precision" in figures:
+        yield f"- **Precision:** {plain(figures['precision'])}"
+    if machine := [facts.environment[key] for key in _MACHINE if key in facts.environment]:
+        cores = " and ".join((plain(machine[0]), *(f"{plain(one)} cores" for one in machine[1:])))
+        yield f"- **Machine of the driver:** {cores}"
+    yield f"- **Steps:** {figures['steps']:,}, of {figures['examples']:,} examples together"
+    yield f"- **Training time:** {duration(figures['seconds'])}"
+    if "cpu_seconds" in figures:
+        yield from _energy(figures["cpu_seconds"])
+    yield ""
+
+
+def _energy(cpu_seconds: float) -> Iterator[str]:
+    yield f"- **CPU time of the workers' steps:** {duration(cpu_seconds)}"
+    yield (
+        f"- **Energy of the CPUs, an estimate:** {watt_hours(cpu_seconds):.3g} Wh = CPU time x "
+        f"{WATTS_PER_CPU} W for a busy logical CPU ([Cloud Carbon Footprint]"
+        "(https://www.cloudcarbonfootprint.org/docs/methodology)). It leaves out GPUs, where "
+        "workers had some, memory, network, cooling, the driver, and preparing and evaluating."
+    )
+
+
+def _versions(facts: CardFacts) -> Iterator[str]:
+    told = {name: facts.environment.get(name, MISSING) for name in _VERSIONS}
+    known = {name: version for name, version in told.items() if version != MISSING}
+    if known:
+        yield from ("### Versions", "")
+        yield ", ".join(code(shown(f"{name} {version}")) for name, version in known.items())
+        yield ""
+
 
 SIMILARITY = "cosine"
 NOT_MEASURED = (
@@ -65,7 +346,7 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
     """Writes the card of a run's model again, from what the run's folder holds now.
 
     The model stays what it is: its digest leaves the card out, see
-    :mod:`pipelines.models.digest`.
+    :mod:`pipelines.models.folder`.
 
     Args:
         run: Its model is there.
@@ -167,7 +448,7 @@ def _length(spec: EncoderSpec) -> str:
 
 def _widths(facts: CardFacts) -> Sequence[int]:
     """To which embeddings may be cut."""
-    widths = {*common_widths(facts.config)} - {facts.spec.embedding_width}
+    widths = {*facts.config.common_widths()} - {facts.spec.embedding_width}
     return sorted(widths, reverse=True)
 
 

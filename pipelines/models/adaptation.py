@@ -7,20 +7,96 @@ together, in whatever framework the arrays are; gradients pass through it to wha
 Source of LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
 arXiv:2106.09685. All matrices of the layers are the default, as in Dettmers et al., "QLoRA:
 Efficient Finetuning of Quantized LLMs", NeurIPS 2023, arXiv:2305.14314.
+
+A smaller encoder that begins with some of the layers of a larger one.
+
+Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT", 2019,
+arXiv:1910.01108, section 3, whose student takes one layer of two.
+
+A LoRA adapter as `peft` writes it: a folder with the factors alone, and where their base is.
+
+`peft`, transformers and sentence-transformers load the base from where the folder says it is, and
+put the adapter on it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Weights, save_weights
 from pipelines.settings import EncoderSettings
+from pipelines.tokens.start import MODULES_FILE, folder_modules
+
+KEY = "encoder.keep_layers"
+
+_LAYER_OF_NAME = re.compile(r"^encoder\.layer\.(\d+)\.")
+
+
+def chosen_layers(layers: int, count: int) -> list[int]:
+    """The numbers of some layers, evenly spaced, with the first and the last among them.
+
+    One alone is the last, whose hidden states are pooled.
+    """
+    if count == 1:
+        return [layers - 1]
+    return [round(number * (layers - 1) / (count - 1)) for number in range(count)]
+
+
+def with_layers(
+    spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
+) -> tuple[EncoderSpec, Weights]:
+    """The encoder without the layers that :func:`chosen_layers` leaves out.
+
+    Args:
+        spec: The shape.
+        weights: In canonical names and order.
+        count: Layers to keep, at least 1.
+
+    Raises:
+        InputError: See :func:`with_fewer_layers`.
+    """
+    whole = _layered(spec, count)
+    places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
+    kept = {}
+    for name, value in weights.items():
+        found = _LAYER_OF_NAME.match(name)
+        if found is None:
+            kept[name] = value
+        elif (layer := int(found[1])) in places:
+            kept[f"encoder.layer.{places[layer]}.{name[found.end() :]}"] = value
+    return replace(whole, layers=count), kept
+
+
+def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
+    """The shape of the encoder that keeps so many layers.
+
+    Raises:
+        InputError: It has no layers that could be left out, or fewer.
+    """
+    return replace(_layered(spec, count), layers=count)
+
+
+def _layered(spec: EncoderSpec, count: int) -> BertSpec:
+    """The encoder's shape, if it has so many layers."""
+    if not isinstance(spec, BertSpec):
+        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
+    if count > spec.layers:
+        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
+    return spec
+
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|block)\.(\d+)\.")
 """The number of the layer that a weight is of, in the names of the families of encoders."""
@@ -202,3 +278,93 @@ def _factors(targets: Mapping[str, tuple[int, ...]], rank: int, seed: int) -> di
         factors[name + DOWN] = (2 * drawn - 1) / np.float32(math.sqrt(inputs))
         factors[name + UP] = np.zeros((outputs, rank), np.float32)
     return factors
+
+
+CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_OF_THE_BASE = ("config.json", "model*.safetensors*")
+"""Files that would make the folder a whole model, whose base is not looked for."""
+
+
+def exports_adapter(encoder: EncoderSettings) -> bool:
+    """Whether an adapter is to be written beside the model."""
+    return encoder.lora.rank > 0 and encoder.lora.export == "adapter"
+
+
+def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> None:
+    """Makes sure that the matrices of a model have the names in its files that the factors have.
+
+    Args:
+        stored_name: From the canonical name of a weight to that in the files.
+        trained: Names of factors.
+
+    Raises:
+        InputError: With the key ``encoder.lora.export``: `peft` would not find them.
+    """
+    for name in trained:
+        module = name.removesuffix(DOWN).removesuffix(UP)
+        if stored_name(f"{module}.weight") != f"{module}.weight":
+            raise InputError(
+                "encoder.lora.export",
+                f"`peft` would find no {module} in this architecture",
+                "set it to merged",
+            )
+
+
+def write_adapter(
+    folder: Location,
+    trained: Mapping[str, np.ndarray],
+    scale: float,
+    model: Location,
+    base: Location,
+) -> None:
+    """Writes an adapter, whole or not at all.
+
+    Args:
+        folder: Replaced if it exists.
+        trained: The factors, by name.
+        scale: What their products are multiplied by.
+        model: A sentence-transformers folder of the merged model, all of which but the weights goes
+            into the folder: modules, tokenizer, prompts and card.
+        base: The folder of the model that the factors were trained on, as it is to be found later.
+    """
+    merged = local_folder(model)
+    with storage.built_folder(folder) as aside:
+        storage.copy_folder(merged, aside)
+        _to_root(aside)
+        for file in (file for pattern in _OF_THE_BASE for file in aside.glob(pattern)):
+            file.unlink()
+        storage.write_json(aside / CONFIG_FILE, _config(trained, scale, str(base)))
+        save_weights(
+            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
+        )
+
+
+def _to_root(folder: Path) -> None:
+    """Move the transformer of a model to its root: an adapter elsewhere is not put on its base."""
+    (_, path), *_ = folder_modules(folder)
+    if not path:
+        return
+    for file in (folder / path).iterdir():
+        file.rename(folder / file.name)
+    (folder / path).rmdir()
+    modules = storage.read_json(folder / MODULES_FILE)
+    modules[0]["path"] = ""
+    storage.write_json(folder / MODULES_FILE, modules)
+
+
+def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:
+    """What `peft` reads; keys that are left out have its defaults."""
+    ranks = {name.removesuffix(DOWN): len(one) for name, one in trained.items() if DOWN in name}
+    (rank,) = set(ranks.values())
+    return {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(ranks),
+    }

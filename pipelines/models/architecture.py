@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.models.spec import EncoderSpec
-from pipelines.settings import Config, EncoderSettings
-
-if TYPE_CHECKING:
-    from pipelines.models.division import Division
+from pipelines.settings import Config, EncoderSettings, TrainingSettings
 
 Modules: TypeAlias = Sequence[tuple[str, str]]
 """Class and folder of each module of a sentence-transformers folder, in their order; none for a
@@ -69,6 +66,29 @@ class FolderFormat:
     to_embed: Callable[[Path, Modules, Any, dict[str, np.ndarray]], dict[str, np.ndarray]] = (
         lambda folder, modules, spec, weights: weights
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Which weights of an architecture can be divided, and how.
+
+    Attributes:
+        axes: The axis along which the members of a stage divide a weight, by name; the others are
+            held by each of them.
+        evenly: What the number of members must divide, by what it is called.
+        layers: How many layers there are, to be divided into stages.
+        layer_of: The layer that a weight belongs to; None for those before the first.
+        check: Refuses an encoder that cannot be divided as it is to be trained, with an InputError
+            of the given key.
+        check_stages: Why the layers cannot be divided into stages, if they cannot.
+    """
+
+    axes: Callable[[Any], Mapping[str, int]]
+    evenly: Callable[[Any], Mapping[str, int]]
+    layers: Callable[[Any], int]
+    layer_of: Callable[[str], int | None]
+    check: Callable[[Any, str, TrainingSettings], None] = lambda spec, key, training: None
+    check_stages: Callable[[Any], str | None] = lambda spec: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +164,8 @@ class Architecture:
 
 def architecture_of(spec: EncoderSpec) -> Architecture:
     """The architecture of a spec."""
-    return ARCHITECTURES.load(spec.kind)
+    found: Architecture = ARCHITECTURES.load(spec.kind)
+    return found
 
 
 def form_of(spec: EncoderSpec, name: str) -> Any:

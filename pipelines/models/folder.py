@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,20 +17,31 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.records import DAMAGED
-from pipelines.models import ARCHITECTURES
-from pipelines.models.adaptation import split
-from pipelines.models.adapter import check_names, exports_adapter
-from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
-from pipelines.models.fewer_layers import with_fewer_layers, with_layers
+from pipelines.models.adaptation import (
+    check_names,
+    exports_adapter,
+    split,
+    with_fewer_layers,
+    with_layers,
+)
+from pipelines.models.architecture import (
+    NORMALISING,
+    Architecture,
+    Modules,
+    architecture_of,
+    check_framework,
+)
 from pipelines.models.lsa.embedding import with_terms, without_terms
 from pipelines.models.lsa.modules import hide_transformer, part_modules, read_terms, write_terms
 from pipelines.models.sentence_modules import refusal
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import UNLIMITED, EncoderSpec
+from pipelines.models.start import folder_architecture, model_length
 from pipelines.models.static.from_encoder import static_spec, static_weights
 from pipelines.models.weights import (
     TERMS,
@@ -41,20 +52,44 @@ from pipelines.models.weights import (
     weight_shapes,
 )
 from pipelines.settings import Config, EncoderSettings
-from pipelines.settings.sources import by_source
-from pipelines.tokens.lengths import model_length
 from pipelines.tokens.model_files import PROMPT_KEYS, read_known
-from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
     MODULES_FILE,
+    PROMPTS_FILE,
     WITHOUT_LAYERS,
     check_vocabulary,
+    configured_prompts,
     default_start,
-    folder_architecture,
     folder_modules,
     start_folder,
 )
 from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
+
+
+def start_card(spec: EncoderSpec) -> str:
+    """What a start is, as Markdown; that of a trained model is in :mod:`pipelines.model_card`."""
+    length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
+    return (
+        f"A sentence encoder {architecture_of(spec).described(spec)}, as a training with "
+        f"sentence-pipelines begins with it.\nIt reads {length} of a text.\n"
+    )
+
+
+CARD_FILE = "README.md"
+"""The model card in a model folder."""
+
+
+def digest_model(folder: Location, *, without: Collection[str] = ()) -> str:
+    """A digest of the files of a model, but for its card, 16 hexadecimal digits.
+
+    The card is written again whenever the model is measured, and the model stays what it is.
+
+    Args:
+        folder: A sentence-transformers folder.
+        without: Other files that do not count.
+    """
+    return storage.digest_folder(folder, without=(CARD_FILE, *without))
+
 
 __all__ = [
     "check_start",
@@ -88,8 +123,8 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     A checkpoint folder brings its shape, and a sentence-transformers folder its pooling too;
     ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
     are its own unless the settings say otherwise; see
-    :func:`~pipelines.tokens.lengths.model_length` and
-    :func:`~pipelines.tokens.prompts.configured_prompts`.
+    :func:`~pipelines.models.start.model_length` and
+    :func:`~pipelines.tokens.start.configured_prompts`.
 
     Args:
         config: The configuration.
@@ -144,7 +179,7 @@ def check_start(config: Config) -> None:
     trained, _ = split(config.encoder, weights, config.training.seed)
     if exports_adapter(config.encoder):
         check_names(architecture_of(spec).folder.stored_name, trained)
-    for source in by_source(config):
+    for source in config.by_source():
         source.objective.check_width(spec.embedding_width)
 
 
@@ -356,7 +391,7 @@ def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Wei
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
     encoder = config.encoder
-    architecture = ARCHITECTURES.load(encoder.kind)
+    architecture: Architecture = ARCHITECTURES.load(encoder.kind)
     return architecture.spec(
         vocabulary=vocabulary_size,
         hidden=encoder.hidden,

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
 
-from pipelines.models import ARCHITECTURES
-from pipelines.tokens.lengths import UNLIMITED
-from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+from pipelines.catalog import ARCHITECTURES
+from pipelines.tokens.start import NO_PROMPTS, Prompts
+
+UNLIMITED = 2**31 - 1
+"""Tokens of a text that is never cut."""
 
 Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
 """How a text's hidden states become one, under sentence-transformers' names: their mean, the first,
@@ -52,7 +54,7 @@ class EncoderSpec:
     """What every architecture has; each derives a spec of its own.
 
     Attributes:
-        kind: Name of the architecture in :data:`pipelines.models.ARCHITECTURES`.
+        kind: Name of the architecture in :data:`pipelines.catalog.ARCHITECTURES`.
         vocabulary: Rows of the word embedding.
         hidden: Width of the layers, and of an embedding if no dense layer follows them.
         dense: Dense layers that pooled hidden states pass, in their order.

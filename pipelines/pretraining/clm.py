@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipelines.lanes.files import Side
     from pipelines.models.architecture import Shapes
     from pipelines.models.spec import EncoderSpec
-    from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.pretraining.torch_head import View
+    from pipelines.tokens.vocabulary import SpecialIds
 
 
 class ClmSettings(ObjectiveSettings):
@@ -36,8 +36,8 @@ def noise(
     side: Side, ids: SpecialIds, settings: ClmSettings, draw: np.random.Generator
 ) -> Mapping[str, np.ndarray]:
     """The texts, and what follows each of their tokens; nothing is drawn."""
-    from pipelines.pretraining.noise import following, is_token
-    from pipelines.pretraining.noise import shares as shares_of
+    from pipelines.pretraining.start import following, is_token
+    from pipelines.pretraining.start import shares as shares_of
 
     return {
         "token_ids": side.token_ids,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pipelines.lanes.files import Side
     from pipelines.models.architecture import Shapes
     from pipelines.models.spec import EncoderSpec
-    from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.pretraining.torch_head import View
+    from pipelines.tokens.vocabulary import SpecialIds
 
 
 class MlmSettings(ObjectiveSettings):
@@ -35,7 +35,7 @@ class MlmSettings(ObjectiveSettings):
 
 def shapes(spec: EncoderSpec) -> Shapes:
     """Shapes of the prediction head."""
-    from pipelines.pretraining.head import head_shapes
+    from pipelines.pretraining.start import head_shapes
 
     return head_shapes(spec)
 
@@ -44,7 +44,7 @@ def noise(
     side: Side, ids: SpecialIds, settings: MlmSettings, draw: np.random.Generator
 ) -> Mapping[str, np.ndarray]:
     """The masked texts, and what was there."""
-    from pipelines.pretraining.noise import are_words, masked, shares, some_of
+    from pipelines.pretraining.start import are_words, masked, shares, some_of
 
     chosen = some_of(are_words(side, ids), settings.mask_ratio, draw)
     return {

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pipelines.lanes.files import Side
     from pipelines.models.architecture import Shapes
     from pipelines.models.bert.spec import BertSpec
-    from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.pretraining.torch_head import View
+    from pipelines.tokens.vocabulary import SpecialIds
 
 DECODER = "decoder."
 """What the names of the decoder's weights begin with; they are those of one layer of BERT."""
@@ -52,7 +52,7 @@ class RetromaeSettings(ObjectiveSettings):
 
 def shapes(spec: BertSpec) -> Shapes:
     """Shapes of the prediction head, and of the decoder's layer."""
-    from pipelines.pretraining.head import head_shapes
+    from pipelines.pretraining.start import head_shapes
 
     hidden, wide = spec.hidden, spec.intermediate
     found = head_shapes(spec)
@@ -80,7 +80,7 @@ def noise(
     ``missing`` is bool [texts, choices, width], and ``choices`` int64 [texts, width] names the one
     of each token.
     """
-    from pipelines.pretraining.noise import are_words, masked, repeated, shares, some_of
+    from pipelines.pretraining.start import are_words, masked, repeated, shares, some_of
 
     words = are_words(side, ids)
     chosen = some_of(words, settings.encoder_mask_ratio, draw)
@@ -105,7 +105,7 @@ def torch(view: View, inputs: Mapping[str, np.ndarray], settings: RetromaeSettin
         inputs: Of :func:`noise`.
         settings: Are in the inputs.
     """
-    from pipelines.pretraining.torch_retromae import loss
+    from pipelines.pretraining.torch_head import loss
 
     layer = {
         name.removeprefix(DECODER): one

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from pipelines.models.frameworks.torch_batch import to_device
-from pipelines.models.frameworks.torch_linear import linear, multiplied
-from pipelines.pretraining.head import HEAD
+from pipelines.models.bert.torch import layer_norm, norm_weights
+from pipelines.models.frameworks.torch import (
+    Batch,
+    DropoutMasks,
+    Encoder,
+    TokenEncode,
+    dropout_masks,
+    dropped,
+    linear,
+    multiplied,
+    to_device,
+    with_dense,
+)
+from pipelines.models.weights import WORDS
+from pipelines.pretraining.start import HEAD
 
 LOGITS = 2**24
 """Logits that are held at once, if they are those of ``FEWEST`` tokens: 64 MiB in fp32."""
@@ -66,7 +80,7 @@ def prediction_loss(
     Args:
         states: fp32 [words, hidden], of the tokens that stand for them.
         wanted: What they are.
-        own: The head's weights, see :mod:`pipelines.pretraining.head`.
+        own: The head's weights, see :mod:`pipelines.pretraining.start`.
         words: The word embedding.
         dtype: Of the matrix products.
         epsilon: Of the layer norm, unless BERT's.
@@ -154,3 +168,184 @@ def _parts(tokens: int, vocabulary: int) -> Iterator[slice]:
     size = max(LOGITS // vocabulary, FEWEST)
     for first in range(0, tokens, size):
         yield slice(first, first + size)
+
+
+_BESIDE = 1 << 20
+"""Beyond the places of dropout that an encoder has, which follow upon the same seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """An encoder, and an objective's own weights, for some texts.
+
+    Attributes:
+        encoder: Made by the form that the objective asks for.
+        own: The objective's weights by name.
+        dtype: Of matrix products.
+        dropout: Share of activations that is dropped; None: the encoder's own.
+        seed: Whole numbers that the masks of dropout follow from.
+        activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
+    """
+
+    encoder: Encoder
+    own: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    dropout: float | None
+    seed: tuple[int, ...]
+    activation_checkpointing: bool
+
+    @property
+    def spec(self) -> Any:
+        """Of the encoder's architecture."""
+        return self.encoder.spec
+
+    @property
+    def form(self) -> Any:
+        """What the architecture's form made."""
+        return self.encoder.encode
+
+    @property
+    def _tokens(self) -> TokenEncode:
+        """What every form has that an objective may ask for; a decoder is of some alone."""
+        encode: TokenEncode = self.form
+        return encode
+
+    def batch(self, token_ids: np.ndarray, lengths: np.ndarray) -> Batch:
+        """Texts as the encoder takes them."""
+        return Batch.of(token_ids, lengths, self.encoder.device)
+
+    def masks(self, *part: int) -> DropoutMasks | None:
+        """Those of dropout, if there is any.
+
+        Args:
+            part: Number of a part beside the encoder, which has masks of its own.
+        """
+        seed = (*self.seed, *(_BESIDE + number for number in part))
+        return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
+
+    def hidden_states(self, batch: Batch) -> torch.Tensor:
+        """fp32 [tokens, hidden]."""
+        return self._tokens.hidden_states(
+            batch,
+            self.masks(),
+            activation_checkpointing=self.activation_checkpointing,
+            sparse_words=True,
+        )
+
+    def vectors(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, embedding width], not scaled to length 1."""
+        pooled = self._tokens.pooled(hidden_states, batch)
+        return with_dense(self.spec, self.encoder.weights, pooled)
+
+    def wanted(self, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray) -> Wanted:
+        """See :meth:`pipelines.pretraining.torch_head.Wanted.of`."""
+        return Wanted.of(targets, shares, lengths, self.encoder.device)
+
+    def prediction_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+        """See :func:`pipelines.pretraining.torch_head.prediction_loss`."""
+        # Of the layer norms of the encoder, where its spec tells.
+        epsilon = getattr(self.spec, "layer_norm_epsilon", None)
+        words = self.encoder.weights[WORDS]
+        return prediction_loss(states, wanted, self.own, words, dtype=self.dtype, epsilon=epsilon)
+
+    def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+        """See :func:`pipelines.pretraining.torch_head.word_loss`."""
+        return word_loss(states, wanted, self.encoder.weights[WORDS], dtype=self.dtype)
+
+
+Layer = Mapping[str, torch.Tensor]
+"""The decoder's weights, under BERT's names for a layer."""
+_QUERIES, _KEYS, _LAYER = 1, 2, 3
+"""Parts that have dropout of their own beside the encoder."""
+
+
+def loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
+    """The cross entropies of encoder and decoder, added up.
+
+    Args:
+        view: Of the encoder.
+        layer: The decoder's weights.
+        inputs: Of :func:`pipelines.pretraining.retromae.noise`.
+    """
+    lengths, targets = inputs["lengths"], inputs["targets"]
+    batch = view.batch(inputs["token_ids"], lengths)
+    states = view.hidden_states(batch)
+    vectors = view.vectors(states, batch)
+    originals = view.batch(targets, lengths)
+    decoder = (view, layer, originals, vectors, visible(inputs, batch.width, view.encoder.device))
+    if view.activation_checkpointing:
+        found = checkpoint(decode, *decoder, use_reentrant=False, preserve_rng_state=False)
+    else:
+        found = decode(*decoder)
+    of_encoder = view.wanted(targets, inputs["encoder_shares"], lengths)
+    of_decoder = view.wanted(targets, inputs["decoder_shares"], lengths)
+    # One head and one loss for both: the gradient of the words is made once.
+    parts = zip((states, found), (of_encoder, of_decoder), strict=True)
+    rows = torch.cat([part.index_select(0, wanted.rows) for part, wanted in parts])
+    joined = (torch.cat(pair) for pair in zip(of_encoder, of_decoder, strict=True))
+    return view.prediction_loss(rows, Wanted(*joined))
+
+
+def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) -> torch.Tensor:
+    """Bool [texts, 1, width, width]: whether a token is predicted from the one at another place.
+
+    The vector at the first place is seen by all, and no token by itself.
+    """
+    of_token = np.take_along_axis(inputs["missing"], inputs["choices"][:, :width, None], 1)
+    seen = ~of_token[:, :, :width] & ~np.eye(width, dtype=bool)
+    seen &= (np.arange(width) < inputs["lengths"][:, None])[:, None]
+    seen[:, :, 0] = True
+    return to_device(seen[:, None], device)
+
+
+def decode(
+    view: View, layer: Layer, batch: Batch, vectors: torch.Tensor, seen: torch.Tensor
+) -> torch.Tensor:
+    """fp32 [tokens, hidden]: the decoder's one layer.
+
+    Args:
+        view: Of the encoder, whose embeddings are the decoder's.
+        layer: The decoder's weights.
+        batch: The texts as they are.
+        vectors: fp32 [texts, hidden].
+        seen: Of :func:`visible`.
+    """
+    lengths = batch.lengths.long()
+    queries = view.form.input_states(
+        batch, view.masks(_QUERIES), vectors.repeat_interleave(lengths, 0)
+    )
+    keys = view.form.input_states(batch, view.masks(_KEYS))
+    keys = keys.index_copy(0, batch.firsts, vectors)
+    masks, spec = view.masks(_LAYER), view.spec
+
+    states = queries + dropped(masks, 0, _attended(view, layer, batch, queries, keys, seen))
+    states = layer_norm(spec, states, norm_weights(layer, "attention.output."))
+    inner = functional.gelu(_dense(view, layer, "intermediate.dense", states))
+    states = states + dropped(masks, 1, _dense(view, layer, "output.dense", inner))
+    return layer_norm(spec, states, norm_weights(layer, "output."))
+
+
+def _attended(
+    view: View,
+    layer: Layer,
+    batch: Batch,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    seen: torch.Tensor,
+) -> torch.Tensor:
+    """What attention adds to the queries."""
+
+    def heads(name: str, states: torch.Tensor) -> torch.Tensor:
+        rows = batch.rectangle(_dense(view, layer, f"attention.self.{name}", states))
+        return rows.view(batch.texts, batch.width, view.spec.heads, -1).transpose(1, 2)
+
+    context = functional.scaled_dot_product_attention(
+        heads("query", queries), heads("key", keys), heads("value", keys), attn_mask=seen
+    )
+    return _dense(view, layer, "attention.output.dense", batch.tokens(context.transpose(1, 2)))
+
+
+def _dense(view: View, layer: Layer, name: str, states: torch.Tensor) -> torch.Tensor:
+    """A product in the type of those of the encoder."""
+    weight, bias = (layer[f"{name}.{part}"] for part in ("weight", "bias"))
+    return linear(states.to(view.dtype), weight.to(view.dtype), bias.to(view.dtype))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pipelines.models.architecture import Shapes
     from pipelines.models.bert.spec import BertSpec
     from pipelines.models.spec import EncoderSpec
-    from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.pretraining.torch_head import View
+    from pipelines.tokens.vocabulary import SpecialIds
 
 _DECODER = 1
 """Tells the decoder's dropout apart from the encoder's."""
@@ -44,7 +44,7 @@ class TsdaeSettings(ObjectiveSettings):
 
 def shapes(spec: BertSpec) -> Shapes:
     """Shapes of the prediction head, and of each layer's attention to the vector."""
-    from pipelines.pretraining.head import head_shapes
+    from pipelines.pretraining.start import head_shapes
 
     found = head_shapes(spec)
     for layer in range(spec.layers):
@@ -64,7 +64,7 @@ def noise(
     side: Side, ids: SpecialIds, settings: TsdaeSettings, draw: np.random.Generator
 ) -> Mapping[str, np.ndarray]:
     """The texts with gaps, and as they were; at least one token of each is left."""
-    from pipelines.pretraining.noise import (
+    from pipelines.pretraining.start import (
         are_words,
         following,
         is_token,

@@ -8,7 +8,6 @@ lines follow after 30 seconds, then ever more rarely: a job of ten hours writes 
 Commands that are mostly short say nothing in their first five seconds.
 """
 
-from pipelines.progress.messages import MessageHandler, say
-from pipelines.progress.work import WorkProgress, activity, job, next_part
+from pipelines.progress.display import MessageHandler, WorkProgress, activity, job, next_part, say
 
 __all__ = ["MessageHandler", "WorkProgress", "activity", "job", "next_part", "say"]

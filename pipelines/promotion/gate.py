@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError, PromotionRefused
-from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import (
     BETTER,
@@ -22,7 +22,7 @@ from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
-"""Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
+"""Figures by evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives them."""
 
 
 _OF_EARLIER_RELEASES = "retrieval.ndcg@10"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import getpass
+import json
 import logging
 import os
 import re
@@ -32,15 +33,62 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.evaluation.observations import Observations, write_observations
+from pipelines.evaluation.intervals import Observations, write_observations
 from pipelines.files import locks, records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.files.ownership import VERSION, foreign, is_ours, shown
 from pipelines.files.run_folder import OBSERVATIONS
-from pipelines.models.digest import digest_model
-from pipelines.promotion import history
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.models.folder import digest_model
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
+
+HISTORY = "history.jsonl"
+
+
+def read(target: Location) -> list[dict[str, Any]]:
+    """The lines, the oldest first, but for those that a killed process has left torn."""
+    return [line for line in map(_parsed, _lines(target)) if line is not None]
+
+
+def add(target: Location, line: Mapping[str, Any]) -> None:
+    """Adds a line, whole or not at all; a torn one at the end gives way to it."""
+    lines = _lines(target)
+    if lines and _parsed(lines[-1]) is None and _is_torn(lines[-1]):
+        lines.pop()
+    text = "".join(f"{kept}\n" for kept in [*lines, json.dumps(line)])
+    storage.write_text(target / HISTORY, text, durable=True)
+
+
+def is_foreign(target: Location) -> bool:
+    """Whether the file is something else: no line of it is one of ours, whole or torn."""
+    lines = [line for line in _lines(target) if line.strip()]
+    return bool(lines) and all(_parsed(line) is None and not _is_torn(line) for line in lines)
+
+
+def _is_torn(line: str) -> bool:
+    """Whether it is the beginning of a line, which a whole line of another tool is not."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith("{")
+    return False
+
+
+def _lines(target: Location) -> list[str]:
+    path = target / HISTORY
+    # A process may have been killed between the bytes of one character.
+    return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("version"), str):
+        return None
+    return found if isinstance(found.get("before"), str | None) else None
+
 
 CURRENT = "current"
 VERSIONS = "versions"
@@ -163,7 +211,7 @@ def exclusive(target: Location) -> Iterator[None]:
     """
     target.mkdir(parents=True, exist_ok=True)
     with _lock(target, locks.LOCK_FILE):
-        for name in (CURRENT, history.HISTORY):
+        for name in (CURRENT, HISTORY):
             storage.remove_asides(target / name)
         _remove_leftovers(target)
         _remove_abandoned_copies(target)
@@ -213,7 +261,7 @@ def place(target: Location, copy: Location) -> str:
     """Makes a copy the next version, which is not in service yet, and returns its name."""
     # What is not whole, or the user's, has a number too.
     there = (path.name for path in listed(target / VERSIONS, "*"))
-    numbers = [*there, *(line["version"] for line in history.read(target))]
+    numbers = [*there, *(line["version"] for line in read(target))]
     version = f"{max(map(_number, numbers), default=0) + 1:05d}"
     _move(copy, target / VERSIONS / version)
     storage.flush(target / VERSIONS)
@@ -240,7 +288,7 @@ def put_in_service(target: Location, version: str, why: str) -> None:
     locks.check_held()
     before = served_name(target)
     _point(target / CURRENT, f"{VERSIONS}/{version}")
-    history.add(target, _entry(now(), who(), why, version, before))
+    add(target, _entry(now(), who(), why, version, before))
 
 
 def _point(pointer: Location, content: str) -> None:
@@ -278,7 +326,7 @@ def rolled_back_version(target: Location, digest: str) -> str | None:
     It has a higher number than the version in service, and was in service once, unlike what a
     promotion leaves that is killed before its end.
     """
-    entries = history.read(target)
+    entries = read(target)
     served = {entry["version"] for entry in entries} | {entry.get("before") for entry in entries}
     current = _number(served_name(target))
     for name in reversed(versions(target)):
@@ -295,10 +343,10 @@ def check_target(target: Location) -> None:
         InputError: One of them is something else.
     """
     served_name(target)
-    folder, log = target / VERSIONS, target / history.HISTORY
+    folder, log = target / VERSIONS, target / HISTORY
     if folder.exists() and not folder.is_dir():
         raise InputError(KEY, f"{folder} is a file", ELSEWHERE)
-    if log.exists() and (log.is_dir() or history.is_foreign(target)):
+    if log.exists() and (log.is_dir() or is_foreign(target)):
         raise InputError(KEY, f"{log} is no history of promotions", ELSEWHERE)
 
 
@@ -376,7 +424,7 @@ def _add_missing_line(target: Location) -> None:
 
     It had replaced ``current`` by then.
     """
-    entries = history.read(target)
+    entries = read(target)
     current, noted = served_name(target), entries[-1]["version"] if entries else None
     if current is None or current == noted:
         return
@@ -388,7 +436,7 @@ def _add_missing_line(target: Location) -> None:
         # The link says when this was, but nothing says by whom.
         changed = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
         line = _entry(_formatted(changed), None, "rolled back", current, noted)
-    history.add(target, line)
+    add(target, line)
 
 
 def _entry(

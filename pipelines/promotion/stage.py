@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
 from pipelines.evaluation.alarms import Doubt, doubts, unmatched_sets
-from pipelines.evaluation.intervals import WORSE, Interval
-from pipelines.evaluation.observations import (
+from pipelines.evaluation.intervals import (
+    WORSE,
+    Interval,
     Observations,
     Observed,
     digest_observations,
@@ -25,9 +26,10 @@ from pipelines.files import records, storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import OBSERVATIONS, RunFolder
-from pipelines.models.digest import digest_model
+from pipelines.models.folder import digest_model
 from pipelines.progress import activity
-from pipelines.promotion import history, served
+from pipelines.promotion import served
+from pipelines.promotion import served as history
 from pipelines.promotion.gate import Figures, Judgement, compared_metrics, evaluations, judge
 from pipelines.report.verdict import verdict
 from pipelines.runs.opening import trained_identity
@@ -432,8 +434,7 @@ def _served_measured(
     if "figures" in known and all(told.get(name) == wanted[name] for name in names):
         return _Served(known["figures"], read_observations(in_service / OBSERVATIONS))
 
-    from pipelines.evaluation.sets import digest_sets
-    from pipelines.evaluation.stage import evaluate
+    from pipelines.evaluation.sets import digest_sets, evaluate
     from pipelines.spark.session import running_tasks, spark_session
 
     session = spark_session(config, needs_context=False)

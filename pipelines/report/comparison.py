@@ -2,18 +2,152 @@
 
 from __future__ import annotations
 
+import math
+import os
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import numpy as np
 
 from pipelines.evaluation.alarms import choosing_sets, told_overlap
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, UNSEEN, Interval, holm
 from pipelines.evaluation.sets import Role
-from pipelines.report.series import is_number
+from pipelines.files import records
+from pipelines.files.locations import Location
+from pipelines.settings.redaction import without_password
+
+MAX_CHARACTERS = 200
+# They would change the direction of the text around them, or are invisible.
+_HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufeff"} | set(
+    map(chr, range(0x2066, 0x206A))
+)
+
+
+def shown(text: str, most: int = MAX_CHARACTERS) -> str:
+    """A text on one line, at most so many characters long, with nothing hidden in it.
+
+    Characters that control something, among them those that turn the direction of what follows,
+    are written as escapes.
+    """
+    line = " ".join(text[: 4 * most].split())
+    cut = line[:most].rstrip() + "…" if len(line) > most else line
+    return "".join(_escaped(character) for character in cut)
+
+
+def _escaped(character: str) -> str:
+    if character in _HIDDEN or unicodedata.category(character) in ("Cc", "Cs"):
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a page leads to.
+
+    Attributes:
+        name: For people.
+        place: The path, or the address of a store.
+        href: Relative to the page; None where a browser could not follow it.
+    """
+
+    name: str
+    place: str
+    href: str | None
+
+
+def link(name: str, target: Location, page: Location) -> Link:
+    """The link from a page to a file or a folder; to a store none leads, so it is named.
+
+    Args:
+        name: For people.
+        target: The file or folder.
+        page: The file that the link is in.
+    """
+    if not isinstance(target, Path) or not isinstance(page, Path):
+        return Link(name, without_password(str(target)), None)
+    path = Path(os.path.relpath(target.absolute(), page.absolute().parent)).as_posix()
+    # A first part with a colon would be taken for the scheme of an address.
+    first = "" if path.startswith("../") else "./"
+    end = "/" if target.is_dir() else ""
+    return Link(name, path, f"{first}{quote(path)}{end}")
+
+
+Line = TypeVar("Line")
+
+
+def smoothed(values: Sequence[float], span: float) -> list[float]:
+    """The mean around each place, with weights of a bell curve; at the ends, of what is there.
+
+    Values that are not finite count nowhere, and where there are no others the mean is NaN.
+
+    Source: Nadaraya, "On estimating regression", Theory of Probability and its Applications
+    9(1), 1964.
+
+    Args:
+        values: Equally far apart.
+        span: Standard deviation of the weights, in places.
+    """
+    given = np.asarray(values, float)
+    is_finite = np.isfinite(given)
+    reach = math.ceil(3 * span)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / span) ** 2)
+    places = slice(reach, reach + len(given))
+    total = np.convolve(np.where(is_finite, given, 0.0), weights)[places]
+    weight = np.convolve(is_finite.astype(float), weights)[places]
+    return [float(a / b) if b > 0 else math.nan for a, b in zip(total, weight, strict=True)]
+
+
+def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
+    """At most so many groups of neighbours: all of equally many, the last of fewer.
+
+    Args:
+        lines: In their order.
+        most: Groups that a picture can show.
+    """
+    size = max(1, math.ceil(len(lines) / most))
+    return [lines[start : start + size] for start in range(0, len(lines), size)]
+
+
+def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, float]]:
+    """At most so many lines: each the mean of a group; see :func:`grouped`.
+
+    Args:
+        lines: With what is to be shown; what is no number, or not in all of them, is left out.
+        most: Lines that a picture can show.
+    """
+    names = [name for name in lines[0] if all(is_number(line.get(name)) for line in lines)]
+    return [
+        {name: math.fsum(line[name] for line in group) / len(group) for name in names}
+        for group in grouped(lines, most)
+    ]
+
+
+def is_number(value: object) -> bool:
+    """Whether JSON gave a number; true and false are none, NaN is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_lines(path: Location) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
+
+    A run that was killed leaves one.
+
+    Raises:
+        DamagedFileError: Another line is no object.
+    """
+    lines = path.read_bytes().split(b"\n")
+    # What follows the last line end is empty, or half a line.
+    found = (records.read_line(path, line, dict[str, Any]) for line in lines[:-1] if line.strip())
+    return [line for line in found if line is not None]
+
 
 Figures = Mapping[str, Mapping[str, float]]
-"""Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
+"""Figures by evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives them."""
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from pipelines.corpus.cleaning.languages import UNKNOWN
+from pipelines.corpus.cleaning.rules import UNKNOWN
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS
 from pipelines.evaluation.alarms import told_overlaps
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.report.funnel import LOST
+from pipelines.report.comparison import shown
 from pipelines.report.page_parts import (
+    LOST,
     Bar,
     Chart,
     bar,
@@ -27,8 +28,7 @@ from pipelines.report.page_parts import (
     render,
     whole,
 )
-from pipelines.report.text import shown
-from pipelines.tokens.lengths import told_cuts
+from pipelines.tokens.summary import told_cuts
 
 TEMPLATE = "corpus.html"
 _MAX_REASONS = 10

@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
 from pipelines.lanes.files import LaneManifest
-from pipelines.report.funnel import funnel_bars
-from pipelines.report.style import whole_numbers
+from pipelines.report.page_parts import funnel_bars
+from pipelines.report.svg_charts import whole_numbers
 
 _STYLE = {
     "axes.axisbelow": True,

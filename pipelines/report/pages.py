@@ -14,11 +14,11 @@ from pipelines.report.page_parts import drawn
 from pipelines.report.recorded_runs import KEY, check_run, check_runs
 from pipelines.report.run_page import write_report
 from pipelines.report.runs_page import write_comparison
-from pipelines.runs.jobs import prepared_folder_of
+from pipelines.runs.job_records import prepared_folder_of
 from pipelines.settings import Config
+from pipelines.settings.base import NotLocalError, stored_path
 from pipelines.settings.load import parse, read_tree
-from pipelines.settings.paths import NotLocalError, stored_path
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 OUTPUT_KEY = "--output"
 _BEGINNING = 4096
@@ -91,7 +91,7 @@ def _is_page(file: Location) -> bool:
     return (
         not beginning
         or b"sentence-pipelines" in beginning
-        or b"pipelines/report/style.py" in beginning
+        or b"pipelines/report/svg_charts.py" in beginning
     )
 
 

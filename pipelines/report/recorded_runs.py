@@ -11,12 +11,10 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.report.comparison import Comparison, compare
+from pipelines.report.comparison import Comparison, compare, read_lines, shown
 from pipelines.report.page_parts import read_if_there
-from pipelines.report.series import read_lines
-from pipelines.report.text import shown
 from pipelines.report.verdict import Verdict, verdict
-from pipelines.runs.jobs import JobsRecord, read_jobs
+from pipelines.runs.job_records import JobsRecord, read_jobs
 from pipelines.settings.load import read_tree
 
 KEY = "RUN"

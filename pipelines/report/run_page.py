@@ -2,33 +2,351 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
+from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from pipelines.catalog import ARCHITECTURES
 from pipelines.evaluation.sets import Role
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.models import ARCHITECTURES
-from pipelines.report.comparison import Comparison, compare, main_lines
-from pipelines.report.history import commands, wall_bars, wall_times
-from pipelines.report.links import Link, link
-from pipelines.report.page_parts import duration, funnel_levels, read_if_there, render, whole
+from pipelines.report.comparison import (
+    Comparison,
+    Link,
+    compare,
+    is_number,
+    link,
+    main_lines,
+    read_lines,
+    shown,
+)
+from pipelines.report.page_parts import (
+    Bar,
+    Chart,
+    bar,
+    duration,
+    funnel_levels,
+    per_cent,
+    read_if_there,
+    render,
+    whole,
+)
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
-from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
-from pipelines.report.series import is_number, read_lines
+from pipelines.report.svg_charts import BLUE, ORANGE
 from pipelines.report.verdict import verdict
-from pipelines.runs.choice import told_choice
-from pipelines.runs.jobs import read_jobs
-from pipelines.runs.restarts import read_restarts
+from pipelines.runs.job_records import Job, JobsRecord, read_jobs, read_restarts
+from pipelines.runs.model_choice import told_choice
 from pipelines.runs.run import Restart
 from pipelines.settings import Config, ObjectiveSettings
 from pipelines.settings import load as configuration
+from pipelines.settings.corpus import SourceSettings
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.sources import SourceSettings
-from pipelines.tokens.lengths import told_cuts
+from pipelines.tokens.summary import told_cuts
+
+KEPT = "kept"
+"""Instead of the time of a stage that an earlier preparation had made."""
+_SHORT = 10.0
+"""Seconds below which tenths of them say something."""
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Seconds by the clock.
+
+    Attributes:
+        name: Of the stage.
+        seconds: That it took.
+        is_kept: An earlier preparation had done it.
+        note: What is to be known besides, for people.
+    """
+
+    name: str
+    seconds: float
+    is_kept: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and the jobs of a run that it did.
+
+    Attributes:
+        text: As it was given, without secrets; empty where jobs were called from Python.
+        jobs: When each began and what it took, for people.
+        host: Of the driver.
+        commit: Of the folder that it was run in; empty where that is not known.
+    """
+
+    text: str
+    jobs: tuple[str, ...]
+    host: str
+    commit: str
+
+
+def wall_times(record: JobsRecord) -> list[WallTime]:
+    """What each stage took, those of the preparation first; none if nothing has been noted."""
+    stages = [
+        WallTime(f"prepare: {stage.name}", 0.0 if stage.is_kept else stage.seconds, stage.is_kept)
+        for stage in record.preparation
+    ]
+    names = dict.fromkeys(job.name for job in record.jobs)
+    return stages + [_of_jobs([job for job in record.jobs if job.name == name]) for name in names]
+
+
+def total_seconds(times: Sequence[WallTime]) -> float:
+    """Of all stages together."""
+    return math.fsum(time.seconds for time in times)
+
+
+def wall_bars(times: Sequence[WallTime]) -> list[Bar]:
+    """A bar for each stage, each beginning where the one before ended, and one for all."""
+    whole = total_seconds(times)
+    bars, begun = [], 0.0
+    for time in times:
+        name = f"{time.name} ({time.note})" if time.note else time.name
+        share = time.seconds / whole if whole else 0.0
+        drawn = _bar(name, time.seconds, share, begun)
+        bars.append(replace(drawn, rows=KEPT, share="") if time.is_kept else drawn)
+        begun += share
+    return [*bars, _bar("all", whole, 1.0, kind="kept")] if len(bars) > 1 and whole else bars
+
+
+def commands(record: JobsRecord) -> list[Command]:
+    """The commands, the first one first; jobs of one command stand together."""
+
+    def key(job: Job) -> tuple[str, str, str]:
+        return job.command or "", job.host, job.commit or ""
+
+    return [
+        Command(text, tuple(map(_told, jobs)), host, commit)
+        for (text, host, commit), jobs in groupby(record.jobs, key)
+    ]
+
+
+def moment(iso: str) -> str:
+    """A time of UTC for people, to the minute."""
+    return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC"
+
+
+def short_duration(seconds: float) -> str:
+    """As :func:`duration`; short ones to a tenth of a second."""
+    return duration(seconds) if seconds >= _SHORT else f"{seconds:.1f}s"
+
+
+def _of_jobs(jobs: Sequence[Job]) -> WallTime:
+    """All jobs of one name; a run may have been stopped and resumed."""
+    ended = [job.seconds for job in jobs if job.seconds is not None]
+    notes = [f"{len(jobs)} times"] if len(jobs) > 1 else []
+    if open_ones := len(jobs) - len(ended):
+        said = "has not ended" if len(jobs) == 1 else f"{open_ones} without an end, not counted"
+        notes.append(said)
+    return WallTime(jobs[0].name, math.fsum(ended), note=", ".join(notes))
+
+
+def _told(job: Job) -> str:
+    took = "has not ended" if job.seconds is None else short_duration(job.seconds)
+    return f"{job.name}: {moment(job.began)}, {took}"
+
+
+def _bar(name: str, seconds: float, share: float, start: float = 0.0, kind: str = "share") -> Bar:
+    drawn = bar(name, 0, share, start, kind)
+    return Bar(kind, name, short_duration(seconds), per_cent(share), drawn.left, drawn.width)
+
+
+MODELS = {"before": "Before", "after": "After"}
+KINDS = {
+    "better": "Found better than before",
+    "worse": "Found worse than before",
+    "random": "Taken at random",
+}
+MAP_SIZE = 400
+_MARGIN = 14
+_BINS = 32
+
+
+@dataclass(frozen=True)
+class MapPair:
+    """A pair on a map, in the map's units.
+
+    Attributes:
+        number: The same on all maps.
+        kind: `first`, `near` or `far`: where its document stands among those of its query.
+        texts: Its two texts, as they can be shown.
+        rank: Of its document, for people.
+        query: Place of its query.
+        document: Place of its document.
+    """
+
+    number: int
+    kind: str
+    texts: tuple[str, str]
+    rank: str
+    query: tuple[float, float]
+    document: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Map:
+    """The pairs as one model sees them.
+
+    Attributes:
+        title: For people.
+        pairs: What is on it.
+        counts: How many pairs there are of each kind.
+    """
+
+    title: str
+    pairs: tuple[MapPair, ...]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a model has found for a query: texts, whether they are right, and a rank in words."""
+
+    documents: tuple[tuple[str, bool], ...]
+    rank: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query with what each model has found."""
+
+    text: str
+    right: str
+    before: Found
+    after: Found
+
+
+def maps(samples: Mapping[str, Any]) -> list[Map]:
+    """The map of each model, with the same pairs; none where there are no pairs, or no places."""
+    pairs, depth = samples.get("pairs", []), samples.get("depth", 0)
+    if not any(
+        place != [0, 0] for pair in pairs for name in MODELS for place in pair[name]["places"]
+    ):
+        return []
+    return [
+        _map(title, [_map_pair(number, pair, name, depth) for number, pair in enumerate(pairs)])
+        for name, title in MODELS.items()
+    ]
+
+
+def queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
+    """The queries of each kind that there are, by its title."""
+    depth = samples.get("depth", 0)
+    kinds: dict[str, list[Query]] = {}
+    for one in samples.get("neighbours", []):
+        query = Query(
+            shown(one["text"]),
+            shown(one["right"]),
+            _found(one["before"], depth),
+            _found(one["after"], depth),
+        )
+        kinds.setdefault(KINDS[one["kind"]], []).append(query)
+    return kinds
+
+
+def changes(samples: Mapping[str, Any]) -> str:
+    """How many queries got better and worse, in a sentence."""
+    counted = samples.get("changes", {})
+    if not counted.get("queries"):
+        return ""
+    same = counted["queries"] - counted["better"] - counted["worse"]
+    return (
+        f"Of {counted['queries']:,} queries, {counted['better']:,} have their document at a better "
+        f"rank than before, {counted['worse']:,} at a worse one, and {same:,} at the same or still "
+        f"not among the first {samples['depth']}."
+    )
+
+
+def similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
+    """How alike the two texts of a pair are, and two texts of different pairs; by model."""
+    pairs = samples.get("pairs", [])
+    values = {
+        (name, key): [pair[name][key] for pair in pairs if pair[name][key] is not None]
+        for name in MODELS
+        for key in ("cosine", "strange_cosine")
+    }
+    everything = [one for some in values.values() for one in some]
+    if not everything:
+        return []
+    from pipelines.report.svg_charts import Distribution, distributions
+
+    low, high = min(everything), max(everything)
+    edges = np.linspace(np.floor(10 * low) / 10, max(1.0, high), _BINS + 1).tolist()
+    charts = []
+    for name, title in MODELS.items():
+        own, strange = values[name, "cosine"], values[name, "strange_cosine"]
+        svg = distributions(
+            f"Cosines {title.lower()}",
+            [
+                Distribution(own, BLUE, "of a pair"),
+                Distribution(strange, ORANGE, "of different pairs", fill=False),
+            ],
+            edges,
+            label="cosine of two texts",
+        )
+        won = per_cent(closer(own, strange))
+        note = (
+            f"A text is closer to its partner than to a stranger in {won} of all comparisons; "
+            "50 % would be chance."
+        )
+        charts.append(Chart(f"{title}: how alike two texts are", svg, note=note))
+    return charts
+
+
+def closer(own: Sequence[float], strange: Sequence[float]) -> float:
+    """The share of comparisons that the first values win; a tie is half won.
+
+    Source: Mann and Whitney, "On a test of whether one of two random variables is stochastically
+    larger than the other", Annals of Mathematical Statistics 18(1), 1947.
+    """
+    if not own or not strange:
+        return 0.5
+    difference = np.subtract.outer(np.asarray(own, float), np.asarray(strange, float))
+    return float((difference > 0).mean() + (difference == 0).mean() / 2)
+
+
+def _map(title: str, pairs: Sequence[MapPair]) -> Map:
+    kinds = ("first", "near", "far")
+    counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in kinds}
+    # Found ones are drawn last, so that they stay visible where they are few.
+    ordered = sorted(pairs, key=lambda pair: -counts[pair.kind])
+    return Map(title, tuple(ordered), counts)
+
+
+def _map_pair(number: int, pair: Mapping[str, Any], name: str, depth: int) -> MapPair:
+    rank = pair[name]["rank"]
+    query, document = (_place(place) for place in pair[name]["places"])
+    left, right = map(shown, pair["texts"])
+    kind = "far" if rank is None else "first" if rank == 1 else "near"
+    return MapPair(number, kind, (left, right), rank_in_words(rank, depth), query, document)
+
+
+def rank_in_words(rank: int | None, depth: int) -> str:
+    """A rank for people; all below the ranks kept are the same."""
+    return f"behind rank {depth}" if rank is None else f"rank {rank}"
+
+
+def _place(place: Sequence[float | None]) -> tuple[float, float]:
+    """Map units, downwards, of a place from -1 to 1, upwards; the centre where it is unknown."""
+    reach = MAP_SIZE / 2 - _MARGIN
+    across, up = (0.0 if one is None else one for one in place)
+    return round(MAP_SIZE / 2 + reach * across, 1), round(MAP_SIZE / 2 - reach * up, 1)
+
+
+def _found(found: Mapping[str, Any], depth: int) -> Found:
+    documents = tuple((shown(one["text"]), bool(one["right"])) for one in found["documents"])
+    return Found(documents, rank_in_words(found["rank"], depth))
+
 
 TEMPLATE = "page.html"
 _MAX_SCORES = 2

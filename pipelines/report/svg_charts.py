@@ -1,25 +1,332 @@
-"""Pictures as SVG text to put into a page."""
+"""Pictures as SVG text to put into a page.
+
+The values of a picture, for the reader who points at it or walks through it by keyboard.
+
+They travel as JSON in an attribute of the picture, and ``values.js`` shows them.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import Formatter, FuncFormatter, PercentFormatter
 
-from pipelines.report.readings import Readings, Series, summarised
-from pipelines.report.style import BLUE, ORANGE, PALE_BLUE, whole_numbers
-from pipelines.report.svg_pictures import (
-    DistinctTicks,
-    number_tick,
-    picture_of,
-    ticks_of,
-    whole_tick,
-)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
+
+
+BLUE = "#1d4ed8"
+PALE_BLUE = "#93c5fd"
+ORANGE = "#c2410c"
+TEAL = "#0f766e"
+VIOLET = "#7c3aed"
+ROSE = "#be185d"
+OLIVE = "#4d7c0f"
+GREY = "#a1a1aa"
+INK, SOFT, AXIS, LINE = "#1f2937", "#4b5563", "#9ca3af", "#e5e7eb"
+
+SERIES = (BLUE, ORANGE, TEAL, VIOLET, PALE_BLUE, GREY)
+"""Curves of one picture, in this order."""
+
+RUNS = (BLUE, ORANGE, TEAL, VIOLET, ROSE, OLIVE)
+"""Runs that are compared, in this order; thin lines in each can be seen in light and in dark."""
+
+PARTS = {
+    "arithmetic": BLUE,
+    "communication": ORANGE,
+    "arithmetic_and_communication": VIOLET,
+    "data": TEAL,
+    "other": GREY,
+}
+"""The parts of a worker's time."""
+
+VARIABLES = {
+    BLUE: "--blue",
+    PALE_BLUE: "--pale-blue",
+    ORANGE: "--orange",
+    TEAL: "--teal",
+    VIOLET: "--violet",
+    ROSE: "--rose",
+    OLIVE: "--olive",
+    GREY: "--grey",
+    INK: "--ink",
+    SOFT: "--soft",
+    AXIS: "--axis",
+    LINE: "--line",
+}
+"""A page shows them in shades of its own: its reader may like it light or dark."""
+
+
+def whole_numbers(most: int | None = None) -> MaxNLocator:
+    """Ticks at whole numbers only, a single one where the axis is short.
+
+    Matplotlib would rather have two ticks than whole ones, and all of them look alike when rounded.
+
+    Args:
+        most: Intervals between ticks; None: as matplotlib chooses.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins="auto" if most is None else most, integer=True, min_n_ticks=1)
+
+
+_DIGITS = 5
+"""Significant ones of a value; a page of curves would be twice as large with all of them."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one curve, bar or layer.
+
+    Attributes:
+        label: For people; empty where the title of the picture says it.
+        colour: As it is drawn.
+        places: Of the values, on the horizontal axis, ascending.
+        values: Equally many; those that are not finite are not shown.
+    """
+
+    label: str
+    colour: str
+    places: Sequence[float]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What can be read off a picture.
+
+    Attributes:
+        axis: What the horizontal axis counts, for people: `step`.
+        series: In the order in which they are shown.
+        shares: Whether values are shares, to be shown in per cent.
+        marked: Whether a value is as high on the picture as it says, so that it can be marked.
+    """
+
+    axis: str
+    series: Sequence[Series]
+    shares: bool = False
+    marked: bool = True
+
+    def as_json(self, axes: Axes, size: tuple[float, float]) -> str:
+        """All of it, with where the axes are in the picture.
+
+        Args:
+            axes: As they were drawn.
+            size: Width and height of the picture, in the units of its view box.
+        """
+        (width, height), box = size, axes.get_position()
+        area = [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height]
+        shared = self.series[0].places if self._share_places else None
+        told: dict[str, Any] = {
+            "axis": self.axis,
+            "area": [round(edge, 1) for edge in area],
+            "x": _numbers(axes.get_xlim()),
+            "y": _numbers(axes.get_ylim()),
+            "shares": self.shares,
+            "marked": self.marked,
+            "series": [
+                {"label": one.label, "colour": _colour(one.colour), "values": _numbers(one.values)}
+                | ({} if shared is not None else {"places": _numbers(one.places)})
+                for one in self.series
+            ],
+        }
+        if shared is not None:
+            told["places"] = _numbers(shared)
+        return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+
+    def summary(self, name: str) -> str:
+        """The first and the last value of each series, where nothing can be pointed at."""
+        told = [text for one in self.series if (text := self._ends(one))]
+        return ". ".join([name, *told])
+
+    @property
+    def _share_places(self) -> bool:
+        first = list(self.series[0].places) if self.series else None
+        return first is not None and all(list(one.places) == first for one in self.series)
+
+    def _ends(self, one: Series) -> str:
+        pairs = zip(one.places, one.values, strict=True)
+        known = [(place, value) for place, value in pairs if math.isfinite(value)]
+        if not known:
+            return ""
+        ends = dict.fromkeys((known[0], known[-1]))
+        told = ", ".join(f"{self._said(value)} at {_said(place)}" for place, value in ends)
+        return f"{one.label or self.axis}: {told}"
+
+    def _said(self, value: float) -> str:
+        return f"{100 * value:.3g} %" if self.shares else _said(value)
+
+
+def summarised(series: Sequence[Series]) -> list[Series]:
+    """The lowest and the highest value at each place, of curves too many to be named.
+
+    Args:
+        series: Of the same places, without labels.
+    """
+    places, colour = series[0].places, series[0].colour
+    columns = [
+        [value for value in column if math.isfinite(value)] or [math.nan]
+        for column in zip(*(one.values for one in series), strict=True)
+    ]
+    return [
+        Series("lowest", colour, places, [min(column) for column in columns]),
+        Series("highest", colour, places, [max(column) for column in columns]),
+    ]
+
+
+def _said(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _colour(colour: str) -> str:
+    variable = VARIABLES.get(colour)
+    return f"var({variable})" if variable else colour
+
+
+def _numbers(values: Sequence[float]) -> list[float | int | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None  # JSON has no other word for it.
+    rounded = float(f"{value:.{_DIGITS}g}") if abs(value) < 10**_DIGITS else round(value)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10.5,
+    "axes.edgecolor": AXIS,
+    "axes.labelcolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "text.color": INK,
+    "legend.frameon": False,
+    # Matplotlib would read a dollar in a name as the start of a formula.
+    "text.parse_math": False,
+}
+# The page's own background shows through.
+_CLEAR = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
+_MAX_DIGITS = 8
+_POINTS = 72
+"""To the inch, the units of a view box."""
+
+
+def picture_of(
+    name: str,
+    size: tuple[float, float],
+    draw: Callable[[Figure], None],
+    readings: Readings | None = None,
+) -> str:
+    """An `<svg>` element in the style of the page.
+
+    Args:
+        name: What it shows; also keeps the ids of several pictures in one page apart.
+        size: Width and height in inches.
+        draw: Draws into a figure; what can be read off is in its first axes.
+        readings: What can be read off. None: the picture stands alone, in fixed colours.
+    """
+    style = _STYLE | {"svg.hashsalt": name} | ({} if readings is None else _CLEAR)
+    with mpl.rc_context(style):
+        figure = Figure(figsize=size, layout="constrained")
+        canvas = FigureCanvasSVG(figure)
+        draw(figure)
+        text = io.StringIO()
+        # `savefig` would draw everything twice, the first time for the layout alone.
+        canvas.print_svg(text, metadata={"Date": None, "Creator": None})
+    if readings is None:
+        return _inline(text.getvalue(), name)
+    view = (_POINTS * size[0], _POINTS * size[1])
+    picture = _inline(
+        text.getvalue(),
+        name,
+        f' data-values="{escape(readings.as_json(figure.axes[0], view))}"',
+        f"<title>{escape(readings.summary(name))}</title>",
+    )
+    return _in_colours_of_the_page(picture)
+
+
+def _in_colours_of_the_page(picture: str) -> str:
+    def replaced(found: re.Match[str]) -> str:
+        variable = VARIABLES.get(found[1])
+        return f": var({variable})" if variable else found[0]
+
+    return re.sub(r": (#[0-9a-f]{6})\b", replaced, picture)
+
+
+def ticks_of(shares: bool) -> Formatter:
+    """Of a vertical axis of shares, or of other numbers."""
+    return PercentFormatter(1.0, decimals=None, symbol=" %") if shares else DistinctTicks()
+
+
+class DistinctTicks(Formatter):
+    """Numbers with as many digits as it takes for all ticks to differ."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        """A single number."""
+        return number_tick(value)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The numbers of an axis."""
+        for digits in range(3, _MAX_DIGITS):
+            ticks = [number_tick(value, digits) for value in values]
+            if len(set(ticks)) == len(set(values)):
+                break
+        return ticks
+
+
+def whole_tick(value: float, _: object = None) -> str:
+    """A number without what is behind the point."""
+    return f"{value:,.0f}"
+
+
+def number_tick(value: float, digits: int | None = None) -> str:
+    """With so many significant digits, 3 by default."""
+    return (
+        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits or 3}g}".replace("e-0", "e-")
+    )
+
+
+def _inline(document: str, name: str, further: str = "", title: str = "") -> str:
+    """The element alone, without the size in points that would fix its width.
+
+    Args:
+        document: As matplotlib writes it.
+        name: For people.
+        further: Attributes.
+        title: The first element within.
+    """
+    _, _, rest = document.partition("<svg")
+    attributes, _, content = rest.partition(">")
+    # Groups are numbered anew in each picture (`axes_1`), and nothing refers to them.
+    content = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", content)
+    view = attributes.partition('viewBox="')[2].partition('"')[0]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="{view}" role="img" aria-label="{escape(name)}"{further}>{title}{content}'
+    )
+
 
 _ROOM = 1.06
 """The vertical axis over the highest value, so that a level line does not lie on the edge."""
@@ -38,7 +345,7 @@ class Curve:
 
     Attributes:
         values: In their order.
-        colour: Of :mod:`pipelines.report.style`.
+        colour: Of :mod:`pipelines.report.svg_charts`.
         label: Shows in the legend, where it is not empty.
         width: Of the line, in points.
         steps: Where its values are, if not at the steps of the chart.

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipelines.errors import PipelineError
-from pipelines.files import conditional, fencing, storage, versions
+from pipelines.files import conditional, storage, versions
+from pipelines.files import owners as fencing
 from pipelines.files.locations import Location, RemotePath
-from pipelines.files.lock_files import files_for
+from pipelines.files.locks import files_for
 from pipelines.files.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

@@ -8,43 +8,187 @@ make a folder whole: a machine that loses power, or a mount that loses a write, 
 What is not trained does not change, and lies beside the checkpoints once, in ``frozen``. Whoever
 loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
 on, and takes an older checkpoint where the newest is torn.
+
+The files of a checkpoint, read with every damage told in one line that names the file.
+
+``state.json`` lists the others with their sizes and checksums.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
-from pipelines.errors import InputError
-from pipelines.files import storage
-from pipelines.files.locations import Location
+from pipelines.errors import DamagedFileError, InputError, PipelineError
+from pipelines.files import records, storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, RemotePath
+from pipelines.files.records import DAMAGED
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.models.adaptation import NOTHING, Frozen, effective
 from pipelines.models.architecture import Shapes
-from pipelines.models.arrays import LazyArrays, shapes_of, stored_order
+from pipelines.models.arrays import LazyArrays, shapes_of, stored_arrays, stored_order
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Rows, Weights, save_weights, stored_shapes
+from pipelines.models.weights import Rows, Weights, load_weights, save_weights, stored_shapes
 from pipelines.runs.attempts import FIRST, accepted_checkpoints, checkpoint_name
-from pipelines.runs.checkpoint_files import (
-    MOMENTS,
-    STATE,
-    WEIGHTS,
-    TornCheckpoint,
-    checked_state,
-    fingerprint,
-    local,
-    read_arrays,
-    read_state,
-    scale_of,
-    spec_of,
-    step_of,
-    telling_damage,
-)
+from pipelines.settings import TrainingSettings
+
+WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
+    """A checkpoint that is not as it was written; the message names the file and the damage."""
+
+
+def local(path: Location) -> Path:
+    """A folder of checkpoints, on this machine.
+
+    Raises:
+        TornCheckpoint: It cannot be copied from its store.
+    """
+    try:
+        return local_folder(path)
+    except OSError as error:
+        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
+
+
+def checked_state(path: Path) -> dict[str, Any]:
+    """The content of ``state.json``, if the files have the sizes in it.
+
+    Raises:
+        TornCheckpoint: They do not, or it is incomplete.
+    """
+    state = read_state(path)
+    files = state.get("files")
+    if not (isinstance(files, dict) and all(map(_is_fingerprint, files.values()))):
+        raise TornCheckpoint(f"{path / STATE} does not list files and sizes")
+    if not {WEIGHTS} <= files.keys() <= {WEIGHTS, MOMENTS}:
+        raise TornCheckpoint(f"{path / STATE} lists other files than those of a checkpoint")
+    for name, written in files.items():
+        try:
+            found = (path / name).stat().st_size
+        except OSError as error:
+            raise TornCheckpoint(f"{path / name} is missing ({error.strerror})") from None
+        if found != written["bytes"]:
+            raise TornCheckpoint(f"{path / name} has {found:,} of {written['bytes']:,} bytes")
+    return state
+
+
+def read_state(path: Location) -> dict[str, Any]:
+    """The content of ``state.json``.
+
+    Raises:
+        TornCheckpoint: There is none.
+    """
+    try:
+        state: dict[str, Any] = records.read(path / STATE, dict[str, Any])
+    except FileNotFoundError:
+        raise TornCheckpoint(f"{path / STATE} is missing") from None
+    except DamagedFileError as error:
+        raise TornCheckpoint(f"{path / STATE} cannot be read ({error.problem})") from error
+    except OSError as error:
+        raise TornCheckpoint(f"{path / STATE} cannot be read ({error})") from error
+    return state
+
+
+def _is_fingerprint(written: object) -> bool:
+    """Whether it is what :func:`fingerprint` gives."""
+    return isinstance(written, dict) and isinstance(written.get("bytes"), int)
+
+
+def step_of(path: Location, state: Mapping[str, Any]) -> int:
+    """The step of a state.
+
+    Raises:
+        TornCheckpoint: It has none.
+    """
+    step = state.get("step")
+    if not isinstance(step, int):
+        raise TornCheckpoint(f"{path / STATE} holds no step")
+    return step
+
+
+def scale_of(path: Location, state: Mapping[str, Any]) -> float:
+    """By what the products of LoRA are multiplied, of a state that is not trained.
+
+    Raises:
+        TornCheckpoint: It does not say.
+    """
+    try:
+        scale = float(state["scale"])
+    except DAMAGED:
+        scale = math.nan
+    if not math.isfinite(scale):
+        raise TornCheckpoint(f"{path / STATE} holds no scale")
+    return scale
+
+
+def spec_of(path: Location, state: Mapping[str, Any]) -> EncoderSpec:
+    """The shape of the encoder of a state.
+
+    Raises:
+        TornCheckpoint: It has none, or one of no known architecture.
+    """
+    with telling_damage(path / STATE):
+        return EncoderSpec.from_json(state["encoder"])
+
+
+def read_arrays(
+    path: Path, rows: Rows | None = None, *, lazily: bool = False
+) -> Mapping[str, np.ndarray]:
+    """The arrays of a file; see :func:`pipelines.models.weights.load_weights`.
+
+    Args:
+        path: The file.
+        rows: The rows that are wanted, as there.
+        lazily: Whether each is read when it is asked for, from a file that has to stay.
+
+    Raises:
+        TornCheckpoint: It cannot be read.
+    """
+    with telling_damage(path):
+        return stored_arrays(path) if lazily else load_weights(path, rows)
+
+
+@contextmanager
+def telling_damage(path: Location) -> Iterator[None]:
+    """Has what libraries raise at a file name the file.
+
+    Raises:
+        TornCheckpoint: They raise anything.
+    """
+    try:
+        yield
+    except (OSError, PipelineError, SafetensorError, *DAMAGED) as error:
+        told = " ".join(str(error).split())
+        raise TornCheckpoint(f"{path} cannot be read ({told})") from error
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file.
+
+    Raises:
+        TornCheckpoint: It cannot be read to its end.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"bytes": file.tell(), "sha256": digest}
+    except OSError as error:
+        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
+
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +367,7 @@ def load_checkpoint(
 
     Args:
         rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
-        lazily: See :func:`pipelines.runs.checkpoint_files.read_arrays`.
+        lazily: See :func:`pipelines.runs.checkpoint.read_arrays`.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -378,3 +522,74 @@ def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArray
         return array
 
     return LazyArrays(shapes_of(arrays), checked)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, one after the other. Runs on an executor.
+
+    A checkpoint for a store is written to the disk of this machine, which is when the next step may
+    begin, and copied by a thread. The copy before it has ended by then, so that the disk holds no
+    more than one.
+
+    Args:
+        run_folder: Where they go.
+        training: Says which stay.
+        attempt: On the run, see :mod:`pipelines.runs.attempts`.
+    """
+
+    def __init__(
+        self, run_folder: Location, training: TrainingSettings, attempt: int = FIRST
+    ) -> None:
+        self._run_folder = run_folder
+        self._training = training
+        self._attempt = attempt
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def save(self, checkpoint: Checkpoint, saved: Callable[[int], None]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            checkpoint: The state before a step.
+            saved: Called with the step once the checkpoint is whole, perhaps on another thread.
+
+        Raises:
+            FloatingPointError: It holds numbers that are none; there is no checkpoint.
+            OSError: It, or the one before it, cannot be written.
+        """
+        if not isinstance(self._run_folder, RemotePath):
+            kept = self._kept(checkpoint.step)
+            save_checkpoint(self._run_folder, checkpoint, *kept, attempt=self._attempt)
+            saved(checkpoint.step)
+            return
+        self.wait()
+        written = TemporaryDirectory(prefix="sentence-pipelines-")
+        try:
+            write_files(written.name, checkpoint)
+        except BaseException:
+            # Numbers are looked at while they are written: much of it may be there.
+            written.cleanup()
+            raise
+        self._last = self._copying.submit(self._copy, written, checkpoint.step, saved)
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is whole.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def _copy(
+        self, written: TemporaryDirectory[str], step: int, saved: Callable[[int], None]
+    ) -> None:
+        with written:
+            kept = self._kept(step)
+            upload_checkpoint(written.name, self._run_folder, step, *kept, attempt=self._attempt)
+        saved(step)
+
+    def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:
+        """How many stay when that before a step is there, and which others."""
+        return self._training.kept_checkpoints, self._training.averaged_steps(step)

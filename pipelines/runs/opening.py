@@ -20,10 +20,9 @@ from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
-from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
-from pipelines.runs.choice import WHOLE, asked_steps
-from pipelines.runs.history import last_step_of
+from pipelines.runs.job_records import last_step_of
+from pipelines.runs.model_choice import WHOLE, asked_steps, is_to_end
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -236,7 +235,7 @@ def tell_if_finished(run: TrainingRun, share: float) -> None:
     Args:
         run: Which may be finished.
         share: How much of the start's weights its model keeps; see
-            :func:`pipelines.runs.choice.start_share`.
+            :func:`pipelines.runs.model_choice.start_share`.
     """
     if run.first_step < run.last_step:
         return

@@ -7,14 +7,291 @@ replica that made them together.
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NotRequired, Protocol, runtime_checkable
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from pipelines.errors import PipelineError
+from pipelines.files import records, storage
+from pipelines.files.locations import Location
+from pipelines.files.run_folder import RunFolder
+from pipelines.files.storage import LineLog
+from pipelines.progress import WorkProgress
+from pipelines.runs.job_records import read_restarts
 from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+class _Step(TypedDict):
+    """What a log that goes on must find in a line."""
+
+    step: int
+    precision: NotRequired[str | None]
+
+
+class MetricsLine(_Step):
+    """What is read again of every line of a run, which has more."""
+
+    loss: float
+    seconds: float
+    cpu_seconds: NotRequired[float | None]
+
+
+def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
+    """The metrics lines that are whole; none if there is no file.
+
+    Raises:
+        DamagedFileError: The file holds something else.
+    """
+    return _read(run_folder, MetricsLine)
+
+
+def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
+    return records.read_lines(RunFolder(run_folder).step_metrics, kind, torn=True)
+
+
+class MetricsLog:
+    """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
+
+    Args:
+        run: The run; lines of steps that are made again are dropped from an earlier file.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._lines = LineLog(RunFolder(run.run_folder).step_metrics)
+        self._keep_lines_to(run.first_step)
+        self._warn_of_gap()
+        self._logged = run.first_step
+        self._precision = _last_precision(run.run_folder)
+        self._progress = WorkProgress(
+            "training",
+            run.last_step,
+            run.first_step,
+            "step {done}/{total}  {text}",
+            "the workers start",
+        )
+
+    def __enter__(self) -> MetricsLog:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+        self._lines.flush()
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Takes a metrics line; called while the run goes on.
+
+        A run that lost a worker may go back to a checkpoint: the lines of steps that are made
+        again are dropped.
+        """
+        if line["step"] <= self._logged:
+            self._keep_lines_to(line["step"] - 1)
+        self._logged = line["step"]
+        self._warn_of_precision(line.get("precision"))
+        self._lines.add(json.dumps(line))
+        rate = f"{line['examples_per_second']:.1f} examples/s"
+        self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
+
+    def step_done(self, step: int) -> None:
+        """Shows that so many steps are done."""
+        self._progress.move(step)
+        if self._run.is_checkpointed(step):
+            # A run that goes on from the checkpoint, which is written now, makes no lines before.
+            self._lines.flush()
+
+    def checkpoint_saved(self) -> None:
+        """Writes the lines before a checkpoint, which need not be one of a known step."""
+        self._lines.flush()
+
+    def _warn_of_gap(self) -> None:
+        """Warns if a job was killed before a store had the lines of its last checkpoint."""
+        first, every = self._run.first_step, self._run.config.training.log_every
+        last = max((line["step"] for line in _read(self._run.run_folder, _Step)), default=0)
+        if last < first // every * every:
+            logger.warning(
+                "metrics.jsonl lacks steps %d to %d: the run before was killed before it wrote"
+                " their lines",
+                last + 1,
+                first,
+            )
+
+    def _warn_of_precision(self, precision: str | None) -> None:
+        """Warns if steps are not rounded as those before, which ``auto`` may bring about."""
+        if None not in (precision, self._precision) and precision != self._precision:
+            logger.warning(
+                "the steps up to here were computed in %s, and those from here on are in %s "
+                "(training.precision)",
+                self._precision,
+                precision,
+            )
+        self._precision = precision or self._precision
+
+    def _keep_lines_to(self, step: int) -> None:
+        path = RunFolder(self._run.run_folder).step_metrics
+
+        def is_before(line: str) -> bool:
+            """Whether a line is whole and of a step that is not made again."""
+            found = records.read_line(path, line.encode(), _Step, torn=True)
+            return found is not None and found["step"] <= step
+
+        self._lines.keep(is_before)
+
+
+def _last_precision(run_folder: Location) -> str | None:
+    """The precision of the last metrics line."""
+    lines = list(_read(run_folder, _Step))
+    return lines[-1].get("precision") if lines else None
+
+
+class _Model(TypedDict, total=False):
+    step: int
+
+
+class _Record(TypedDict, total=False):
+    """What is read again of ``metrics.json``, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    model: _Model
+
+
+_OF_AN_EARLIER_MODEL = (
+    *("training", "model", "after", "interval", "sets", "measured"),
+    *("weight_change", "signs", "overlap", "doubts"),
+)
+
+
+def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
+    """Adds figures to the record, in place of earlier ones of the same names.
+
+    Args:
+        folder: Folder of the run.
+        figures: By names such as ``training``, ``before`` and ``after``.
+    """
+    storage.write_json(RunFolder(folder).metrics, _read_metrics(folder) | dict(figures))
+
+
+def model_step(folder: Location) -> int | None:
+    """The step of the state that the model of a run was made of; None if that is not known."""
+    step: int | None = _read_metrics(folder).get("model", {}).get("step")
+    return step
+
+
+def forget_earlier_model(folder: Location) -> None:
+    """Takes out what is no longer true once a run that had a model goes on."""
+    known = _read_metrics(folder)
+    if known:
+        left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
+        storage.write_json(RunFolder(folder).metrics, left)
+    RunFolder(folder).samples.unlink(missing_ok=True)
+    RunFolder(folder).observations.unlink(missing_ok=True)
+
+
+def training_figures(
+    run: TrainingRun, outcome: TrainingOutcome, seconds_before: float
+) -> dict[str, Any]:
+    """What the training was, from its first step on, also of a run that was resumed.
+
+    ``metrics.jsonl`` holds it to the last step.
+
+    Args:
+        run: Tells which steps had been made before.
+        outcome: Of the steps since.
+        seconds_before: That those before took; see :func:`seconds_to`.
+    """
+    lines = list(read_metrics_lines(run.run_folder))
+    figures: dict[str, Any] = {
+        "steps": run.first_step + outcome.steps,
+        "examples": run.first_step * run.examples_per_step + outcome.examples,
+        "seconds": round(seconds_before + outcome.seconds, 2),
+        "examples_per_second": round(outcome.examples_per_second, 2),
+        **_loss_figures(run, lines),
+    }
+    figures |= _cpu_figures(lines)
+    if outcome.precision is not None:
+        figures["precision"] = outcome.precision
+    if outcome.staleness is not None:
+        figures |= {
+            "staleness_mean": round(outcome.staleness.mean, 3),
+            "staleness_max": outcome.staleness.most,
+        }
+    if restarts := read_restarts(run.run_folder):
+        figures["restarts"] = [asdict(restart) for restart in restarts]
+    return figures
+
+
+def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
+    """The figures of a training whose driver died behind its last step, from its log.
+
+    Returns:
+        None if they are in the record, or there is no log.
+    """
+    lines = list(read_metrics_lines(run.run_folder))
+    if not lines or "training" in _read_metrics(run.run_folder):
+        return None
+    examples = run.last_step * run.examples_per_step
+    seconds = seconds_to(run.run_folder, run.last_step)
+    return {
+        "steps": run.last_step,
+        "examples": examples,
+        "seconds": round(seconds, 2),
+        "examples_per_second": round(examples / max(seconds, 1e-9), 2),
+        **_loss_figures(run, lines),
+        **_cpu_figures(lines),
+    }
+
+
+def _cpu_figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU time of all workers for all steps; nothing where that of some is not known."""
+    if not all("cpu_seconds" in line for line in lines):
+        return {}
+    return {"cpu_seconds": round(math.fsum(line["cpu_seconds"] for line in lines), 2)}
+
+
+def _loss_figures(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last loss that was logged, the largest one, and the objectives that they are of.
+
+    Losses are means over the steps of their lines, as the console has them. The loss of the last
+    step alone would be another number, of one batch.
+    """
+    objectives = dict.fromkeys(one.objective.name for one in run.config.by_source())
+    return {
+        "final_loss": float(lines[-1]["loss"]),
+        "largest_loss": max(float(line["loss"]) for line in lines),
+        "objectives": list(objectives),
+    }
+
+
+def seconds_to(folder: Location, step: int) -> float:
+    """The seconds that the steps up to one took, of all tries, as ``metrics.jsonl`` has them.
+
+    A try counts its seconds from its own first step.
+    """
+    total = last = 0.0
+    for line in read_metrics_lines(folder):
+        if line["step"] > step:
+            break
+        if line["seconds"] < last:
+            total += last
+        last = line["seconds"]
+    return total + last
+
+
+def _read_metrics(folder: Location) -> dict[str, Any]:
+    path = RunFolder(folder).metrics
+    known: dict[str, Any] = dict(records.read(path, _Record)) if path.exists() else {}
+    return known
+
 
 OnMetrics = Callable[[dict[str, Any]], None]
 """Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
@@ -245,8 +522,8 @@ class StepMetrics:
         """
         found: dict[str, list[float]] = {}
         names = [source.name for source in self._run.config.corpus.sources]
-        for records, loss in zip(self._window, losses, strict=True) if names else ():
-            found.setdefault(names[records[0].source], []).append(loss)
+        for of_step, loss in zip(self._window, losses, strict=True) if names else ():
+            found.setdefault(names[of_step[0].source], []).append(loss)
         told = {
             name: {"loss": sum(own) / len(own), "steps": len(own)}
             for name, own in sorted(found.items())

@@ -25,14 +25,14 @@ from typing_extensions import TypedDict
 from pipelines.embedding.plan import INDEX_FOLDER
 from pipelines.embedding.store import KEY, VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
-from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
+from pipelines.evaluation.embedder import SCORE_DECIMALS, Neighbours
 from pipelines.files import records, storage
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import INDEX, check_ours
 from pipelines.files.versions import copy_file, current
 from pipelines.libraries import check_installed
-from pipelines.search.exact import best_of_files, check_queries
+from pipelines.search.near_duplicates import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.tasks import collect_from_tasks
 

@@ -1,31 +1,242 @@
-"""Search by text: embeds queries with the model of a table, and finds the nearest rows in it."""
+"""Search by text: embeds queries with the model of a table, and finds the nearest rows in it.
+
+Search in the texts of a table of vectors by the words of queries: BM25.
+
+All texts are read twice: to count the words of the queries, and to score. Both are spread over
+executors as an exact search by vectors is.
+
+Rows that are found by vectors, by words, or by both: two rankings as one.
+
+Vectors find what is meant, words find names, numbers and rare terms that a model has never seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from pipelines.arrow_columns import as_text
-from pipelines.embedding.options import embedding_options
-from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
-from pipelines.embedding.vectors import shortened
+from pipelines.embedding.executor import embedding_options, shortened, vectors_of
+from pipelines.embedding.parts import read_rows
+from pipelines.embedding.store import VectorFile, VectorTable, on_this_machine, rows_at
 from pipelines.errors import InputError
-from pipelines.evaluation.nearest import Neighbours
+from pipelines.evaluation.embedder import SCORE_DECIMALS, Neighbours, unit_length
 from pipelines.files.locations import Location, location
 from pipelines.files.versions import current
-from pipelines.lexical.fusion import ranks_of
+from pipelines.lexical.bm25 import (
+    FUSED_RANKS,
+    TextBlock,
+    WordQueries,
+    WordStatistics,
+    best_by_words,
+    ranks_of,
+    total,
+    weighted_fusion,
+    word_statistics,
+)
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.search.by_words import text_bytes, text_column
-from pipelines.search.exact import search_table
-from pipelines.search.hybrid import Fused, candidates, fuse_with_words
 from pipelines.search.index import build_index, has_index, search_index
+from pipelines.search.near_duplicates import best_of_files, deal, search_table
+from pipelines.spark.capacity import Shared, default_parallelism, shared_value
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.parquet_parts import read_footers
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class _Asked(NamedTuple):
+    """What each file is searched for."""
+
+    queries: WordQueries
+    statistics: WordStatistics
+
+
+def search_words(
+    table: VectorTable, queries: Sequence[str], k: int, session: SparkSession | None = None
+) -> Neighbours:
+    """The k rows of highest BM25 for each query; of equal ones the first.
+
+    Args:
+        table: What is searched; rows without a text are not in it.
+        queries: Texts.
+        k: Rows of a query; fewer where fewer share a word with it.
+        session: Has its executors read the files; without one, this process does.
+
+    Returns:
+        ``documents`` are positions in the table, ``scores`` are not cosines.
+
+    Raises:
+        InputError: The table has no texts.
+        PipelineError: An executor could not search its files.
+    """
+    column = text_column(table)
+    asked = WordQueries.of(queries)
+    statistics = _statistics(table.files, asked, column, session)
+    search = partial(_search_file, column=column, k=k)
+    return best_of_files(table, _Asked(asked, statistics), k, search, session)
+
+
+def text_column(table: VectorTable) -> str:
+    """The column of a table's texts.
+
+    Raises:
+        InputError: No embedding job has said which it is.
+    """
+    if table.text is None:
+        raise InputError(
+            "embedding.output",
+            f"{table.folder} does not say which column has its texts, whose words --hybrid counts",
+            "search it without --hybrid, or name a table that `embed` has written",
+        )
+    return table.text
+
+
+def text_bytes(table: VectorTable) -> int:
+    """How much the texts of a table are, by the footers of its files.
+
+    Raises:
+        InputError: The table has no texts.
+    """
+    column = text_column(table)
+    footers = read_footers([file.path for file in table.files])
+    return sum(map(partial(_column_bytes, name=column), footers))
+
+
+def _column_bytes(footer: pq.FileMetaData, name: str) -> int:
+    """Of a column that is no list, in all row groups; neither compressed nor decoded."""
+    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    place = paths.index(name)
+    groups = range(footer.num_row_groups)
+    return sum(footer.row_group(one).column(place).total_uncompressed_size for one in groups)
+
+
+def _statistics(
+    files: Sequence[VectorFile], queries: WordQueries, column: str, session: SparkSession | None
+) -> WordStatistics:
+    if session is None:
+        return word_statistics(queries, _texts(files, column))
+    tasks = deal(files, default_parallelism(session))
+    with shared_value(session, queries) as shared, executor_failures("counting words"):
+        work = partial(_count_task, column=column, shared=shared)
+        return total(collect_from_tasks(session, tasks, work), queries)
+
+
+def _count_task(
+    tasks: Iterable[Sequence[VectorFile]], *, column: str, shared: Shared[WordQueries]
+) -> Iterator[WordStatistics]:
+    """Runs on an executor."""
+    for files in tasks:
+        yield word_statistics(shared.value, _texts(files, column))
+
+
+def _search_file(asked: _Asked, file: VectorFile, *, column: str, k: int) -> Neighbours:
+    """Runs on an executor."""
+    return best_by_words(asked.queries, asked.statistics, _blocks(file, column), k)
+
+
+def _texts(files: Sequence[VectorFile], column: str) -> Iterator[str]:
+    for file in files:
+        for texts, _ in _blocks(file, column):
+            yield from texts
+
+
+def _blocks(file: VectorFile, column: str) -> Iterator[TextBlock]:
+    """The texts of a file with their positions, in batches; nulls are left out."""
+    first = file.first
+    for batch in read_rows(file.path, 0, file.rows, [column]):
+        texts = as_text(batch.column(0))
+        present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+        yield texts.drop_null().to_pylist(), first + present
+        first += batch.num_rows
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The best rows of each query by two rankings; all arrays have a value for each of them.
+
+    Attributes:
+        found: Queries and positions, the best first; scores are those of
+            :func:`~pipelines.lexical.bm25.weighted_fusion`.
+        cosines: float64.
+        by_vectors: int64, the rank by cosine; 0 where it is below those that count.
+        by_words: The same by BM25.
+    """
+
+    found: Neighbours
+    cosines: np.ndarray
+    by_vectors: np.ndarray
+    by_words: np.ndarray
+
+
+def candidates(k: int) -> int:
+    """Rows of either ranking that the k best of both are chosen from."""
+    return max(k, FUSED_RANKS)
+
+
+def fuse_with_words(
+    table: VectorTable,
+    queries: Sequence[str],
+    vectors: np.ndarray,
+    nearest: Neighbours,
+    k: int,
+    session: SparkSession | None = None,
+) -> Fused:
+    """The k best rows of each query by vectors and by BM25.
+
+    Args:
+        table: What is searched.
+        queries: Texts.
+        vectors: Of the queries, [queries, dimensions].
+        nearest: The :func:`candidates` of each query by vectors.
+        k: Rows of a query.
+        session: Has its executors read the texts; without one, this process does.
+
+    Raises:
+        InputError: The table has no texts.
+        PipelineError: An executor could not search its files.
+    """
+    worded = search_words(table, queries, candidates(k), session)
+    found = weighted_fusion(nearest, worded, k)
+    return Fused(
+        found=found,
+        cosines=_cosines(table, vectors, found, nearest),
+        by_vectors=_looked_up(found, nearest, ranks_of(nearest)),
+        by_words=_looked_up(found, worded, ranks_of(worded)),
+    )
+
+
+def _looked_up(found: Neighbours, ranking: Neighbours, values: np.ndarray) -> np.ndarray:
+    """The value that a ranking has for each row that was found; 0 where it has none."""
+    keys = zip(ranking.queries.tolist(), ranking.documents.tolist(), strict=True)
+    known = dict(zip(keys, values.tolist(), strict=True))
+    wanted = zip(found.queries.tolist(), found.documents.tolist(), strict=True)
+    return np.array([known.get(key, 0) for key in wanted], values.dtype)
+
+
+def _cosines(
+    table: VectorTable, vectors: np.ndarray, found: Neighbours, nearest: Neighbours
+) -> np.ndarray:
+    """Of the rows that were found; those that only words have found are read."""
+    cosines = _looked_up(found, nearest, nearest.scores)
+    missing = _looked_up(found, nearest, ranks_of(nearest)) == 0
+    if missing.any():
+        names = [table.vector, *([table.scale] if table.scale else [])]
+        rows = rows_at(table, found.documents[missing], names).combine_chunks()
+        scales = rows.column(table.scale).combine_chunks() if table.scale else None
+        there = unit_length(vectors_of(rows.column(table.vector), scales))
+        asked = unit_length(vectors)[found.queries[missing]]
+        products = np.einsum("ij,ij->i", there, asked).astype(float)
+        cosines[missing] = np.round(products, SCORE_DECIMALS)
+    return cosines
+
 
 IN_PROCESS_BYTES = 2**30
 """Vectors, as float32, that are searched in this process rather than by executors."""
@@ -78,7 +289,7 @@ def find_texts(
         session: Has its executors search, or build an index; without one, this process does.
         indexed: Search the table's index, which the session builds where there is none.
         hybrid: Rank by the words of the queries too, and fuse both rankings; see
-            :mod:`pipelines.search.hybrid`.
+            :mod:`pipelines.search.text_search`.
         backend: What embeds the queries.
         model: The folder of the table's model; where the table says unless given.
 
@@ -141,7 +352,7 @@ def embed_queries(
     """Vectors of the queries, by the table's model, in its precision and as long as the table's.
 
     The model's prompt for queries stands before them; see
-    :meth:`~pipelines.tokens.prompts.Prompts.asking`.
+    :meth:`~pipelines.tokens.start.Prompts.asking`.
 
     Args:
         table: What is to be searched.

@@ -5,30 +5,45 @@ A section is a file of its name, with the rules that its keys are refused by.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from pipelines.catalog import LOSSES, RECIPES
+from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.card import CardSettings
-from pipelines.settings.corpus import CorpusSettings
-from pipelines.settings.embedding import EmbeddingSettings
+from pipelines.settings.checks import (
+    check_dimensions,
+    check_encoder,
+    check_key_column,
+    check_sources,
+    check_teacher,
+    check_tokens,
+    check_training,
+)
+from pipelines.settings.corpus import CorpusSettings, SourceForm
 from pipelines.settings.encoder import EncoderSettings
 from pipelines.settings.evaluation import EvaluationSettings
-from pipelines.settings.lanes import LaneSettings
-from pipelines.settings.mining import MiningSettings
 from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
-from pipelines.settings.prepared import PreparedSettings
+from pipelines.settings.preparing import (
+    LaneSettings,
+    PreparedSettings,
+    TeacherSettings,
+    TokenSettings,
+)
 from pipelines.settings.promotion import PromotionSettings
-from pipelines.settings.recipes import RECIPES, with_recipe
-from pipelines.settings.run import RunSettings
-from pipelines.settings.spark import SparkSettings
-from pipelines.settings.stages import StageSettings
-from pipelines.settings.storage import StorageSettings
-from pipelines.settings.teacher import TeacherSettings
-from pipelines.settings.tokens import TokenSettings
-from pipelines.settings.tracking import TrackingSettings
+from pipelines.settings.recipes import with_recipe
+from pipelines.settings.running import CardSettings, RunSettings, TrackingSettings
+from pipelines.settings.spark import (
+    PREFIX,
+    SparkSettings,
+    StageName,
+    StageSettings,
+    StorageSettings,
+)
 from pipelines.settings.training import TrainingSettings
+from pipelines.settings.vectors import EmbeddingSettings, MiningSettings
 
 __all__ = [
     "CardSettings",
@@ -99,5 +114,75 @@ class Config(Settings):
     def _check_sections(self) -> Config:
         for _, section in self:
             if isinstance(section, Settings):
-                section.check_with(self)
+                section.check()
+        check_tokens(self.tokens, self.encoder)
+        check_teacher(self.teacher, self.encoder)
+        check_encoder(self.encoder, self.training)
+        check_dimensions(self.objective, self.training)
+        if self.corpus.sources:
+            self._check_sources()
+        else:
+            LOSSES.load(self.objective.name).check_with(self)
+        check_training(self.training, self.encoder, self.evaluation)
         return self
+
+    def _check_sources(self) -> None:
+        """Refuses sources of which each must do if it were alone, and all of them together.
+
+        Raises:
+            InputError: Of a source: with the key of the section that it would have if it were
+                alone.
+        """
+        sources, every = self.corpus.sources, self.by_source()
+        objectives = [alone.objective for alone in every]
+        check_sources(sources, objectives, self.training, self.teacher)
+        for source, alone in zip(sources, every, strict=True):
+            try:
+                check_key_column(source, self.corpus.key_column)
+                alone.corpus.check()
+                check_dimensions(alone.objective, alone.training)
+                LOSSES.load(alone.objective.name).check_with(alone)
+            except InputError as error:
+                problem = f"source {source.name}: {error.problem}"
+                raise InputError(error.key, problem, error.remedy) from None
+
+    def by_source(self) -> tuple[Config, ...]:
+        """The configuration as it would be if each source were the whole corpus; of one, itself."""
+        keys = [*SourceForm.model_fields]
+        return tuple(
+            self.model_copy(
+                update={
+                    "corpus": self.corpus.model_copy(
+                        update={**{key: getattr(source, key) for key in keys}, "sources": ()}
+                    ),
+                    "objective": source.objective or self.objective,
+                }
+            )
+            for source in self.corpus.sources
+        ) or (self,)
+
+    def trained_widths(self) -> tuple[int, ...]:
+        """The widths of `objective.dimensions` that some of the steps train: of every source."""
+        return tuple(dict.fromkeys(chain.from_iterable(self._widths())))
+
+    def common_widths(self) -> tuple[int, ...]:
+        """The widths that all steps train: no source leaves one out."""
+        widths = self._widths()
+        return tuple(width for width in widths[0] if all(width in others for others in widths))
+
+    def _widths(self) -> list[tuple[int, ...]]:
+        return [alone.objective.dimensions for alone in self.by_source()]
+
+    def stage_conf(self, stage: StageName) -> dict[str, str]:
+        """The Spark conf of one stage, by whole keys: what is to be submitted with it.
+
+        That is what the settings say: what an engine asks for besides is in
+        :func:`pipelines.engines.overview.submit_conf`.
+        """
+        shared = {f"{PREFIX}{key}": value for key, value in self.spark.conf.items()}
+        return shared | dict(getattr(self.stages, stage))
+
+    def for_stage(self, stage: StageName) -> Config:
+        """The settings of an application that runs one stage alone: its conf is the stage's."""
+        conf = {key.removeprefix(PREFIX): text for key, text in self.stage_conf(stage).items()}
+        return self.model_copy(update={"spark": self.spark.with_conf(conf)})

@@ -3,17 +3,270 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from pipelines.catalog import FORMATS
 from pipelines.errors import InputError
-from pipelines.settings.base import FollowLinks
-from pipelines.settings.paths import StoredPath
-from pipelines.settings.sources import SourceForm, SourceSettings, check_sources, completed
+from pipelines.settings.base import (
+    CsvEscape,
+    CsvSeparator,
+    FollowLinks,
+    InputPath,
+    Settings,
+    StoredPath,
+    choice_of,
+)
+from pipelines.settings.objective import AnyObjective
 
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+_ELEMENT = re.compile(r"(?P<column>.+)\[(?P<place>\d+)\]")
+_ELEMENTS = re.compile(r"(?P<column>.+)\[(?P<first>\d*):(?P<end>\d+)\]")
+
+
+def spelled_out(names: Iterable[str]) -> Iterator[str]:
+    """The names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
+    for name in names:
+        found = _ELEMENTS.fullmatch(name)
+        if found is None:
+            yield name
+            continue
+        for place in range(int(found["first"] or 0), int(found["end"])):
+            yield f"{found['column']}[{place}]"
+
+
+def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
+    """The column of lists and the place that a name stands for; None if it is a column's own.
+
+    Args:
+        name: Of a wanted column.
+        columns: Those that there are: one of this very name is the one that is meant.
+    """
+    found = None if name in columns else _ELEMENT.fullmatch(name)
+    return None if found is None else (found["column"], int(found["place"]))
+
+
+def column_of(name: str, columns: Collection[str]) -> str:
+    """The column that is read for a name."""
+    element = element_of(name, columns)
+    return name if element is None else element[0]
+
+
+def _spelled_out(names: Any) -> Any:
+    is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
+"""Names of columns, and of elements of columns of lists."""
+SIDES = ("anchor", "positive", "negatives")
+"""What may have a prompt of its own."""
+
+
+class SourceForm(Settings):
+    """Texts, and how they become examples: of a corpus, or of one of its sources."""
+
+    format: Annotated[str, choice_of(FORMATS)] = Field(
+        default="docstrings",
+        description=(
+            "What the inputs are. `docstrings`: the installed Python packages; `documents`: text, "
+            "Markdown and WikiExtractor files, told apart by name and first bytes; `table`, "
+            "`iceberg`: tables by name; `delta`: table folders."
+        ),
+    )
+    inputs: tuple[InputPath, ...] = Field(
+        default=(), description="Files, folders or globs; empty only with format `docstrings`."
+    )
+    pairs: Literal[
+        "summary", "adjacent", "title", "document", "columns", "triplets", "group", "single"
+    ] = Field(
+        default="summary",
+        description=(
+            "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
+            "sentences of a document that follow one another; `title`: a document's title with "
+            "its first paragraph; `document`: its title with its text, or without a title a "
+            "piece of its text with what is around it; `columns`: the two `pair_columns`; "
+            "`triplets`: the `triplet_columns`; `group`: any two texts of one `group_column`; "
+            "`single`: texts alone."
+        ),
+    )
+    sentences: bool = Field(
+        default=False, description="Cut the texts of `pairs: single` into their sentences."
+    )
+    text_column: str = Field(default="text", description="Column that holds the text.")
+    pair_columns: tuple[str, str] = Field(
+        default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
+    )
+    triplet_columns: Names = Field(
+        default=("anchor", "positive", "negative"),
+        description=(
+            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
+            "column of lists, `wrong[0:5]` are the first five texts."
+        ),
+    )
+    title_column: str | None = Field(
+        default="title",
+        description=(
+            "Column of the titles of `pairs: title` and `document`, where there are columns; "
+            "null: documents have none."
+        ),
+    )
+    group_column: str | None = Field(
+        default=None,
+        description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
+    )
+    key_column: str | None = Field(
+        default=None,
+        description=(
+            "Column that says whose a row is; `delete` removes rows by its values. With it, no "
+            "excerpt is kept of what could not be read, nor of what is cut out of a text."
+        ),
+    )
+    score_column: str | None = Field(
+        default=None,
+        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
+    )
+    score_columns: Names = Field(
+        default=(),
+        description=(
+            "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "
+            "the order of `triplet_columns`; as they are, of any range."
+        ),
+    )
+    score_range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
+    )
+    pairs_per_group: int = Field(
+        default=10, ge=1, description="Most pairs that are made of one group."
+    )
+    csv_multiline: bool = Field(
+        default=True,
+        description=(
+            "Whether quoted fields of CSV files may hold line ends. If not, several tasks read a "
+            "large file, and a line in which a quote stays open goes to the quarantine."
+        ),
+    )
+    csv_separator: CsvSeparator = None
+    csv_escape: CsvEscape = None
+    min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
+    max_characters: int = Field(
+        default=5000,
+        ge=1,
+        description="Longer texts are dropped, of `pairs: document` cut.",
+    )
+    max_symbols: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="Largest share of characters that are neither letter, mark, digit nor space.",
+    )
+    max_repeated: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Largest share of words in three-word sequences that the text repeats.",
+    )
+    languages: tuple[str, ...] = Field(
+        default=(),
+        description="Texts in other languages are dropped (ISO 639 codes); empty: all are kept.",
+    )
+    prompts: Mapping[str, str] | None = Field(
+        default=None,
+        description=(
+            "Text before each side of an example in training, by `anchor`, `positive` and "
+            "`negatives`; unset: the model's own prompts. The model keeps its own."
+        ),
+    )
+
+    @property
+    def hard_negatives(self) -> int:
+        """How many an example has."""
+        return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
+
+    def check_form(self) -> None:
+        """Refuses texts that are not named, or kinds of pairs that lack what they need.
+
+        Raises:
+            InputError: With the key in the section `corpus`.
+        """
+        if self.format != "docstrings" and not self.inputs:
+            raise InputError(
+                "corpus.inputs", "it is empty", f"name the {self.format} files to read"
+            )
+        for language in self.languages:
+            if re.fullmatch("[a-z]{2,3}", language) is None:
+                raise InputError(
+                    "corpus.languages",
+                    f"`{language}` is no ISO 639 code",
+                    "for example en, de or ko",
+                )
+        if self.sentences and self.pairs != "single":
+            raise InputError(
+                "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
+            )
+        self._check_triplets()
+        if self.pairs == "title" and self.title_column is None:
+            raise InputError("corpus.title_column", "`pairs: title` needs it", "name the column")
+        if self.pairs == "group" and self.group_column is None:
+            raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
+        if self.min_characters > self.max_characters:
+            raise InputError(
+                "corpus.min_characters",
+                f"{self.min_characters} is more than corpus.max_characters",
+                f"at most {self.max_characters}",
+            )
+        for side in self.prompts or ():
+            if side not in SIDES:
+                raise InputError(
+                    "corpus.prompts", f"`{side}` is no side", f"one of {', '.join(SIDES)}"
+                )
+
+    def _check_triplets(self) -> None:
+        """Refuses columns of triplets that are too few, or scores of other texts."""
+        if len(self.triplet_columns) < 3:
+            raise InputError(
+                "corpus.triplet_columns",
+                f"it names {len(self.triplet_columns)} columns",
+                "an anchor, a positive and at least one negative",
+            )
+        candidates = self.triplet_columns[1:] if self.pairs == "triplets" else ()
+        if self.score_columns and len(self.score_columns) != len(candidates):
+            raise InputError(
+                "corpus.score_columns",
+                f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
+                f"one for each of {', '.join(candidates)}" if candidates else "set pairs=triplets",
+            )
+
+
+class SourceSettings(SourceForm):
+    """A source: the keys of `corpus` that are its own, and how it is trained on."""
+
+    name: str = Field(description="What tells the source from others: letters, digits, `_`, `-`.")
+    weight: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Its share of the steps of an epoch, beside the weights of the others: a small source "
+            "is read several times, a large one over several epochs. Unset, for all sources: as "
+            "many steps as it has."
+        ),
+    )
+    objective: AnyObjective | None = Field(
+        default=None, description="Its own loss, with all keys of `objective`; unset: that section."
+    )
+
+
+def completed(corpus: Any) -> Any:
+    """The section as it was given, each source with the keys of the section that it leaves out.
+
+    So a source is whole wherever it is written down, and what is not a section is left as it is.
+    """
+    if not isinstance(corpus, Mapping) or not isinstance(corpus.get("sources"), (list, tuple)):
+        return corpus
+    shared = {key: value for key, value in corpus.items() if key in SourceForm.model_fields}
+    sources = [{**shared, **one} if isinstance(one, Mapping) else one for one in corpus["sources"]]
+    return {**corpus, "sources": sources}
 
 
 class CorpusSettings(SourceForm):
@@ -111,11 +364,10 @@ class CorpusSettings(SourceForm):
     def _complete_sources(cls, given: Any) -> Any:
         return completed(given)
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
-        if self.sources:
-            check_sources(config)
-        else:
+        # Each of several sources is checked as if it were alone.
+        if not self.sources:
             self.check_form()
         if self.redact is not None and re.fullmatch(r"[\w.]+:\w+", self.redact) is None:
             raise InputError(

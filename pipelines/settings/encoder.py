@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
-from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import StoredPath
-from pipelines.settings.tokens import LONGEST_UNASKED
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.catalog import ARCHITECTURES
+from pipelines.settings.base import Settings, StoredPath, choice_of
+from pipelines.settings.preparing import LONGEST_UNASKED
 
 
 class FreezeSettings(Settings):
@@ -148,46 +143,3 @@ class EncoderSettings(Settings):
     )
     lora: LoraSettings = Field(default=LoraSettings(), description="Low-rank adaptation.")
     lsa: LsaSettings = Field(default=LsaSettings(), description="Latent semantic analysis.")
-
-    def check_with(self, config: Config) -> None:
-        """Refuses shapes that no encoder has, and parts that an engine cannot leave untrained."""
-        for key, is_on in (("freeze", self.freeze.is_on), ("lora.rank", self.lora.rank > 0)):
-            if is_on:
-                _check_partly_trained(f"encoder.{key}", config)
-        if not self.lora.rank:
-            for key, field in LoraSettings.model_fields.items():
-                if getattr(self.lora, key) != field.default:
-                    raise InputError(
-                        "encoder.lora.rank",
-                        f"it is 0, and encoder.lora.{key} is set",
-                        "16, for example, or leave the section out",
-                    )
-        if self.start == "default" and self.kind != type(self).model_fields["kind"].default:
-            raise InputError(
-                "encoder.kind",
-                f"encoder.start `default` is no `{self.kind}`",
-                "set encoder.start: random",
-            )
-        if self.start == "random" and self.keep_layers is not None:
-            raise InputError(
-                "encoder.keep_layers", "a random start has no layers to keep", "set encoder.layers"
-            )
-        ARCHITECTURES.load(self.kind).check_settings(self)
-
-
-def _check_partly_trained(key: str, config: Config) -> None:
-    """Refuses a training that computes the gradients of all weights, whatever is asked for.
-
-    Raises:
-        InputError: With the key that asks for less.
-    """
-    if config.training.framework == "bigdl":
-        raise InputError(
-            key, "`bigdl` trains all weights", "leave it out, or training.framework: torch"
-        )
-    if config.training.sharding != "none":
-        raise InputError(
-            key,
-            f"with training.sharding `{config.training.sharding}` all weights are trained",
-            "leave it out, or training.engine: torch with training.sharding: none",
-        )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings
-from pipelines.settings.paths import StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, StoredPath
 
 Missing = Literal["refuse", "not_found"]
 """What to do about judgements of what is not there."""
@@ -117,7 +113,7 @@ class EvaluationSettings(Settings):
         ),
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses metrics that are not known, and groups that are none."""
         if self.query_group.lower() in _OF_ONE_QUERY:
             raise InputError(

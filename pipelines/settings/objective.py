@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.settings.base import Settings, choice_of
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +41,8 @@ class ObjectiveSettings(Settings):
     @property
     def uses_teacher(self) -> bool:
         """Whether the loss is given the vectors that a teacher gave the texts."""
-        return LOSSES.load(self.name).needs == "teacher"
-
-    def check_with(self, config: Config) -> None:
-        """Refuses a corpus, a framework or a training that the loss cannot work with."""
-        self._check_dimensions(config)
-        # Each of several sources is checked with its own objective.
-        if not config.corpus.sources:
-            LOSSES.load(self.name).check_with(config)
+        needs: str = LOSSES.load(self.name).needs
+        return needs == "teacher"
 
     @property
     def projects_teacher(self) -> bool:
@@ -82,39 +73,11 @@ class ObjectiveSettings(Settings):
                 width - max(self.dimensions),
             )
 
-    def _check_dimensions(self, config: Config) -> None:
-        """Refuses dimensions and weights that no embeddings can have."""
-        often = len(set(self.dimensions)) < len(self.dimensions)
-        if often or any(dimension < 1 for dimension in self.dimensions):
-            raise InputError(
-                "objective.dimensions",
-                f"it is {', '.join(map(str, self.dimensions))}",
-                "whole numbers above 0, each once",
-            )
-        weights = self.dimension_weights
-        if weights and len(weights) != len(self.dimensions):
-            raise InputError(
-                "objective.dimension_weights",
-                f"it has {len(weights)} weights for {len(self.dimensions)} dimensions",
-                "one for each, or none",
-            )
-        if any(weight <= 0 for weight in weights):
-            raise InputError(
-                "objective.dimension_weights",
-                f"it is {', '.join(map(str, weights))}",
-                "numbers above 0",
-            )
-        if self.dimensions and config.training.framework == "bigdl":
-            raise InputError(
-                "training.framework",
-                "bigdl trains embeddings of the whole width only",
-                "one of tensorflow, torch, or leave objective.dimensions out",
-            )
-
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
     """The settings of a loss, with its defaults for all keys that are not given."""
-    return LOSSES.load(name).settings(name=name, **keys)
+    own: type[ObjectiveSettings] = LOSSES.load(name).settings
+    return own(name=name, **keys)
 
 
 def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
@@ -129,7 +92,7 @@ def _of_its_loss(given: Any) -> Any:
     if not isinstance(given, Mapping) or not isinstance(given.get("name", DEFAULT), str):
         return given
     name = choice_of(LOSSES).current(given.get("name", DEFAULT))
-    chosen = LOSSES.load(name).settings
+    chosen: type[ObjectiveSettings] = LOSSES.load(name).settings
     keys = {key: value for key, value in given.items() if not _is_of_others(name, key, value)}
     return chosen.model_validate({**keys, "name": name})
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.settings.base import Settings
-from pipelines.settings.paths import StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.settings.base import Settings, StoredPath
 
 Doubt = Literal[
     "worse_than_start",
@@ -84,7 +80,7 @@ class PromotionSettings(Settings):
         default=3, ge=1, description="Models formerly in service that are kept for a rollback."
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses metrics without an evaluation, and limits of metrics that are not compared.
 
         Where none are named, the sets of a run and the limits tell which are compared; see

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.registry import Registry
+from pipelines.catalog import RECIPES
 
 Tree = Mapping[str, Mapping[str, Any]]
 
@@ -82,15 +82,6 @@ STATIC = Recipe(
             "dropout": 0.0,
         },
         "evaluation": {"retrieval": False, "geometry": False},
-    },
-)
-RECIPES: Registry[Recipe] = Registry(
-    kind="recipe",
-    key="recipe",
-    entries={
-        "pairs": "pipelines.settings.recipes:PAIRS",
-        "domain": "pipelines.settings.recipes:DOMAIN",
-        "static": "pipelines.settings.recipes:STATIC",
     },
 )
 

@@ -1,17 +1,15 @@
-"""The section `spark` of the settings: the Spark conf, and what is a setting of ours beside it."""
+"""The sections `spark`, `stages` and `storage`: the Spark conf, and object stores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from pipelines.errors import InputError
-from pipelines.settings.base import Settings
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.settings.base import LocalPath, Settings
 
 
 class SparkSettings(Settings):
@@ -40,7 +38,7 @@ class SparkSettings(Settings):
         ),
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses a home, which Spark would take for a folder named `~`."""
         for key, value in self.conf.items():
             if value.startswith("~/"):
@@ -57,3 +55,101 @@ class SparkSettings(Settings):
         """The same with another Spark conf, by keys without `spark.` before them."""
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return SparkSettings.model_validate({**own, **conf})
+
+
+StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
+PREFIX = "spark."
+
+
+def conf_text(value: Any) -> Any:
+    """A value of the Spark conf, as Spark reads it; one that is none is left as it is."""
+    if value is None or isinstance(value, (list, tuple, Mapping)):
+        return value
+    # What a file has for a truth value in another spelling; see `yaml_file`.
+    value = getattr(value, "truth", value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _texts(conf: Any) -> Any:
+    if not isinstance(conf, Mapping):
+        return conf
+    return {key: conf_text(value) for key, value in conf.items()}
+
+
+_Conf = Annotated[Mapping[str, str], BeforeValidator(_texts)]
+
+
+class StageSettings(Settings):
+    """Spark conf of one stage, on top of the section `spark`."""
+
+    prepare: _Conf = Field(
+        default_factory=dict, description="Spark conf of `prepare`: `stages.prepare.spark.*`."
+    )
+    train: _Conf = Field(
+        default_factory=dict,
+        description=(
+            "Of `train`, for example `stages.train.spark.task.cpus`; within a session that other "
+            "stages use too, see [per-stage resources](clusters.md#resources-of-a-stage)."
+        ),
+    )
+    evaluate: _Conf = Field(default_factory=dict, description="Of `evaluate`.")
+    embed: _Conf = Field(default_factory=dict, description="Of `embed`.")
+    mine: _Conf = Field(default_factory=dict, description="Of `mine`.")
+
+    def check(self) -> None:
+        """Refuses keys that are none of Spark's."""
+        for stage, conf in self:
+            for key in conf:
+                if not key.startswith(PREFIX):
+                    raise InputError(
+                        f"stages.{stage}.{key}",
+                        "it is no key of the Spark conf",
+                        f"write stages.{stage}.spark.{key}",
+                    )
+
+
+def _checked_endpoint(given: str) -> str:
+    if not given.startswith(("http://", "https://")):
+        raise PydanticCustomError("endpoint", "it must begin with http:// or https://")
+    return given.rstrip("/")
+
+
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
+
+
+class StorageSettings(Settings):
+    """How object stores are reached. Credentials are no settings: each store's SDK finds them."""
+
+    s3_endpoint: Endpoint | None = Field(
+        default=None,
+        description="Address of a server that speaks S3, such as `https://minio.example:9000`; "
+        "`null` leaves it to AWS and `AWS_ENDPOINT_URL`.",
+    )
+    s3_region: str | None = Field(
+        default=None, description="Region of the buckets; `null` has the AWS SDK find it."
+    )
+    gs_endpoint: Endpoint | None = Field(
+        default=None, description="Address of a server that speaks the JSON API of Google's store."
+    )
+    azure_endpoint: Endpoint | None = Field(
+        default=None,
+        description="Address of a server that speaks Azure's Blob Storage, such as Azurite.",
+    )
+    anonymous: bool = Field(default=False, description="Read public buckets without credentials.")
+    timeout_seconds: float = Field(
+        default=60.0, gt=0, description="After which a request that gives nothing is made again."
+    )
+    retry_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        description="How long a store that is away, or asks for patience, is asked again.",
+    )
+    cache_folder: LocalPath | None = Field(
+        default=None,
+        description="Folder of each machine for copies of what lies in an object store; `null` is "
+        "the folder for temporary files.",
+    )
+
+
+DEFAULT_STORES = StorageSettings()
+"""Stores where each SDK expects them."""

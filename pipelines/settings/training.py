@@ -1,19 +1,117 @@
-"""The section `training` of the settings."""
+"""The section `training` of the settings.
+
+Which part of an encoder, and which part of a step, each worker has.
+
+The workers of a run are **replicas** of the encoder. A replica may be a single worker, or several
+that hold the encoder together: in **stages**, one behind the other, each with some of the layers
+(pipeline parallel), and within a stage as **members**, side by side, each with a part of every
+matrix (tensor parallel). Steps are shared by replicas: the members of one read the same granules.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pipelines.engines import ENGINES
-from pipelines.errors import InputError
+from pipelines.catalog import ENGINES
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.placement import Placement, check_sharing
 
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+
+class Place(NamedTuple):
+    """Where a worker stands.
+
+    Attributes:
+        replica: Which copy of the encoder it belongs to.
+        stage: Which of its groups of layers, from the embeddings on.
+        member: Which part of their matrices: what others call the tensor parallel rank.
+    """
+
+    replica: int
+    stage: int
+    member: int
+
+    def __str__(self) -> str:
+        return f"replica {self.replica}, stage {self.stage}, tensor rank {self.member}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How the workers are laid out; their ranks count members first, then stages, then replicas.
+
+    Neighbouring ranks are mostly on one host, and the members of a stage exchange the most.
+
+    Attributes:
+        replicas: Copies of the encoder.
+        stages: Of each replica.
+        members: Of each stage.
+    """
+
+    replicas: int
+    stages: int = 1
+    members: int = 1
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.replicas * self.per_replica
+
+    @property
+    def per_replica(self) -> int:
+        """Workers that hold one copy of the encoder together."""
+        return self.stages * self.members
+
+    @property
+    def sharing(self) -> str:
+        """What shares the granules of a step, for messages."""
+        return "replicas" if self.is_divided else "workers"
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a worker holds a part of the encoder only."""
+        return self.per_replica > 1
+
+    def place(self, rank: int) -> Place:
+        """Where the worker of a rank stands."""
+        replica, within = divmod(rank, self.per_replica)
+        return Place(replica, *divmod(within, self.members))
+
+    def rank(self, place: Place) -> int:
+        """The rank of the worker that stands at a place."""
+        return (place.replica * self.stages + place.stage) * self.members + place.member
+
+    def replica_ranks(self, rank: int) -> Sequence[int]:
+        """The workers of a worker's replica."""
+        first = rank - rank % self.per_replica
+        return range(first, first + self.per_replica)
+
+    def member_ranks(self, rank: int) -> Sequence[int]:
+        """The workers of a worker's stage, in its replica."""
+        first = rank - rank % self.members
+        return range(first, first + self.members)
+
+    def stage_ranks(self, rank: int) -> Sequence[int]:
+        """The workers of a worker's replica that hold the same part of matrices, by stage."""
+        place = self.place(rank)
+        return [self.rank(place._replace(stage=stage)) for stage in range(self.stages)]
+
+    def copy_ranks(self, rank: int) -> Sequence[int]:
+        """The workers that hold the same part of the encoder, one of each replica."""
+        return range(rank % self.per_replica, self.workers, self.per_replica)
+
+
+def layers_of_stage(layers: int, stages: int, stage: int) -> range:
+    """The layers of a stage: as many for each as possible, the earlier ones having one more.
+
+    The last stage also compares embeddings, so it is not the one with more.
+    """
+    each, more = divmod(layers, stages)
+    first = stage * each + min(stage, more)
+    return range(first, first + each + (stage < more))
+
 
 logger = logging.getLogger(__name__)
 
@@ -306,96 +404,3 @@ class TrainingSettings(Settings):
         engine = tree.get("engine") if isinstance(tree, dict) else None
         least = _LEAST_SHARDING.get(engine) if isinstance(engine, str) else None
         return tree if least is None else {"sharding": least, **tree}
-
-    def check_with(self, config: Config) -> None:
-        """Refuses what the framework cannot do, and steps that workers cannot share."""
-        if self.checkpoint_minutes and self.mode != "sync":
-            raise InputError(
-                "training.checkpoint_minutes",
-                f"in the mode `{self.mode}` the workers meet at checkpoints of known steps alone",
-                "leave it out, and set training.checkpoint_every",
-            )
-        if self.activation_checkpointing and self.framework != "torch":
-            raise InputError(
-                "training.activation_checkpointing",
-                f"`{self.framework}` keeps all activations",
-                "leave it out, or training.framework: torch",
-            )
-        if self.tokens_per_micro_batch and self.framework != "torch":
-            raise InputError(
-                "training.tokens_per_micro_batch",
-                f"`{self.framework}` embeds granules as they are",
-                "leave it out, or training.framework: torch",
-            )
-        self._check_choice(config)
-        check_sharing(self)
-
-    def _check_choice(self, config: Config) -> None:
-        """Refuses choices of the model that contradict one another, or that nobody can follow."""
-        averages = {
-            "training.ema": self.ema is not None,
-            "training.average_checkpoints": self.average_checkpoints > 1,
-        }
-        if all(averages.values()):
-            raise InputError(
-                "training.average_checkpoints", "training.ema averages already", "leave one out"
-            )
-        if self.keep_best and averages["training.average_checkpoints"]:
-            raise InputError(
-                "training.average_checkpoints",
-                "the model cannot be both this mean and the best checkpoint",
-                "leave it out, or training.keep_best",
-            )
-        lora = config.encoder.lora
-        is_adapter = lora.rank > 0 and lora.export == "adapter"
-        if self.start_share:
-            self._check_share(config, is_adapter)
-        if is_adapter and averages["training.average_checkpoints"]:
-            raise InputError(
-                "training.average_checkpoints",
-                "a mean of LoRA's products is no adapter of the same rank",
-                "leave it out, or encoder.lora.export: merged",
-            )
-        if self.keep_best and not config.evaluation.every_checkpoints:
-            raise InputError(
-                "training.keep_best",
-                "no checkpoint is measured while training goes on",
-                "set evaluation.every_checkpoints to 1",
-            )
-        if self.patience and not self.keep_best:
-            raise InputError(
-                "training.patience", "nothing says what is a gain", "set training.keep_best"
-            )
-        if self.patience and self.feed == "spark":
-            raise InputError(
-                "training.patience",
-                "with training.feed `spark` all granules are sent to the workers",
-                "leave it out, or training.feed: lanes",
-            )
-        for name in ("ema", "patience"):
-            together = self.mode == "sync" and self.framework != "bigdl"
-            if getattr(self, name) and not together:
-                raise InputError(
-                    f"training.{name}",
-                    f"mode `{self.mode}` of framework `{self.framework}` has no such thing",
-                    "leave it out, or training.mode: sync with another framework than bigdl",
-                )
-        if self.ema and self.sharding != "none":
-            raise InputError(
-                "training.ema",
-                f"with training.sharding `{self.sharding}` there is none",
-                "leave it out, or training.sharding: none",
-            )
-
-    def _check_share(self, config: Config, is_adapter: bool) -> None:
-        """Refuses a share of a start that knows nothing, or that the export cannot hold."""
-        if config.encoder.start == "random":
-            raise InputError(
-                "training.start_share", "there is nothing in random weights to keep", "leave it out"
-            )
-        if is_adapter:
-            raise InputError(
-                "training.start_share",
-                "the adapter is of the trained weights alone",
-                "leave it out, or encoder.lora.export: merged",
-            )

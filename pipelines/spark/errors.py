@@ -1,15 +1,33 @@
-"""Errors of Spark and of the file system in one line, without stacks."""
+"""Errors of Spark and of the file system in one line, without stacks.
+
+Why Spark says that executors have ended: the exit code, or what the cluster's manager tells.
+
+A worker's process ends with its executor, and nothing of it is left that could say why: 137 is a
+process that the system killed, mostly for its memory. Runs on the driver.
+
+Executors that Spark decommissions: their machines are about to be taken away.
+
+Spark hears of it from the cluster (a pod that is ended, a node of YARN that is drained, a worker
+that gets SIGPWR) where ``spark.decommission.enabled`` is true, and gives them no new tasks.
+"""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, WorkerLostError
 from pipelines.files.stores import credentials_remedy, first_line
 from pipelines.spark.shell import check_worker
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
@@ -148,3 +166,169 @@ def _java_error(text: str) -> str:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+_MOST_TASKS = 10_000
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
+is the partition, and `Lost task 1.0 in stage 3.0`."""
+
+
+class TaskPlace(NamedTuple):
+    """A task of a job.
+
+    Attributes:
+        partition: Its number in the stage.
+        host: That it is, or was, on; as Spark knows it, mostly its address.
+    """
+
+    partition: int
+    host: str
+
+
+def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
+    """The tasks of the newest job of a group; none if Spark has ended, or forgotten the job.
+
+    Args:
+        group: Of :class:`pipelines.spark.jobs.JobThread`.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        return _task_places(context, group)
+    except (Py4JError, OSError):
+        return []
+
+
+def failed_partition(message: str) -> int | None:
+    """The number of the task that a job has failed with, by Spark's message; none if it has none.
+
+    Of a barrier stage Spark ends the other tasks too, and these count as failed as well.
+    """
+    found = _FAILED_TASK.search(message)
+    return int(found[1] or found[2]) if found else None
+
+
+def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
+    """Name of the host that a task of a job is on; none if that is not known."""
+    hosts = [one.host for one in task_places(context, group) if one.partition == partition]
+    return name_of(hosts[-1]) if hosts else None
+
+
+def name_of(host: str) -> str:
+    """The name of a host that Spark knows by its address, where the driver can look it up."""
+    try:
+        return socket.gethostbyaddr(host)[0]
+    except OSError:
+        return host
+
+
+def _task_places(context: SparkContext, group: str) -> list[TaskPlace]:
+    tracker, store = context.statusTracker(), _status_store(context)
+    jobs = sorted(tracker.getJobIdsForGroup(group))
+    job = tracker.getJobInfo(jobs[-1]) if jobs else None
+    found = []
+    for stage in [] if job is None else job.stageIds:
+        tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
+        for place in range(tasks.size()):
+            task = tasks.apply(place)
+            found.append(TaskPlace(task.index(), str(task.host())))
+    return found
+
+
+def _status_store(context: SparkContext) -> Any:
+    return context._jsc.sc().statusStore()
+
+
+class Ended(NamedTuple):
+    """An executor that Spark has removed.
+
+    Attributes:
+        host: Name or address of its host, as Spark knows it.
+        reason: In a line.
+    """
+
+    host: str
+    reason: str
+
+
+def ended_executors(context: SparkContext) -> dict[str, Ended]:
+    """The executors that have ended in this session, by their ids."""
+    executors: Any = context._jsc.sc().statusStore().executorList(False)
+    found = {}
+    for place in range(executors.size()):
+        one = executors.apply(place)
+        if not one.isActive() and one.removeReason().isDefined():
+            host = str(one.hostPort()).rpartition(":")[0]
+            reason = str(one.removeReason().get()).strip().partition("\n")[0]
+            found[str(one.id())] = Ended(host, reason)
+    return found
+
+
+@contextmanager
+def reasons_of_losses(
+    context: SparkContext, address_of: Callable[[int], str | None]
+) -> Iterator[None]:
+    """Has the error of a lost worker tell why its executor has ended, if it has.
+
+    Args:
+        address_of: The address of a worker's host.
+
+    Raises:
+        WorkerLostError: That of the block, whose cause ends with the reason.
+    """
+    before = ended_executors(context)
+    try:
+        yield
+    except WorkerLostError as lost:
+        since = [one for id, one in _ended_by_now(context).items() if id not in before]
+        hosts = {lost.host} if lost.rank is None else {lost.host, address_of(lost.rank)}
+        reasons = {one.reason for one in since if one.host in hosts}
+        if len(reasons) != 1:
+            raise  # Nothing is known, or it is not known which one was the worker's.
+        raise lost.since(f"its executor has ended: {reasons.pop()}") from None
+
+
+def _ended_by_now(context: SparkContext) -> dict[str, Ended]:
+    """See :func:`ended_executors`; none if Spark itself has ended."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        return ended_executors(context)
+    except (Py4JError, OSError):
+        return {}
+
+
+LOOK_SECONDS = 2.0
+
+
+class LeavingExecutors:
+    """Tells of executors whose decommissioning has begun, each once.
+
+    Args:
+        context: Of the executors.
+        tell: Called with a line for people.
+    """
+
+    def __init__(self, context: SparkContext, tell: Callable[[str], None]) -> None:
+        self._spark: Any = context._jsc.sc()
+        enabled = context.getConf().get("spark.decommission.enabled", "false")
+        self._is_on = str(enabled).lower() == "true"
+        self._tell = tell
+        self._known: set[str] = set()
+        self._looked = 0.0
+
+    def look(self) -> None:
+        """Asks Spark, at most every two seconds; returns nothing, so that a wait goes on."""
+        now = time.monotonic()
+        if not self._is_on or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        scheduler, executors = self._spark.taskScheduler(), self._spark.getExecutorIds()
+        for place in range(executors.size()):
+            executor = executors.apply(place)
+            if executor not in self._known and (
+                scheduler.getExecutorDecommissionState(executor).isDefined()
+            ):
+                self._known.add(executor)
+                self._tell(f"Spark decommissions executor {executor}")

@@ -22,7 +22,7 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN, SPARK_PATTERN, SPARK_REDACTION
 from pipelines.spark import daemon
-from pipelines.spark.access_mode import (
+from pipelines.spark.capacity import (
     TASKS,
     check_context,
     connected_session,
@@ -30,11 +30,25 @@ from pipelines.spark.access_mode import (
     server_is_here,
 )
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.jvm_options import brief_options, default_of, defaults_file, names_collector
-from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
-from pipelines.spark.releases import check_java, check_python
-from pipelines.spark.shell import check_homes, check_pythons, executors_python, start_failure
-from pipelines.spark.work_folder import own_local_folders
+from pipelines.spark.java import (
+    brief_options,
+    check_java,
+    check_python,
+    default_of,
+    defaults_file,
+    names_collector,
+    own_local_folders,
+)
+from pipelines.spark.shell import (
+    check_homes,
+    check_master,
+    check_pythons,
+    executors_python,
+    is_local,
+    private_conf,
+    start_failure,
+    start_jvm,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -168,8 +182,12 @@ def _kill_jvm() -> None:
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
-        # Py4J logs a stack for each call that gets no answer then, by the root logger.
+        # Py4J logs a stack for each call that gets no answer then, by the root logger; and the
+        # server of accumulators prints one where the connection ends.
         logging.getLogger().addFilter(_is_of_others_than_py4j)
+        accumulators = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+        if accumulators is not None:
+            accumulators.handle_error = lambda request, address: None
         process.kill()
         process.wait(STOP_SECONDS)
 

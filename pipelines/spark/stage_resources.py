@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.stages import StageName
-from pipelines.spark.access_mode import is_connected
-from pipelines.spark.capacity import conf_value
+from pipelines.settings.spark import StageName
+from pipelines.spark.capacity import conf_value, is_connected
 from pipelines.spark.session import in_one_process, memory_mb
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from pipelines.spark.access_mode import is_connected
+from pipelines.spark.capacity import is_connected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

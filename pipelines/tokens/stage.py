@@ -3,6 +3,10 @@
 Executors read the parts of the corpus and write the files of token ids themselves; Spark hands
 out the parts and collects the sums. Where no length is set, the lengths of all texts decide it, and
 files with longer ones are then written once more.
+
+Texts of a prepared corpus, for what is found out about all of it from some. Runs on the driver.
+
+Nothing here needs Spark: a bounded number of rows is read.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from functools import lru_cache, partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
@@ -24,7 +30,6 @@ from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 from pipelines.spark.frames import Scratch
 from pipelines.spark.parquet_parts import (
     Part,
@@ -34,30 +39,77 @@ from pipelines.spark.parquet_parts import (
     read_part,
     read_table,
 )
-from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
+from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder, special_ends
 from pipelines.tokens.examples import (
     CORPUS_COLUMNS,
     SOURCE,
+    TEXT_COLUMNS,
     TaskSums,
+    count_words,
     example_schema,
     rows_by_source,
     shorten_batch,
     tokenise_batch,
 )
-from pipelines.tokens.lengths import model_length, reading_limit, training_length
-from pipelines.tokens.prompts import training_prompts
-from pipelines.tokens.special_tokens import special_ends
-from pipelines.tokens.summary import TokenSummary, lengths_json, summarise
+from pipelines.tokens.start import training_prompts
+from pipelines.tokens.summary import TokenSummary, lengths_json, summarise, training_length
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
-from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+SIDES = ("anchor", "positive")
+_LENGTH_TEXTS = 5_000
+"""Texts whose lengths are looked at."""
+
+
+def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatch]:
+    """The texts of pairs for training, in columns that :data:`SIDES` names.
+
+    The first rows of each file: there they lie in the order of their hashes.
+
+    Args:
+        prepared: Of the corpus.
+        most: Pairs of all files together; no more than a few beyond.
+    """
+    files = find_files(prepared.corpus.pairs)
+    total = sum(file.rows for file in files)
+    for file in files:
+        left = -(-file.rows * min(total, most) // total)
+        for batch in read_part(file, SIDES):
+            yield batch.slice(0, left)
+            left -= min(left, batch.num_rows)
+            if not left:
+                break
+
+
+def corpus_length(prepared: PreparedFolder, own: int, most: int) -> int:
+    """Tokens of a text that a model of a corpus should read.
+
+    A model that reads no more than the beginning of most documents is to read more of them. Where
+    that is not so, its own length is what it was trained with.
+
+    Args:
+        prepared: Of the corpus, whose `positive` texts, or else its only ones, are the documents.
+        own: What it reads.
+        most: What it can read.
+
+    Returns:
+        `most` where more than half of the documents are longer than `own`, or else that.
+    """
+    encoder = open_encoder(load_tokenizer(prepared.tokens.tokenizer), own)
+    cut = [
+        encoder.encode(pc.coalesce(*(batch[name] for name in reversed(batch.schema.names)))).cut
+        for batch in sampled_pairs(prepared, _LENGTH_TEXTS)
+    ]
+    return max(own, most) if cut and np.concatenate(cut).mean() > 0.5 else own
+
+
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
-def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
+def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSummary:
     """Tokenises ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
     In that folder, which is replaced as a whole or left as it was:
@@ -74,9 +126,15 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     `lengths.json` the lengths of each.
 
     A text has the prompt of its side before it. It is cut after ``tokens.max_length`` ids, or,
-    where that is not set, after as many as :func:`~pipelines.tokens.lengths.training_length` says.
+    where that is not set, after as many as :func:`~pipelines.tokens.summary.training_length` says.
 
     The same corpus files and settings give the same bytes.
+
+    Args:
+        session: That reads and writes.
+        config: The settings.
+        limit: Tokens of a text that training may read: see
+            :func:`pipelines.models.start.reading_limit`.
 
     Raises:
         InputError: There is no corpus, or no tokenizer where the settings say; or not all examples
@@ -84,7 +142,6 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     """
     prepared = PreparedFolder.of(config)
     parts, prompts = _corpus_parts(prepared, config), _prompts(config)
-    limit = reading_limit(config)
     with storage.new_folder(prepared.tokens.path) as folder:
         tokenizer_folder = TokensFolder(folder).tokenizer
         next_part("the tokenizer")
@@ -111,12 +168,13 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     return summary
 
 
-def check_tokens(folder: Location, config: Config) -> None:
+def check_tokens(folder: Location, config: Config, length: int) -> None:
     """Makes sure that tokens were prepared for the model that a configuration asks for.
 
     Args:
         folder: Of :func:`prepare_tokens`.
         config: Of a training.
+        length: Tokens of a text that its model reads.
 
     Raises:
         InputError: They are longer than the model reads, have other prompts before them, or were
@@ -124,7 +182,7 @@ def check_tokens(folder: Location, config: Config) -> None:
     """
     path = TokensFolder(folder).manifest
     manifest = records.read(path, dict[str, Any])
-    length, prompts = model_length(config), _prompts(config)
+    prompts = _prompts(config)
     if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
     records.read(path, TokenSummary)
@@ -153,7 +211,7 @@ def check_tokens(folder: Location, config: Config) -> None:
 
 def _prompts(config: Config) -> list[dict[str, str]]:
     """Of each source what stands before the texts of a side; of one source, a list of one."""
-    return [training_prompts(one) for one in by_source(config)]
+    return [training_prompts(one) for one in config.by_source()]
 
 
 def _corpus_parts(prepared: PreparedFolder, config: Config) -> list[Part]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
@@ -15,13 +16,15 @@ from pipelines.errors import InputError
 from pipelines.files import records, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
-from pipelines.settings.teacher import START
-from pipelines.tokens.model_files import MODULE_KEYS, TRANSFORMER, check_keys
-
-if TYPE_CHECKING:
-    from pipelines.models.architecture import Architecture
+from pipelines.settings.preparing import START
+from pipelines.tokens.model_files import (
+    MODULE_KEYS,
+    PROMPT_KEYS,
+    TRANSFORMER,
+    check_keys,
+    read_known,
+)
 
 LIBRARY = "sentence_transformers"
 """The package of modules; a transformer of another one has code of its own."""
@@ -132,31 +135,6 @@ def refusing_damage(folder: Path) -> Iterator[None]:
         raise InputError("encoder.start", problem, "mend it, or name another folder") from error
 
 
-def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """The architecture of the model in a folder; the first one if none recognises it.
-
-    That one's reading then says what is wrong with the folder.
-    """
-    architectures = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
-    found = (one for one in architectures if one.folder.recognises(folder, modules))
-    return next(found, architectures[0])
-
-
-def start_architecture(config: Config) -> Architecture:
-    """The architecture that is trained: that of the start checkpoint, or the one that is set.
-
-    Raises:
-        InputError: There is no such start, or it is damaged.
-    """
-    folder = start_folder(config)
-    if config.encoder.keep_layers == 0:
-        return ARCHITECTURES.load(WITHOUT_LAYERS)
-    if folder is None:
-        return ARCHITECTURES.load(config.encoder.kind)
-    with refusing_damage(folder):
-        return folder_architecture(folder, folder_modules(folder))
-
-
 def check_vocabulary(config: Config) -> None:
     """Makes sure that a new vocabulary does not meet old word embeddings.
 
@@ -169,3 +147,158 @@ def check_vocabulary(config: Config) -> None:
             f"`train` makes other words than encoder.start `{config.encoder.start}` knows",
             "`start`, or encoder.start: random",
         )
+
+
+PROMPTS_FILE = "config_sentence_transformers.json"
+QUERY, DOCUMENT = "query", "document"
+_DOCUMENT_NAMES = (DOCUMENT, "passage", "corpus")
+"""Names of the documents' prompt; the first that is not empty counts."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a model.
+
+    Attributes:
+        texts: Names and prompts.
+        default: Name of the prompt of texts of which nothing is said.
+    """
+
+    texts: tuple[tuple[str, str], ...] = ()
+    default: str | None = None
+
+    def before(self, name: str | None = None, key: str = "embedding.prompt_name") -> str:
+        """What stands before a text; empty where there is no prompt for it.
+
+        Args:
+            name: None as `encode` of sentence-transformers does it, `query` as `encode_query`,
+                `document` as `encode_document`; or another name.
+            key: The setting that names it.
+
+        Raises:
+            InputError: With the key: there is no prompt of another name.
+        """
+        known = dict(self.texts)
+        if name is None:
+            return known[self.default] if self.default is not None else ""
+        if name == QUERY:
+            return known.get(QUERY, "")
+        if name == DOCUMENT:
+            return next((known[one] for one in _DOCUMENT_NAMES if known.get(one)), "")
+        if name not in known:
+            there = ", ".join(dict.fromkeys([QUERY, DOCUMENT, *known]))
+            raise InputError(key, f"the model has no prompt `{name}`", f"one of {there}, or unset")
+        return known[name]
+
+    @property
+    def sides(self) -> tuple[str | None, str | None]:
+        """Names for :meth:`before` of a query and of a document, where both are to be compared.
+
+        A model that tells them apart in no way reads both as it reads any text.
+        """
+        differ = self.before(QUERY) or self.before(DOCUMENT)
+        return (QUERY, DOCUMENT) if differ else (None, None)
+
+    def asking(self, found: str | None) -> str | None:
+        """Name of the prompt of queries that are to find texts.
+
+        Args:
+            found: Name of the prompt of those texts. Where it is one that is not for documents, the
+                queries have the same.
+        """
+        return self.sides[0] if found is None or found in _DOCUMENT_NAMES else found
+
+    def to_json(self) -> dict[str, Any]:
+        """As sentence-transformers writes them.
+
+        Its releases overlook a documents' prompt of another name than `document`, so that one is
+        written too.
+        """
+        texts = dict(self.texts)
+        if document := self.before(DOCUMENT):
+            texts[DOCUMENT] = document
+        return {"prompts": texts, "default_prompt_name": self.default}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Prompts:
+        """Reads what :meth:`to_json` or sentence-transformers wrote.
+
+        The library names a query's and a document's prompt also where they are empty.
+
+        Raises:
+            TypeError: A prompt is no text.
+            ValueError: The default prompt has no text.
+        """
+        prompts, default = value.get("prompts") or {}, value.get("default_prompt_name")
+        if not isinstance(prompts, Mapping):
+            raise TypeError("`prompts` is no mapping")
+        texts = {name: "" if text is None else text for name, text in prompts.items()}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise TypeError(f"the prompt `{name}` is no text")
+        if default is not None and default not in texts:
+            raise ValueError(f"there is no text for the default prompt `{default}`")
+        told = (
+            (name, text)
+            for name, text in texts.items()
+            if text or name == default or name not in (QUERY, DOCUMENT)
+        )
+        return cls(tuple(told), default)
+
+
+NO_PROMPTS = Prompts()
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts of a model folder; none of one that is no sentence-transformers folder.
+
+    Raises:
+        InputError: With the key ``encoder.start``: they cannot be used.
+    """
+    path = folder / PROMPTS_FILE
+    try:
+        return Prompts.from_json(read_known(path, PROMPT_KEYS))
+    except (TypeError, ValueError) as error:
+        raise InputError("encoder.start", f"{path} cannot be used: {error}", "mend it") from None
+
+
+def configured_prompts(config: Config) -> Prompts:
+    """The prompts of the model that is trained: those of the start and of the settings.
+
+    Raises:
+        InputError: There is no such start, or no text for the default prompt.
+    """
+    folder, encoder = start_folder(config), config.encoder
+    start = read_prompts(folder) if folder else NO_PROMPTS
+    texts = dict(start.texts) | dict(encoder.prompts)
+    default = encoder.default_prompt_name or start.default
+    if default is not None and default not in texts:
+        raise InputError(
+            "encoder.default_prompt_name",
+            f"there is no prompt `{default}`",
+            f"one of {', '.join(texts)}" if texts else "name its text in encoder.prompts",
+        )
+    return Prompts(tuple(texts.items()), default)
+
+
+def reads_alike(config: Config) -> bool:
+    """Whether all sides of an example are texts of which nothing is said."""
+    return config.corpus.pairs == "single" or config.corpus.score_column is not None
+
+
+def training_prompts(config: Config) -> dict[str, str]:
+    """What stands before the texts of each side in training; only sides that have a prompt.
+
+    Unless the corpus says it, the anchor is the query and the others are documents; the sides of
+    single texts and of scored pairs are alike, and read as any text is.
+
+    Raises:
+        InputError: See :func:`configured_prompts`.
+    """
+    prompts = configured_prompts(config)
+    if config.corpus.prompts is not None:
+        return {side: prompt for side, prompt in config.corpus.prompts.items() if prompt}
+    query, document = (None, None) if reads_alike(config) else prompts.sides
+    names = {"anchor": query, "positive": document, "negatives": document}
+    before = {side: prompts.before(name) for side, name in names.items()}
+    return {side: prompt for side, prompt in before.items() if prompt}

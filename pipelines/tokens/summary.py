@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputError
+from pipelines.settings.preparing import SHORTEST_TEXT
 from pipelines.tokens.examples import OPTIONAL, TaskSums
-from pipelines.tokens.lengths import told_cuts
+
+WHOLE_SHARE = 0.99
+"""Share of the examples that training reads whole, where no length is set."""
 
 
 @dataclass(frozen=True)
@@ -192,3 +195,35 @@ def _clipped(counts: np.ndarray, most: int) -> np.ndarray:
     clipped = counts[: most + 1].copy()
     clipped[-1] += counts[most + 1 :].sum()
     return clipped
+
+
+def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
+    """The smallest multiple of a bucket that leaves :data:`WHOLE_SHARE` of the examples whole.
+
+    So a few long texts do not decide what the others cost.
+
+    Args:
+        longest: int64 [lengths]; how many examples have a longest text of each length, from 0 on.
+        most: What it may be, and is where more would be needed.
+        bucket: Tokens between two lengths.
+    """
+    whole = np.cumsum(longest)
+    enough = int(np.searchsorted(whole, WHOLE_SHARE * whole[-1]))
+    return min(-(-max(enough, SHORTEST_TEXT) // bucket) * bucket, most)
+
+
+def told_cuts(manifest: Mapping[str, Any]) -> str:
+    """What the manifest of the tokens says about their lengths, for people."""
+    most, texts = f"texts of up to {manifest['max_length']} tokens", manifest["texts"]
+    if not manifest["cut"]:
+        return f"{most}, none of {texts:,} cut"
+    whole = manifest["tokens"] + manifest["dropped"]
+    return (
+        f"{most}, {manifest['cut']:,} of {texts:,} ({_share(manifest['cut'], texts)}) cut,"
+        f" {_share(manifest['dropped'], whole)} of the tokens left out"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    share = 100 * part / max(whole, 1)
+    return f"{share:.1f} %" if share >= 0.1 else "less than 0.1 %"

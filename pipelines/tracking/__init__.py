@@ -1,7 +1,7 @@
 """Where a run is followed while it goes on: MLflow, TensorBoard.
 
 Nothing here may stop or slow a training. Each tracker is a process of its own beside the driver
-(:mod:`pipelines.tracking.process`), behind a bounded queue (:mod:`pipelines.tracking.proxy`); a run
+(:mod:`pipelines.tracking.proxy`), behind a bounded queue (:mod:`pipelines.tracking.proxy`); a run
 that ends waits for ``tracking.wait_seconds`` at most, and then ends the process.
 """
 

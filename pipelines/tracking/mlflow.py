@@ -31,7 +31,7 @@ import pipelines  # noqa: E402
 from pipelines.files import storage  # noqa: E402
 from pipelines.files.copies import local_folder  # noqa: E402
 from pipelines.files.locations import Location, location  # noqa: E402
-from pipelines.models.digest import digest_model  # noqa: E402
+from pipelines.models.folder import digest_model  # noqa: E402
 from pipelines.settings.redaction import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402

@@ -1,4 +1,4 @@
-"""A tracker's process: ``python -m pipelines.tracking.process NAME``.
+"""A tracker's process: ``python -m pipelines.tracking.proxy NAME``.
 
 Takes requests from the driver, one JSON object a line on standard input, and answers each by one
 on standard output. When the driver is gone, it closes the run as killed, and ends.

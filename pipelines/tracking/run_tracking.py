@@ -10,7 +10,7 @@ from pipelines.files.locations import Location
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.tracking import names
+from pipelines.tracking import base as names
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Status
 from pipelines.tracking.process import one_line
 from pipelines.tracking.proxy import TrackerProxy

@@ -1,23 +1,93 @@
-"""The step loop of synchronous runs, and what all loops share. Runs on an executor."""
+"""The step loop of synchronous runs, and what all loops share. Runs on an executor.
+
+The end of a training before its last step, once its evaluations gain no more.
+
+Runs on executors. The driver leaves its request in the run folder, where it is found however a run
+goes on; the workers look for it at checkpoints, and agree.
+
+Checkpoints beside those of known steps: after some minutes, and when a machine is about to go.
+
+Runs on executors.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from pipelines.runs.checkpoint import load_checkpoint
-from pipelines.runs.checkpoint_writer import CheckpointWriter
+import numpy as np
+
+from pipelines.catalog import STEPPERS
+from pipelines.quiet import quiet_import
+from pipelines.runs.attempts import fenced
+from pipelines.runs.checkpoint import CheckpointWriter, load_checkpoint
+from pipelines.runs.model_choice import is_to_end
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
-from pipelines.training.collectives.agreement import check_agreement
-from pipelines.training.collectives.base import Collectives
+from pipelines.training.collectives.base import Collectives, SingleProcess, check_agreement
 from pipelines.training.control.reporter import Reporter
-from pipelines.training.early_end import EarlyEnd
-from pipelines.training.extra_checkpoints import ExtraCheckpoints
-from pipelines.training.feed import StepWork
-from pipelines.training.steppers.base import Stepper, StepperFactory
+from pipelines.training.steppers.base import FILE_FEEDS, Stepper, StepperFactory, StepWork
+
+
+class EarlyEnd:
+    """Whether the workers of a synchronous run end at a checkpoint.
+
+    Args:
+        task: Of the worker.
+        collectives: Between the workers.
+    """
+
+    def __init__(self, task: WorkerTask, collectives: Collectives) -> None:
+        self._run = task.run
+        self._collectives = collectives
+
+    def is_at(self, step: int) -> bool:
+        """Whether no step is made from this one on; all workers ask, after each step."""
+        if self._run.config.training.patience is None or not self._run.is_checkpointed(step):
+            return False
+        # One looks, so that all see the same.
+        asked = self._collectives.rank == 0 and is_to_end(self._run.run_folder)
+        votes = self._collectives.all_gather(np.array([asked], dtype=np.int64))
+        return bool(np.asarray(votes).any())
+
+
+class ExtraCheckpoints:
+    """When a worker of a synchronous run has such a checkpoint to write.
+
+    Args:
+        task: Of the worker.
+        reporter: Hears the driver ask for one.
+        together: Between workers that can only write one together, and so agree after each step
+            whether there is to be one; None where the first worker writes it alone.
+    """
+
+    def __init__(
+        self, task: WorkerTask, reporter: Reporter, together: Collectives | None = None
+    ) -> None:
+        minutes = task.run.config.training.checkpoint_minutes
+        self._seconds = None if minutes is None else 60 * minutes
+        self._reporter = reporter
+        self._together = together
+        self._saved = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether there is to be one after the step that was just made; all workers ask."""
+        own = self._reporter.save_asked.is_set() or self._is_late()
+        if self._together is None:
+            return own
+        votes = self._together.all_gather(np.array([own], dtype=np.int64))
+        return bool(np.asarray(votes).any())
+
+    def saved(self) -> None:
+        """Notes that a checkpoint was written, whatever for."""
+        self._saved = time.monotonic()
+        self._reporter.save_asked.clear()
+
+    def _is_late(self) -> bool:
+        return self._seconds is not None and time.monotonic() - self._saved >= self._seconds
 
 
 def train_worker(
@@ -226,3 +296,50 @@ class StepTimer:
         )
         self._ended, self._cpu_ended = now, cpu
         self._compute_seconds, self._communication_seconds = 0.0, 0.0
+
+
+# Each loop has its own kind of stepper, and its own way to move numbers between workers.
+Loop = Callable[[WorkerTask, StepperFactory[Any], Any, Iterator[StepWork], Reporter], None]
+
+
+def run_worker(
+    task: WorkerTask,
+    make_collectives: Callable[[], Any] = SingleProcess,
+    feed: Callable[[], Iterator[StepWork]] | None = None,
+    loop: Loop = train_worker,
+    stepper: str | None = None,
+    means_peer_lost: Callable[[Exception], bool] = lambda error: False,
+) -> bool:
+    """Trains one worker's share, connected to the driver's monitor. Runs on an executor.
+
+    Errors are reported to the driver, which decides about the run; the reporter ends this
+    process when the driver cancels the run.
+
+    Args:
+        make_collectives: Makes what the loop moves numbers with. Called once the driver is
+            connected, since starting a cluster may fail or wait.
+        feed: The worker's steps; by default from the lane files.
+        loop: The rule by which the workers' steps become one run.
+        stepper: A name of ``STEPPERS``; by default the framework's.
+        means_peer_lost: Whether an error says that another worker is gone.
+
+    Returns:
+        Whether the share was finished; if not, the driver knows why.
+
+    Raises:
+        OSError: The driver cannot be reached.
+    """
+    training = task.run.config.training
+    with fenced(task.run.run_folder, task.run.attempt), Reporter(task) as reporter:
+        try:
+            with quiet_import():
+                factory: StepperFactory[Any] = STEPPERS.load(stepper or training.framework)
+            factory.prepare_process(training)
+            collectives = make_collectives()
+            steps = feed() if feed is not None else FILE_FEEDS[training.feed](task)
+            loop(task, factory, collectives, steps, reporter)
+            reporter.done()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
+            reporter.failed(error, peer_lost=means_peer_lost(error))
+            return False
+    return True

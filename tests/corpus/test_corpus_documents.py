@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers.pieces import line_cut, paragraph_cut
+from pipelines.corpus.readers.rows import line_cut, paragraph_cut
 
 
 def summary(rows):

@@ -14,26 +14,24 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.dedup import near_duplicates as duplicates
-from pipelines.corpus.dedup import shingles
+from pipelines.corpus.dedup import near_duplicates as shingles
 from pipelines.corpus.dedup.near_duplicates import (
-    MAX_REFERENCES,
-    bucket_blocks,
-    earlier_pairs,
-    near_duplicates,
-    near_matches,
-    near_pairs,
-    reference_pairs,
-    similar_pairs,
-)
-from pipelines.corpus.dedup.shingles import (
     MAX_HASHES,
+    MAX_REFERENCES,
     RECALL,
     SHINGLE,
     Banding,
     band_hashes,
     banding,
+    bucket_blocks,
+    earlier_pairs,
+    near_duplicates,
+    near_matches,
+    near_pairs,
     normalise,
+    reference_pairs,
     shingle_hashes,
+    similar_pairs,
     similarities,
 )
 from pipelines.spark.frames import Scratch

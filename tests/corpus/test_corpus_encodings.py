@@ -5,7 +5,7 @@
 import pytest
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers.encodings import BinaryError, find_encoding
+from pipelines.corpus.readers.streams import BinaryError, find_encoding
 
 SAMPLES = {
     "cp1252": "L'été dernier, à Genève, nous avons mangé des crêpes délicieuses chez François.",

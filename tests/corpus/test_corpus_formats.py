@@ -6,12 +6,12 @@ import json
 import pytest
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers import FORMATS, TABLE_FORMATS
+from pipelines.catalog import FORMATS, TABLE_FORMATS
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.inputs import COLUMNS, find_files
-from pipelines.corpus.readers.sources import columns_in
+from pipelines.corpus.readers.spark_reader import columns_in
 from pipelines.corpus.readers.streams import UnreadableError
-from pipelines.embedding.records import rows_as_json
+from pipelines.embedding.partitions import rows_as_json
 
 LINES = "lang=en;text=A dog runs.\nnothing of it\n\nlang=de;text=Ein Hund läuft. a=b\n"
 

@@ -19,9 +19,8 @@ from corpus_runs import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.distractors import draw_distractors
 from pipelines.corpus.funnel import check_adds_up
-from pipelines.corpus.held_out import packages_to_hold_out, without_leaks
+from pipelines.corpus.held_out import draw_distractors, packages_to_hold_out, without_leaks
 from pipelines.settings import CorpusSettings
 
 SHARE = {

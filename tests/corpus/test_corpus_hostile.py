@@ -17,8 +17,7 @@ from range_cases import quarantined, read, texts
 
 from pipelines.corpus.cleaning.paragraphs import split_paragraphs
 from pipelines.corpus.cleaning.prose import plain_markup, summary_pair
-from pipelines.corpus.cleaning.rules import clean, unescape
-from pipelines.corpus.cleaning.sentences import segment
+from pipelines.corpus.cleaning.rules import clean, segment, unescape
 from pipelines.corpus.readers import docstrings, streams
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
 from pipelines.corpus.readers.formats import Columns, Limits, Wanted
@@ -280,7 +279,7 @@ def test_a_character_reference_of_any_length():
     st.lists(st.sampled_from(["a", "B. ", "? ", "“", "”", "(", ")", "\n", " ", "。"]), max_size=80)
 )
 def test_sentences_are_the_text(parts):
-    from pipelines.corpus.cleaning import sentences
+    from pipelines.corpus.cleaning import rules as sentences
 
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:

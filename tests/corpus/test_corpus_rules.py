@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.cleaning.languages import UNKNOWN, identify
 from pipelines.corpus.cleaning.rules import (
     TEXT_RULES,
+    UNKNOWN,
     clean,
     clean_lines,
     compose,
+    identify,
     repeated_share,
     text_reasons,
 )

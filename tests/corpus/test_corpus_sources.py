@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.corpus.readers.rows import ROW_SCHEMA
-from pipelines.corpus.readers.sources import input_fingerprint, read_rows, texts_of
+from pipelines.corpus.readers.spark_reader import input_fingerprint, read_rows, texts_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.readers.sources import read_rows
-from pipelines.corpus.readers.spark_rows import number_in
+from pipelines.corpus.readers.inputs import number_in
+from pipelines.corpus.readers.spark_reader import read_rows
 from pipelines.corpus.readers.tables import DELTA, ICEBERG, table_and_version
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings

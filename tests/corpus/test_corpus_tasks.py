@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.readers.tasks import Split, pack, split_file
+from pipelines.corpus.readers.ranges import Split, pack, split_file
 
 MB = 1 << 20
 

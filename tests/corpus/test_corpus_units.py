@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.text_units import RUN
-from pipelines.corpus.unit_schema import SCHEMA, hash_of
-from pipelines.corpus.units import UNITS, unit_batches, unit_of
+from pipelines.corpus.texts import RUN, UNITS, unit_batches, unit_of
+from pipelines.corpus.unit_rows import SCHEMA, hash_of
 from pipelines.settings import CorpusSettings
 
 RAW = {

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers.csv_dialect import Dialect
-from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
-from pipelines.corpus.readers.inputs import find_files
-from pipelines.corpus.readers.sources import columns_in, read_rows
-from pipelines.corpus.readers.spark_rows import column_remedy
+from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Dialect
+from pipelines.corpus.readers.inputs import column_remedy, find_files
+from pipelines.corpus.readers.spark_reader import columns_in, read_rows
 from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
 from pipelines.evaluation.pairs import PairFiles, check_file

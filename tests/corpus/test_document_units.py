@@ -4,7 +4,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.document_units import (
+from pipelines.corpus.funnel import ROWS
+from pipelines.corpus.texts import (
     LONGEST_PIECE,
     SHORTEST_PIECE,
     TOO_FEW_WORDS,
@@ -12,8 +13,7 @@ from pipelines.corpus.document_units import (
     document_units,
     shortened,
 )
-from pipelines.corpus.funnel import ROWS
-from pipelines.corpus.unit_schema import SCHEMA
+from pipelines.corpus.unit_rows import SCHEMA
 from pipelines.settings import CorpusSettings
 
 TEXT = "Valves of the heart open and close with every beat that the muscle makes."

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 from corpus_runs import pairs_of, prepared, sentence, write_parquet
 
-from pipelines.corpus.dropped import check_dropped, check_scores_differ
 from pipelines.corpus.funnel import ROWS, level_lines
-from pipelines.corpus.funnel_lines import check_some_left
 from pipelines.corpus.quarantine import check_quarantined
+from pipelines.corpus.splitting import check_dropped, check_scores_differ
+from pipelines.corpus.statistics import check_some_left
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 

@@ -22,20 +22,20 @@ from corpus_runs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.kept_units import cutting, sources
-from pipelines.corpus.kept_units.generations import (
+from pipelines.corpus import kept_units as cutting
+from pipelines.corpus import unit_rows as sources
+from pipelines.corpus.kept_units import (
     Generation,
     KeptSource,
     claims,
     find_generations,
     write_generation,
 )
-from pipelines.corpus.kept_units.sources import Source, find_sources, naming_for, unchanged
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 from pipelines.corpus.stage import prepare_corpus
-from pipelines.corpus.unit_schema import SCHEMA
-from pipelines.corpus.units import unit_batches
+from pipelines.corpus.texts import unit_batches
+from pipelines.corpus.unit_rows import SCHEMA, Source, find_sources, naming_for, unchanged
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 from pipelines.settings.load import parse

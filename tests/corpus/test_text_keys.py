@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.cleaning.text_keys import ascii_keys, text_key
+from pipelines.corpus.cleaning.rules import ascii_keys, text_key
 
 TEXTS = [
     "A text.",

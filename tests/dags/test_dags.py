@@ -19,14 +19,14 @@ import pytest
 from corpus_factory import only_retrieval, small_config
 from local_servers import Chat, serving
 
-from pipelines.evaluation.observations import (
+from pipelines.evaluation.intervals import (
     digest_observations,
     read_observations,
     write_observations,
 )
 from pipelines.files import storage
 from pipelines.files.run_folder import OBSERVATIONS
-from pipelines.models.digest import digest_model
+from pipelines.models.folder import digest_model
 from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]

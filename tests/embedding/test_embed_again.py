@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import workflow
-from pipelines.embedding.places import lock_file, next_folder
 from pipelines.embedding.plan import (
     ATTEMPTS,
     MANIFEST_FILE,
     PLAN_FILE,
     STAGED,
     is_up_to_date,
+    lock_file,
+    next_folder,
 )
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table

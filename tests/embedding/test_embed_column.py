@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.arrow_columns import as_text
 from pipelines.embedding.column import embed_column
-from pipelines.embedding.executor import blocks, cached_embedder, task_device
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.executor import blocks, cached_embedder, embedding_options, task_device
 from pipelines.errors import InputError
 
 
@@ -31,7 +30,7 @@ def test_vectors_are_those_of_the_library(frame, small_model, lines) -> None:
 
 
 def test_quantised_and_shortened(frame, small_model) -> None:
-    from pipelines.embedding.vectors import restored, shortened
+    from pipelines.embedding.executor import restored, shortened
 
     whole = embed_column(frame, small_model, precision="fp32")
     small = embed_column(

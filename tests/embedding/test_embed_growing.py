@@ -8,11 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from embedding_rounds import embed_here
 
-from pipelines.embedding.places import next_folder
-from pipelines.embedding.plan import MANIFEST_FILE
+from pipelines.embedding.executor import vectors_of
+from pipelines.embedding.plan import MANIFEST_FILE, next_folder
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.search.index import build_index, has_index, search_index

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.footers import InputFile, read_input
+from pipelines.embedding.executor import vectors_of
+from pipelines.embedding.partitions import InputFile, read_input
 from pipelines.embedding.parts import (
     LEAST_BYTES,
     PartSize,
@@ -25,7 +26,6 @@ from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
 from pipelines.embedding.planning import check_job
 from pipelines.embedding.store import open_table, read_blocks
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 

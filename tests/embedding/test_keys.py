@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.arrow_columns import is_key
-from pipelines.corpus.unit_schema import hash_of
-from pipelines.embedding.deleted_rows import DeletedRows
+from pipelines.corpus.unit_rows import hash_of
+from pipelines.embedding.executor import vectors_of
 from pipelines.embedding.keys import (
     MATCHES,
     NEW,
@@ -24,8 +24,8 @@ from pipelines.embedding.keys import (
     match,
     scan_keys,
 )
+from pipelines.embedding.part_files import DeletedRows
 from pipelines.embedding.partitions import Constant
-from pipelines.embedding.vectors import vectors_of
 from pipelines.settings.load import parse
 
 TEXTS = st.sampled_from(["the cat", "a dog", "one more dog", "", None])

@@ -12,20 +12,20 @@ import pytest
 from embedding_rounds import embed_here, write_lake
 
 from pipelines.cli import main
-from pipelines.corpus.unit_schema import hash_of
-from pipelines.embedding.deleted_rows import DeletedRows
+from pipelines.corpus.unit_rows import hash_of
+from pipelines.embedding.executor import vectors_of
 from pipelines.embedding.merge import read_all_columns
+from pipelines.embedding.part_files import DeletedRows
 from pipelines.embedding.plan import MANIFEST_FILE, is_up_to_date, part_file, read_version
 from pipelines.embedding.planning import check_job
 from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
 from pipelines.embedding.store import open_table, rows_at
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath, arrow_source
-from pipelines.search.by_words import search_words
 from pipelines.search.index import build_index, has_index, index_folder, search_index
+from pipelines.search.text_search import search_words
 from pipelines.settings.load import parse
 
 FIRST = {"a": [(1, "one"), (2, "two")], "b": [(3, "three"), (4, None)]}

@@ -11,16 +11,17 @@ import pytest
 from embedding_rounds import embed_here, write_lake
 
 from pipelines.embedding.parts import RowRange
-from pipelines.embedding.places import next_folder
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     MANIFEST_FILE,
     Plan,
+    choose_work,
+    next_folder,
+    publish,
     read_version,
     write_plan,
 )
 from pipelines.embedding.store import open_table
-from pipelines.embedding.versions import choose_work, publish
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.settings.load import parse

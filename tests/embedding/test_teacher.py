@@ -20,14 +20,13 @@ from pipelines.embedding.teacher import (
 )
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
+from pipelines.lanes.files import TeacherVectors
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
-from pipelines.lanes.teacher import TeacherVectors
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.preparation import STAGES
+from pipelines.preparation import STAGES, tokenise
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import PROMPTS_FILE
-from pipelines.tokens.stage import prepare_tokens
+from pipelines.tokens.start import PROMPTS_FILE
 
 EXAMPLES = 40
 
@@ -117,7 +116,7 @@ def test_lanes_hold_the_vectors_of_every_side(
 
     monkeypatch.setattr("pipelines.embedding.teacher.embed_table", embed)
     write_corpus(folder, texts, negatives=2)
-    prepare_tokens(spark, config)
+    tokenise(spark, config)
     summary = prepare_teacher(spark, config)
     # Each as a query and as a document.
     assert (summary.examples, summary.texts, summary.width) == (EXAMPLES, 2 * EXAMPLES, 32)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipelines.embedding.vectors import (
+from pipelines.embedding.executor import (
     LEVELS,
     quantised,
     restored,

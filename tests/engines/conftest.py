@@ -21,8 +21,9 @@ from engine_cases import (
     course_here,
 )
 
-from pipelines.engines.loading import load_engine
-from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
+from pipelines.catalog import STEPPERS
+from pipelines.engines.base import load_engine
+from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.stage import prepare_lanes
@@ -31,7 +32,6 @@ from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.tokens.examples import SCHEMA
-from pipelines.training.steppers import STEPPERS
 from pipelines.training_plan import batch_plan
 
 QUALITY_STEPS = 120

@@ -7,7 +7,7 @@ import pytest
 from engine_cases import trained_here
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import read_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder

@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
-from pipelines.engines.bigdl import jars, memory
+from pipelines.catalog import LOSSES
+from pipelines.engines.base import load_engine
+from pipelines.engines.bigdl import dllib_engine as memory
+from pipelines.engines.bigdl import jars
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
-from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.reader import LaneReader
-from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights
@@ -36,7 +37,7 @@ from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.objective import objective
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
-training_graph = pytest.importorskip("pipelines.engines.bigdl.graph").training_graph
+training_graph = pytest.importorskip("pipelines.engines.bigdl.dllib").training_graph
 
 STEPS = 24
 # Of which some parts are made; and after which weights are compared: roundings add up.
@@ -198,7 +199,7 @@ def granule(number, lengths, groups=(1, 2, 3)):
 
 
 def test_a_thread_gets_its_granules_whole(spark, make_run):
-    from pipelines.jvm import provide_classes
+    from pipelines.engines.bigdl.jvm import provide_classes
 
     run = make_run(1)
     classes = provide_classes(spark.sparkContext)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipelines.engines.bigdl.heartbeats import too_long
-from pipelines.engines.bigdl.progress import WorkerLocations
+from pipelines.engines.bigdl.progress import WorkerLocations, too_long
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.settings import TrainingSettings
 

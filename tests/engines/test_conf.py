@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.catalog import ENGINES
 from pipelines.cli import main
-from pipelines.engines import ENGINES
-from pipelines.engines.conf import ConfRule, check_conf
-from pipelines.engines.loading import load_engine
-from pipelines.engines.overview import all_rules
-from pipelines.engines.submission import conf_lines, submit_conf
+from pipelines.engines.base import ConfRule, check_conf, load_engine
+from pipelines.engines.overview import all_rules, conf_lines, submit_conf
 from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.redaction import SPARK_PATTERN

@@ -15,8 +15,8 @@ import pytest
 from engine_cases import ENGINE_CASES, LAST_STEPS, course_in_rounds, resumed, trained_here
 from lanes_factory import damage_lane
 
-from pipelines.engines import ENGINES
-from pipelines.engines.loading import load_engine
+from pipelines.catalog import ENGINES
+from pipelines.engines.base import load_engine
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import (
     checkpoint_path,

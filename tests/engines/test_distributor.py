@@ -4,12 +4,11 @@ import pytest
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
-from pipelines.engines.conf import check_conf
+from pipelines.engines.base import check_conf, load_engine
 from pipelines.engines.distributor_engine import distributor_rules
-from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config
-from pipelines.training.worker import STEPPERS
+from pipelines.training.loop import STEPPERS
 
 IGNORE = "pytorch.spark.distributor.ignoreSsl"
 RULES = distributor_rules(IGNORE)

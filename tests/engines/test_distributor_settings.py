@@ -2,12 +2,10 @@
 
 import pytest
 
-from pipelines.engines import ENGINES
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
+from pipelines.catalog import ENGINES, STEPPERS
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
-from pipelines.training.steppers import STEPPERS
 
 MEMBERS, STAGES = {"model_parallel": 2}, {"pipeline_parallel": 2}
 

@@ -4,8 +4,7 @@ import pytest
 from corpus_factory import small_config
 
 from pipelines.engines.bigdl import dllib_engine
-from pipelines.engines.bigdl.dllib_engine import DllibEngine
-from pipelines.engines.bigdl.memory import DRIVER_KEY, EXECUTOR_KEY
+from pipelines.engines.bigdl.dllib_engine import DRIVER_KEY, EXECUTOR_KEY, DllibEngine
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
 KERNELS = "spark.executorEnv.MKL_DEBUG_CPU_TYPE"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.engines.bigdl.states import states_in
+from pipelines.engines.bigdl.dllib import states_in
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import location

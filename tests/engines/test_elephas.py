@@ -11,8 +11,8 @@ from pyspark import SparkConf
 from test_contract import check_state
 from unauthenticated import approach, tells_nothing
 
+from pipelines.engines.base import load_engine
 from pipelines.engines.elephas.spark_model import GranuleModel
-from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 

@@ -29,10 +29,16 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config, TrainingSettings
 from pipelines.training.control import authenticated_server as doors
-from pipelines.training.control.encryption import Identity, make_identity
-from pipelines.training.parameter_server.messages import LENGTH, REQUEST, Layout, Request, forms
-from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
-from pipelines.training.parameter_server.updates import STORES
+from pipelines.training.control.authenticated_server import Identity, make_identity
+from pipelines.training.parameter_server.client import ServedParameters, ServedRounds
+from pipelines.training.parameter_server.updates import (
+    LENGTH,
+    REQUEST,
+    STORES,
+    Layout,
+    Request,
+    forms,
+)
 from pipelines.training.steppers.adamw import AdamW
 
 TOKEN = "5" * 64

@@ -15,7 +15,7 @@ from engine_cases import trained_here
 from hosts import why_not
 from small_runs import small_run
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.settings.load import parse
 
 pytestmark = [

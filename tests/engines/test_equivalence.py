@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from engine_cases import OF_WHOLE_STEPS, WITH_HOROVOD
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 
 pytestmark = pytest.mark.matrix
 

@@ -19,8 +19,8 @@ from host_sockets import SocketWatch
 from hosts import why_not
 from test_on_hosts import check_sockets
 
-from pipelines.engines import ENGINES
-from pipelines.engines.loading import load_engine
+from pipelines.catalog import ENGINES
+from pipelines.engines.base import load_engine
 
 MATRIX = pytest.mark.matrix
 TRIED = [

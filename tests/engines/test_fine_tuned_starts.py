@@ -11,7 +11,7 @@ from tiny_checkpoints import FAMILIES, TEXTS, write_sentence_folder
 from pipelines import workflow
 from pipelines.files.locations import location
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.runs.metrics_log import read_metrics_lines
+from pipelines.runs.step_metrics import read_metrics_lines
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 

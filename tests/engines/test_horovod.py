@@ -14,9 +14,8 @@ from pyspark import SparkConf
 from test_contract import ENDLESS, connections, listening, started, wait_until_gone
 from unauthenticated import tells_nothing, visit
 
-from pipelines.engines.base import monitor_for
+from pipelines.engines.base import load_engine, monitor_for
 from pipelines.engines.horovod.ranks import RankMaker
-from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics

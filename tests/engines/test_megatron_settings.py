@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.spec import BertSpec

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 from engine_cases import engine_cases, resumed
 from fork_engine import ENTRY
+from reference import engines_page
 
+from pipelines.catalog import ENGINES, STEPPERS
 from pipelines.cli import main
-from pipelines.engines import ENGINES
-from pipelines.engines.base import check_fit
-from pipelines.engines.conf import check_conf
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_conf, check_fit, load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.errors import EngineUnavailable, InputError
-from pipelines.reference import engines_page
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.settings import Config
-from pipelines.training.steppers import STEPPERS
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +72,7 @@ def test_a_missing_library_is_told_with_its_install_command(monkeypatch):
         load_engine("none")
 
 
-def test_the_registry_imports_no_engine():
-    code = "import sys, pipelines.engines; print(*(m for m in sys.modules if m.startswith('pipe')))"
+def test_the_catalog_imports_no_engine():
+    code = "import sys, pipelines.catalog; print(*(m for m in sys.modules if m.startswith('pipe')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own = {"pipelines", "pipelines.engines", "pipelines.registry", "pipelines.errors"}
-    assert set(done.stdout.split()) == own
+    assert set(done.stdout.split()) == {"pipelines", "pipelines.catalog", "pipelines.errors"}

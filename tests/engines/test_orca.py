@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from pipelines.engines.conf import check_conf
+from pipelines.engines.base import check_conf
 from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.errors import EngineUnavailable
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engine_cases import WITH_HOROVOD, trained_here
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.pretraining.start import objective_weights, special_ids

@@ -9,8 +9,8 @@ import pytest
 from tensorflowonspark import TFManager, reservation
 from unauthenticated import MESSAGES, answer
 
-from pipelines.engines.tensorflowonspark import registration as module
-from pipelines.engines.tensorflowonspark.registration import (
+from pipelines.engines.tensorflowonspark import nodes as module
+from pipelines.engines.tensorflowonspark.nodes import (
     NodePlace,
     RegistrationClient,
     RegistrationServer,
@@ -20,7 +20,7 @@ from pipelines.engines.tensorflowonspark.registration import (
     registering_at,
 )
 from pipelines.errors import PipelineError
-from pipelines.training.control.encryption import make_identity
+from pipelines.training.control.authenticated_server import make_identity
 
 TOKEN = "4" * 64
 NODE = {"executor_id": 1, "host": "a", "port": 7, "addr": ("a", 8), "authkey": b"\x00\xff'\""}

@@ -10,8 +10,13 @@ from unauthenticated import answer, approach, http
 
 from pipelines.engines.horovod import ranks as module
 from pipelines.engines.horovod.ranks import environment
-from pipelines.engines.horovod.rendezvous import MAX_VALUE_BYTES, Rendezvous
-from pipelines.engines.horovod.rendezvous_client import Place, RendezvousClient, meet
+from pipelines.engines.horovod.rendezvous import (
+    MAX_VALUE_BYTES,
+    Place,
+    Rendezvous,
+    RendezvousClient,
+    meet,
+)
 from pipelines.errors import PipelineError
 from pipelines.runs.run import WorkerTask
 

@@ -21,7 +21,7 @@ from losing_workers import (
 )
 from test_contract import listening, reference_framework, started, wait_until_gone
 
-from pipelines.engines.restarts import rest_of, train_with_restarts
+from pipelines.engines.base import rest_of, train_with_restarts
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.checkpoint import (
     checkpoint_path,
@@ -29,8 +29,8 @@ from pipelines.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pipelines.runs.metrics_log import MetricsLog
-from pipelines.runs.restarts import read_restarts
+from pipelines.runs.job_records import read_restarts
+from pipelines.runs.step_metrics import MetricsLog
 from pipelines.settings.load import parse
 
 STEPS = 24
@@ -90,7 +90,7 @@ def lost_case(name: str, *losses: tuple[Callable, int], always: bool = False):
 def test_a_run_loses_workers_and_not_a_step(
     spark, make_run, reference, monitors, monkeypatch, case: EngineCase, losses
 ):
-    monkeypatch.setattr("pipelines.engines.restarts.RETURN_SECONDS", 10.0)
+    monkeypatch.setattr("pipelines.engines.base.RETURN_SECONDS", 10.0)
     settings = {"checkpoint_every": EVERY, "keep_checkpoints": MANY_STEPS, "feed": "memory"}
     run = make_run(MANY_STEPS, restarts=len(losses), **(settings | case.training))
     before, ports = started(), listening()
@@ -149,7 +149,7 @@ def losing(log, spark, ways, monitors):
 def test_what_depends_on_the_workers_goes_on_too(
     spark, make_run, monitors, monkeypatch, name, lose, workers
 ):
-    monkeypatch.setattr("pipelines.engines.restarts.RETURN_SECONDS", 10.0)
+    monkeypatch.setattr("pipelines.engines.base.RETURN_SECONDS", 10.0)
     case = CASES[name]
     run = make_run(MANY_STEPS, restarts=1, **({"checkpoint_every": EVERY} | case.training))
     with MetricsLog(run) as log:
@@ -269,7 +269,7 @@ def test_what_is_not_gone_on_with(make_run, restarts, ends, room, attempts):
 
 def test_a_later_start_is_tried_again_for_a_time(make_run, monkeypatch):
     run = with_training(make_run(STEPS), workers=2, restarts=1)
-    monkeypatch.setattr("pipelines.engines.restarts.RECOVERY_SECONDS", -1.0)
+    monkeypatch.setattr("pipelines.engines.base.RECOVERY_SECONDS", -1.0)
     engine = Scripted([lost(), lost(began=False)], [2])
     with pytest.raises(WorkerLostError):
         train_with_restarts(engine, None, run, lambda line: None)

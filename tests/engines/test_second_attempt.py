@@ -13,10 +13,10 @@ from numpy_stepper import NumpyStepper
 from relays import SilentRelay
 from small_runs import small_run
 
+from pipelines.catalog import STEPPERS
 from pipelines.engines.base import monitor_for
 from pipelines.runs.attempts import accepted_checkpoints, checkpoint_name
-from pipelines.runs.metrics_log import MetricsLog
-from pipelines.training.steppers import STEPPERS
+from pipelines.runs.step_metrics import MetricsLog
 
 pytestmark = pytest.mark.slow
 

@@ -22,11 +22,10 @@ from test_contract import (
 )
 from unauthenticated import tells_nothing, visit
 
-from pipelines.engines.base import monitor_for
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine, monitor_for
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import checkpoint_steps, save_checkpoint
-from pipelines.spark.task_places import TaskPlace
+from pipelines.spark.errors import TaskPlace
 
 STEPS = 12
 BEGUN_STEPS = 6
@@ -54,7 +53,7 @@ def test_a_node_that_never_registered_is_found(registered, number):
 @pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])
 def test_a_ring_that_broke_is_another_workers_end_through_tensorflow_too(kind):
     tf = pytest.importorskip("tensorflow")
-    from pipelines.engines.tensorflowonspark.collectives import means_peer_lost
+    from pipelines.engines.tensorflowonspark.nodes import means_peer_lost
 
     def fail(cause):
         def operation(values):

@@ -9,11 +9,11 @@ from corpus_factory import small_config
 from engine_cases import trained_here
 
 from pipelines import workflow
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.losses.targets import granule_targets
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.objective import objective
-from pipelines.training.feed import lane_feed
+from pipelines.training.steppers.base import lane_feed
 
 
 def with_objective(run: TrainingRun, **keys) -> TrainingRun:

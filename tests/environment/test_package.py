@@ -24,7 +24,7 @@ from deadlines import ended  # noqa: E402
 from errors import PackageError  # noqa: E402
 from interpreter import assumed, copy_interpreter  # noqa: E402
 
-from pipelines.engines import ENGINES  # noqa: E402
+from pipelines.catalog import ENGINES  # noqa: E402
 
 # In the second word of a compiled module: that it is of a source by its hash, not looked at again.
 UNCHECKED_HASH = 0b01

@@ -60,7 +60,7 @@ def test_an_environment_changes_and_lacks_what_the_lock_has(environment):
 def test_every_engine_has_a_part_and_every_part_has_tests():
     from engine_cases import ENGINE_CASES
 
-    from pipelines.engines import ENGINES
+    from pipelines.catalog import ENGINES
 
     assert {*ENGINES} <= {part.name for part in PARTS}
     cases = {versions.CONTRACT.format(case=case.name) for case in ENGINE_CASES}

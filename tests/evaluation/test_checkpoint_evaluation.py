@@ -21,11 +21,11 @@ from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.held_out import read_held_out_alone
 from pipelines.evaluation.retrieval import measure_nested
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.sets import evaluate
 from pipelines.models.folder import write_encoder
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.checkpoint import load_checkpoint
-from pipelines.runs.evaluations import add_evaluations, forget_evaluations, read_evaluations
+from pipelines.runs.job_records import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.settings import Config
 
 LEFT = ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"]
@@ -38,7 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from pipelines.settings.load import parse
 from pipelines.evaluation.during_training import CheckpointEvaluation
-from pipelines.evaluation.snapshot import Snapshot
+from pipelines.evaluation.measure_checkpoint import Snapshot
 from planned_runs import make_run
 
 folder = Path(sys.argv[1])

@@ -18,8 +18,8 @@ from pipelines.evaluation.classification import (
     classification_figures,
     labelled_pairs,
 )
-from pipelines.evaluation.metrics import best_accuracy, best_f1
 from pipelines.evaluation.pairs import PairFiles, cosines_of
+from pipelines.evaluation.rankings import best_accuracy, best_f1
 from pipelines.settings import Config
 
 COLUMNS = ("sentence1", "sentence2", "label")

@@ -8,8 +8,7 @@ import pytest
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.geometry import geometry_figures
-from pipelines.evaluation.sets import named_sets
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.sets import evaluate, named_sets
 from pipelines.settings.load import parse
 
 ASKED = ["a sleeping animal", "stocks went down", "weather in England"]

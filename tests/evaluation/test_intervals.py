@@ -9,11 +9,11 @@ from scipy import stats
 from pipelines.evaluation.intervals import (
     FEWEST_ITEMS,
     Interval,
+    Observations,
     holm,
     mean_intervals,
     pair_intervals,
 )
-from pipelines.evaluation.observations import Observations
 from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
 from pipelines.evaluation.similarity import similarity_figures
 

@@ -17,12 +17,10 @@ from steppers import SPEC
 
 from pipelines.errors import PipelineError
 from pipelines.evaluation.during_training import CheckpointEvaluation
-from pipelines.evaluation.measure_checkpoint import STATE
-from pipelines.evaluation.snapshot import Snapshot
-from pipelines.files.fencing import fence
+from pipelines.evaluation.measure_checkpoint import STATE, Snapshot
+from pipelines.files.owners import fence
 from pipelines.models.weights import random_weights
 from pipelines.runs.attempts import SupersededError, begin_attempt, fenced
-from pipelines.runs.best import Best, Metric, ask_to_end, is_to_end, keep_if_best, read_best
 from pipelines.runs.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -30,7 +28,8 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     write_files,
 )
-from pipelines.runs.evaluations import add_evaluations, read_evaluations
+from pipelines.runs.job_records import add_evaluations, read_evaluations
+from pipelines.runs.model_choice import Best, Metric, ask_to_end, is_to_end, keep_if_best, read_best
 from pipelines.settings.load import parse
 
 SPEARMAN = Metric(evaluation="dev", figure="spearman")

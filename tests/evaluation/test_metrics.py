@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from pipelines.evaluation.metrics import (
+from pipelines.evaluation.rankings import (
     average_precision_at,
     ndcg_at,
     pearson,

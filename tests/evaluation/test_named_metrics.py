@@ -6,9 +6,8 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.sets import metric_named
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.runs.best import Metric
+from pipelines.runs.model_choice import Metric
 from pipelines.settings.load import parse
-from pipelines.settings.sources import common_widths
 
 NESTED = parse(
     {"objective": {"dimensions": [384, 64]}, "evaluation": {"retrieval_sets": ["/sets/faq"]}}
@@ -60,9 +59,9 @@ def test_widths_are_those_of_the_objectives_of_the_sources():
         assert found.evaluation == name
     with pytest.raises(InputError, match=r"`faq@128\.ndcg@10` is not measured"):
         metric_named(config, "training.keep_best", "faq@128.ndcg@10")
-    assert common_widths(config) == (384, 64)
+    assert config.common_widths() == (384, 64)
     one_whole = sources + [{**pairs, "name": "whole", "objective": {}}]
-    assert common_widths(parse({"corpus": {"sources": one_whole}})) == ()
+    assert parse({"corpus": {"sources": one_whole}}).common_widths() == ()
 
 
 def test_metrics_at_other_cutoffs_are_named_like_the_usual_ones():

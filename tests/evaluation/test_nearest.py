@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.evaluation import nearest as module
-from pipelines.evaluation.embedder import unit_length
-from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours, merged, nearest
+from pipelines.evaluation import embedder as module
+from pipelines.evaluation.embedder import SCORE_DECIMALS, Neighbours, merged, nearest, unit_length
 
 
 def brute_force(queries, documents, ids, k):

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from pipelines import workflow
-from pipelines.evaluation import EVALUATIONS
-from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
-from pipelines.report.tables import metrics_table
+from pipelines.catalog import EVALUATIONS
+from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
+from pipelines.report.verdict import metrics_table
 from pipelines.settings.load import parse
 
 FILE = """

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.observations import (
+from pipelines.evaluation.intervals import (
     Observations,
     read_observations,
     write_observations,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.evaluation.projection import place_on_map, turned_onto
+from pipelines.evaluation.samples import place_on_map, turned_onto
 
 
 def groups(count: int, size: int) -> np.ndarray:

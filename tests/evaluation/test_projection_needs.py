@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipelines import libraries
-from pipelines.evaluation import projection
+from pipelines.evaluation import samples as projection
 
 
 def test_without_scikit_learn_there_is_no_map_and_one_line_names_the_extra(monkeypatch, caplog):

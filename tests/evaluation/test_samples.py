@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.embedder import unit_length
-from pipelines.evaluation.nearest import nearest
+from pipelines.evaluation.embedder import nearest, unit_length
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved
 from pipelines.evaluation.samples import (
     MAX_CHARACTERS,

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.files import block_cache
 from pipelines.files.block_cache import CLAIM_SUFFIX, COUNT_FILE, BlockCache
 
 BLOCK = 1000
@@ -46,6 +47,23 @@ def fetch_failing() -> bytes:
 
 def unfetched() -> bytes:
     raise AssertionError("it was there")
+
+
+def test_a_block_for_which_another_leaves_no_room_is_not_kept(tmp_path, monkeypatch):
+    """The other is being written, so that it cannot go."""
+    cache = BlockCache(tmp_path, 3 * BLOCK // 2)
+    write = block_cache._write
+
+    def meanwhile(descriptor, written):
+        monkeypatch.setattr(block_cache, "_write", write)
+        assert cache.read("b", lambda: content("b")) == content("b")
+        write(descriptor, written)
+
+    monkeypatch.setattr(block_cache, "_write", meanwhile)
+    assert cache.read("a", lambda: content("a")) == content("a")
+    assert kept(tmp_path) == {"a": BLOCK}
+    assert cache.read("b", lambda: content("b")) == content("b")
+    assert kept(tmp_path) == {"b": BLOCK}
 
 
 def test_a_part_of_a_block_that_is_there_is_read_from_the_disk(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.corpus.readers.streams import DECOMPRESSORS
-from pipelines.files.compression import SUFFIXES, is_compressed, plain_suffix
+from pipelines.files.locations import SUFFIXES, is_compressed, plain_suffix
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import PipelineError
-from pipelines.files import fencing, locks, storage
+from pipelines.files import locks, storage
+from pipelines.files import owners as fencing
 from pipelines.files.folders import work_folder
-from pipelines.files.line_log import LineLog
+from pipelines.files.storage import LineLog
 
 
 def build_file(path: Path) -> None:
@@ -43,7 +44,7 @@ WAYS = {
 @pytest.fixture
 def lost(tmp_path, monkeypatch):
     """A folder that this job works in, and that another one takes over."""
-    monkeypatch.setattr("pipelines.files.lock_files.PosixLockFiles.beat_seconds", 60.0)
+    monkeypatch.setattr("pipelines.files.locks.PosixLockFiles.beat_seconds", 60.0)
     folder = tmp_path / "run"
     taken = pytest.raises(PipelineError, match="taken over or removed by another process")
     with taken, work_folder("run.folder", folder, "train"):

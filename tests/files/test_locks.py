@@ -13,7 +13,7 @@ import pytest
 from namespaces import UNSHARE, can_unshare
 
 from pipelines.errors import PipelineError
-from pipelines.files import lock_files, locks
+from pipelines.files import locks
 from pipelines.files.locks import Holder, LockedError, check_held, held, held_here
 from pipelines.files.owners import Owner
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS
@@ -67,7 +67,7 @@ def test_a_living_holder_in_another_namespace_of_processes_keeps_it(tmp_path):
 
 
 def test_a_holder_elsewhere_that_stands_still_is_taken_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_files.PosixLockFiles, "beat_seconds", 0.1)
+    monkeypatch.setattr(locks.PosixLockFiles, "beat_seconds", 0.1)
     monkeypatch.setattr(locks, "SILENT_SECONDS", 1.0)
     path = tmp_path / ".lock"
     path.write_text(json.dumps(asdict(ELSEWHERE)))
@@ -102,7 +102,7 @@ def test_files_with_names_like_those_of_locks_stay(tmp_path):
 
 
 def test_a_lock_that_is_lost_is_noticed_at_once_and_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_files.PosixLockFiles, "beat_seconds", 60.0)
+    monkeypatch.setattr(locks.PosixLockFiles, "beat_seconds", 60.0)
     path = tmp_path / ".lock"
     taken = pytest.raises(PipelineError, match="was taken over or removed by another process")
     with taken, held(path, "evaluate") as lock:
@@ -115,7 +115,7 @@ def test_a_lock_that_is_lost_is_noticed_at_once_and_at_the_end(tmp_path, monkeyp
 
 
 def test_workers_end_before_the_lock_of_their_run_is_taken_over():
-    beats = lock_files.StoreLockFiles.beat_seconds + HEARTBEAT_SECONDS
+    beats = locks.StoreLockFiles.beat_seconds + HEARTBEAT_SECONDS
     assert UNHEARD_SECONDS + 5 * beats <= locks.SILENT_SECONDS
 
 
@@ -147,9 +147,9 @@ def test_a_file_that_changes_is_not_taken_over_whatever_it_holds(tmp_path, monke
 FULL = """
 import errno, os, sys, time
 from pathlib import Path
-from pipelines.files import lock_files, locks
+from pipelines.files import locks
 
-lock_files.PosixLockFiles.beat_seconds = 0.1
+locks.PosixLockFiles.beat_seconds = 0.1
 path, is_full = Path(sys.argv[1]), sys.argv[2] == "from the start"
 with locks.held(path.with_name("first"), "train"):
     while not is_full and '"beat": 1' not in path.with_name("first").read_text():

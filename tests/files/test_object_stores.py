@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 from object_stores import Bucket, new_bucket
 
-from pipelines.corpus.kept_units.generations import (
+from pipelines.corpus.kept_units import (
     KeptSource,
     find_generations,
     write_generation,
 )
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import conditional, folders, lock_files, locks, storage, versions
+from pipelines.files import conditional, folders, locks, storage, versions
+from pipelines.files import locks as lock_files
 from pipelines.files.locations import RemotePath
 
 HOLDS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.embedding.places import discard_begun, next_folder
+from pipelines.embedding.plan import discard_begun, next_folder
 from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import storage

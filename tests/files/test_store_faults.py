@@ -99,7 +99,7 @@ def test_credentials_that_have_ended_are_told_at_once(root, traffic):
 
 
 def test_a_lock_is_kept_over_a_while_without_the_store(root, traffic, monkeypatch):
-    monkeypatch.setattr("pipelines.files.lock_files.StoreLockFiles.beat_seconds", 0.1)
+    monkeypatch.setattr("pipelines.files.locks.StoreLockFiles.beat_seconds", 0.1)
     with locks.held(root / "run" / ".lock", "train") as lock:
         traffic.decide = lambda _method, _path: EXPIRED
         deadline = time.monotonic() + 120

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from pipelines.files.stores import Store
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 
 @pytest.mark.slow

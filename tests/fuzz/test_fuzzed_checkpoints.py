@@ -15,6 +15,7 @@ from pipelines.models.adaptation import Frozen
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import (
     Checkpoint,
+    TornCheckpoint,
     checkpoint_path,
     load_checkpoint,
     load_shapes,
@@ -23,7 +24,6 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     save_frozen,
 )
-from pipelines.runs.checkpoint_files import TornCheckpoint
 
 WEIGHTS = random_weights(SPEC, 3)
 MOMENTS = {f"{kind}/{name}": np.abs(value) for kind in "mv" for name, value in WEIGHTS.items()}

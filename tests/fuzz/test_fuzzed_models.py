@@ -17,15 +17,13 @@ from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.spec import Dense
+from pipelines.models.start import check_tokenizer, model_length, start_architecture
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import check_weights, random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.encoding import open_encoder
-from pipelines.tokens.lengths import model_length
-from pipelines.tokens.prompts import Prompts, configured_prompts
-from pipelines.tokens.start import start_architecture
+from pipelines.tokens.start import Prompts, configured_prompts
 from pipelines.tokens.vocabulary import (
-    check_tokenizer,
     copy_tokenizer,
     load_tokenizer,
     read_special_ids,

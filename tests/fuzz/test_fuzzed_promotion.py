@@ -13,7 +13,8 @@ from mutations import damaged_file, fuzzed, read_or_refused
 from run_factory import settings, write_run
 
 from pipelines.errors import InputError
-from pipelines.promotion import history, served
+from pipelines.promotion import served
+from pipelines.promotion import served as history
 from pipelines.promotion.stage import check_new, kept_runs, promote, roll_back
 
 

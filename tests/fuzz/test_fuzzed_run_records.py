@@ -12,21 +12,36 @@ from hypothesis import strategies as st
 from mutations import damaged_file, fuzzed, read_or_refused
 from planned_runs import make_run
 
-from pipelines.corpus.deleted_keys import add_deleted_keys, deleted_keys
+from pipelines.corpus.unit_rows import add_deleted_keys, deleted_keys
 from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.lanes.teacher import TeacherVectors
-from pipelines.report.series import read_lines
+from pipelines.lanes.files import TeacherVectors
+from pipelines.report.comparison import read_lines
 from pipelines.runs.attempts import begin_attempt, read_attempts
-from pipelines.runs.best import read_best
-from pipelines.runs.evaluations import add_evaluations, read_evaluations
-from pipelines.runs.history import go_on, last_step_of
-from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation, read_jobs
-from pipelines.runs.metrics_log import MetricsLog, read_metrics_lines
-from pipelines.runs.restarts import add_restart, read_restarts
+from pipelines.runs.job_records import (
+    Start,
+    add_evaluations,
+    add_restart,
+    begin_job,
+    end_job,
+    expected_seconds,
+    go_on,
+    keep_preparation,
+    keep_seconds,
+    last_step_of,
+    read_evaluations,
+    read_jobs,
+    read_restarts,
+)
+from pipelines.runs.model_choice import read_best
 from pipelines.runs.run import Restart
-from pipelines.runs.run_metrics import model_step, seconds_to, update_run_metrics
-from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
+from pipelines.runs.step_metrics import (
+    MetricsLog,
+    model_step,
+    read_metrics_lines,
+    seconds_to,
+    update_run_metrics,
+)
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 

@@ -42,8 +42,14 @@ from pipelines.training.collectives.ring import Ring
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.parameter_server.client import SocketClient
 from pipelines.training.parameter_server.connections import ParameterServer
-from pipelines.training.parameter_server.messages import ACCEPTED, LENGTH, REFUSED, REQUEST, Request
-from pipelines.training.parameter_server.updates import SharedParameters
+from pipelines.training.parameter_server.updates import (
+    ACCEPTED,
+    LENGTH,
+    REFUSED,
+    REQUEST,
+    Request,
+    SharedParameters,
+)
 
 WEIGHTS = random_weights(SPEC, 3)
 MOMENTS = {f"{kind}/{name}": np.zeros_like(one) for name, one in WEIGHTS.items() for kind in "mv"}

@@ -11,9 +11,9 @@ from mutations import ODD_JSON, damaged, fuzzed, limited_memory, odd_json
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.locations import location
 from pipelines.settings import Config
+from pipelines.settings.base import NotLocalError, stored_path
 from pipelines.settings.fields import fields
 from pipelines.settings.load import dump, load, parse
-from pipelines.settings.paths import NotLocalError, stored_path
 
 KEYS = sorted(field.key.removesuffix(".*") for field in fields())
 WHOLE = {

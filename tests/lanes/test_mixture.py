@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
-from pipelines.lanes.arrangement import Arrangement
-from pipelines.lanes.mixture import SourceShare, epoch_order, steps_by_weight
-from pipelines.lanes.plan import BatchPlan, plan_segments, plan_sources, share
-from pipelines.lanes.stage import first_rows_of, lanes_for
+from pipelines.lanes.plan import (
+    BatchPlan,
+    SourceShare,
+    epoch_order,
+    plan_segments,
+    plan_sources,
+    share,
+    steps_by_weight,
+)
+from pipelines.lanes.stage import Arrangement, first_rows_of, lanes_for
 from pipelines.settings.load import parse
 
 weights = st.floats(0.001, 1000)

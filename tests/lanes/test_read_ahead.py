@@ -12,7 +12,7 @@ import pytest
 from waiting import await_threads_gone
 
 from pipelines.lanes.plan import GranuleAddress
-from pipelines.lanes.read_ahead import ReadAhead
+from pipelines.lanes.reader import ReadAhead
 
 STEPS = 40
 EACH = 3

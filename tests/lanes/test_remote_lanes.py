@@ -20,9 +20,8 @@ from pipelines.files.block_cache import COUNT_FILE
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, share
-from pipelines.lanes.reader import LaneReader
-from pipelines.lanes.remote import CACHE_FOLDER, Fetching
-from pipelines.settings.storage import StorageSettings
+from pipelines.lanes.reader import CACHE_FOLDER, Fetching, LaneReader
+from pipelines.settings.spark import StorageSettings
 
 SMALL_BLOCKS = Fetching(block_bytes=300)
 MUCH = 10**9

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.nearest import Neighbours, best_of
-from pipelines.lexical.fusion import WORD_WEIGHT, ranks_of, weighted_fusion
+from pipelines.evaluation.embedder import Neighbours, best_of
+from pipelines.lexical.bm25 import WORD_WEIGHT, ranks_of, weighted_fusion
 
 
 def ranking(*found: tuple[int, int, float]) -> Neighbours:

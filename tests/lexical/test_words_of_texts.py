@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.lexical.words import words_of
+from pipelines.lexical.bm25 import words_of
 
 
 @pytest.mark.parametrize(

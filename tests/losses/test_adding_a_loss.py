@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from steppers import EACH_FRAMEWORK, FRAMEWORKS, granule, stepper, work
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.runs.opening import fixed_settings
 from pipelines.settings import fields
 from pipelines.settings.load import dump, load

@@ -32,7 +32,7 @@ from torch.nn.functional import normalize
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss
 from pipelines.settings.objective import objective
-from pipelines.training.steppers.torch_losses import on_device
+from pipelines.training.steppers.torch import on_device
 
 EXAMPLES, WIDTH = 7, 12
 MODEL = torch.nn.Identity()

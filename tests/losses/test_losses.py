@@ -7,10 +7,10 @@ import pytest
 import torch
 from steppers import EACH_FRAMEWORK, FRAMEWORKS
 
-from pipelines.losses import LOSSES
+from pipelines.catalog import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.settings.objective import objective
-from pipelines.training.steppers.torch_losses import on_device
+from pipelines.training.steppers.torch import on_device
 
 ALL = Picks(np.arange(6), np.empty((0, 2), np.int64))
 """Each of six anchors picks its own of all candidates."""

@@ -5,8 +5,8 @@ import pytest
 import torch
 from steppers import EACH_FRAMEWORK
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.settings.objective import objective
 
 EXAMPLES = 5

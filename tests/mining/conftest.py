@@ -11,7 +11,7 @@ import pytest
 from embedding_fixtures import lines, small_model
 
 from pipelines import workflow
-from pipelines.mining.figures import MiningSummary
+from pipelines.mining.plan import MiningSummary
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 

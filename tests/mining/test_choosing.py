@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mining_cases import Case
 
-from pipelines.evaluation.nearest import Neighbours
-from pipelines.mining.anchors import Anchors
+from pipelines.evaluation.embedder import Neighbours
 from pipelines.mining.choosing import NONE, choose, fill, wanted
+from pipelines.mining.staging import Anchors
 from pipelines.settings import MiningSettings
 
 

@@ -16,8 +16,8 @@ from mining_cases import bytes_of, rows_of
 
 from pipelines import workflow
 from pipelines.cli import main
-from pipelines.corpus.deleted_keys import add_deleted_keys
-from pipelines.embedding.places import next_folder
+from pipelines.corpus.unit_rows import add_deleted_keys
+from pipelines.embedding.plan import next_folder
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder, StageRecord

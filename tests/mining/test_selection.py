@@ -8,13 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from mining_cases import WIDTH, Case
 
+from pipelines.embedding.executor import vector_array
 from pipelines.embedding.store import VectorFile, VectorTable
-from pipelines.embedding.vectors import vector_array
-from pipelines.evaluation.nearest import Neighbours
-from pipelines.mining import searches, selection
-from pipelines.mining.filters import score_limits
-from pipelines.mining.searches import EXACT, INDEX
-from pipelines.mining.selection import Nearest, Selection
+from pipelines.evaluation.embedder import Neighbours
+from pipelines.mining import choosing as searches
+from pipelines.mining import choosing as selection
+from pipelines.mining.choosing import EXACT, INDEX, Nearest, Selection, score_limits
 from pipelines.search import index
 from pipelines.settings import MiningSettings
 
@@ -112,7 +111,7 @@ def test_the_nearest_are_the_same_whatever_waits(monkeypatch):
 
 
 def test_groups_are_compared_some_at_a_time(monkeypatch):
-    from pipelines.mining import anchors
+    from pipelines.mining import staging as anchors
 
     case = Case.random(5)
     arrays = case.arrays()

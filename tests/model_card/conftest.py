@@ -11,14 +11,12 @@ from logged_runs import write_run
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.digest import digest_model
-from pipelines.models.folder import write_encoder
+from pipelines.models.folder import digest_model, write_encoder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import dump, parse
-from pipelines.tokens.prompts import NO_PROMPTS, Prompts
-from pipelines.tokens.vocabulary import save_wordpieces, vocabulary_size
-from pipelines.tokens.vocabulary_learning import learn_wordpieces
+from pipelines.tokens.start import NO_PROMPTS, Prompts
+from pipelines.tokens.vocabulary import learn_wordpieces, save_wordpieces, vocabulary_size
 
 WORDS = "how do i reset my password the museum opens at nine choose a new on page of account"
 TOKENS = {"examples": 960, "max_length": 32, "texts": 200, "cut": 3, "tokens": 900, "dropped": 100}

@@ -11,14 +11,13 @@ from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import put_file
 from pipelines.model_card.card import model_card, write_card
-from pipelines.model_card.energy import watt_hours
-from pipelines.model_card.facts import read_facts
-from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.model_card.front_matter import read_facts, watt_hours
+from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RUN_ALL = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"

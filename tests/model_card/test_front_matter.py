@@ -9,18 +9,22 @@ from huggingface_hub import ModelCard
 from hypothesis import HealthCheck, given, settings
 from markup_texts import TEXTS
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.files import storage
-from pipelines.model_card.base_model import PACKAGED, base_model
 from pipelines.model_card.card import model_card
-from pipelines.model_card.facts import CardFacts, read_facts
-from pipelines.model_card.front_matter import MEASURES, front_matter
-from pipelines.model_card.licenses import hub_license
+from pipelines.model_card.front_matter import (
+    MEASURES,
+    PACKAGED,
+    CardFacts,
+    base_model,
+    front_matter,
+    hub_license,
+    read_facts,
+)
 from pipelines.models.bert.spec import BertSpec
-from pipelines.report.comparison import Comparison
-from pipelines.report.text import shown
+from pipelines.report.comparison import Comparison, shown
 from pipelines.settings.load import load, parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 
 SPEC = BertSpec(vocabulary=9, layers=1, hidden=8, heads=2, intermediate=8, positions=16)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markup_texts import TEXTS
 
-from pipelines.model_card.markdown import code, literal, plain, table
-from pipelines.report.text import shown
+from pipelines.model_card.card import code, literal, plain, table
+from pipelines.report.comparison import shown
 
 PARSER = MarkdownIt("commonmark").enable("table")
 

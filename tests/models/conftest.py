@@ -15,8 +15,7 @@ import pytest
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import write_encoder
 from pipelines.models.weights import random_weights
-from pipelines.tokens.vocabulary import save_wordpieces
-from pipelines.tokens.vocabulary_learning import learn_wordpieces
+from pipelines.tokens.vocabulary import learn_wordpieces, save_wordpieces
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from tiny_checkpoints import FAMILIES, write_plain
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
-from pipelines.models.adaptation import UP, effective, split
-from pipelines.models.adapter import check_names, write_adapter
+from pipelines.models.adaptation import UP, check_names, effective, split, write_adapter
 from pipelines.models.folder import default_start, read_encoder, write_encoder
 from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.weights import load_weights

@@ -8,13 +8,17 @@ import pytest
 from steppers import granule, stepper, work
 from toy_architecture import ToySpec
 
+from pipelines.catalog import ARCHITECTURES, BACKENDS
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.architecture import BERT
-from pipelines.models.card import start_card
-from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder
-from pipelines.models.inference import BACKENDS
+from pipelines.models.folder import (
+    check_start,
+    read_encoder,
+    start_card,
+    start_encoder,
+    write_encoder,
+)
 from pipelines.models.inference.backends import choose_backend
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import EncoderSpec

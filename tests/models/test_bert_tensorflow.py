@@ -13,7 +13,7 @@ from pipelines.models.folder import read_encoder
 
 tf = pytest.importorskip("tensorflow")
 
-from pipelines.models.bert import tensorflow_kernels as kernels  # noqa: E402
+from pipelines.models.bert import tensorflow as kernels  # noqa: E402
 from pipelines.models.frameworks.tensorflow import forward  # noqa: E402
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from token_batches import FULL, LENGTHS, SPEC, WEIGHTS, tokens
 
-from pipelines.models.bert import torch_attention as attention
+from pipelines.models.bert import torch as attention
 from pipelines.models.folder import default_start, read_encoder
-from pipelines.models.frameworks import torch_dropout
+from pipelines.models.frameworks import torch as torch_dropout
 from pipelines.models.frameworks.torch import embed, forward, prepare
 from pipelines.models.spec import DropoutRates
 

@@ -2,8 +2,7 @@
 
 from run_factory import write_model
 
-from pipelines.models.card import start_card
-from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.models.folder import CARD_FILE, digest_model, start_card
 from pipelines.models.static.spec import StaticSpec
 
 

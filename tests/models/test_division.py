@@ -6,15 +6,21 @@ from itertools import product
 import numpy as np
 import pytest
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.division import check_division, part_of, part_shape, stage_of
 from pipelines.models.static.spec import StaticSpec
-from pipelines.models.weights import random_weights, weight_shapes
+from pipelines.models.weights import (
+    check_division,
+    part_of,
+    part_shape,
+    random_weights,
+    stage_of,
+    weight_shapes,
+)
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Place, Placement
+from pipelines.settings.training import Place, Placement
 
 SPEC = BertSpec(vocabulary=53, layers=3, hidden=24, heads=6, intermediate=36, positions=16)
 

@@ -40,7 +40,7 @@ def in_torch(spec, weights, token_ids, lengths):
 @pytest.fixture(scope="module")
 def bigdl(spark):
     """The module, which needs a JVM."""
-    from pipelines.models.frameworks import dllib as bigdl
+    from pipelines.engines.bigdl import form as bigdl
 
     return bigdl
 

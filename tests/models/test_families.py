@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain, write_sentence_folder
 
+from pipelines.catalog import BACKENDS
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.architecture import architecture_of
-from pipelines.models.bert.relative_positions import relative_buckets
+from pipelines.models.bert.spec import relative_buckets
 from pipelines.models.folder import default_start, read_encoder, start_encoder, write_encoder
-from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import Dense, EncoderSpec, Pooling
+from pipelines.models.start import model_length
 from pipelines.models.weights import check_weights
 from pipelines.settings import TrainingSettings
 from pipelines.settings.load import parse
-from pipelines.tokens.lengths import model_length
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -98,9 +98,8 @@ class TestFamily:
         assert np.abs(found - load_embedder(folder)(list(TEXTS))).max() > 1e-3
 
     def test_modules_of_sharded_training_embed_alike(self, folders, name):
-        from pipelines.models.frameworks.torch import forward
-        from pipelines.models.frameworks.torch_batch import Batch
-        from pipelines.models.frameworks.torch_sharding import (
+        from pipelines.models.frameworks.torch import Batch, forward
+        from pipelines.models.frameworks.torch_division import (
             Inputs,
             allocate,
             copy_weights,
@@ -188,7 +187,7 @@ def test_distances_are_in_the_librarys_buckets():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_both_forms_of_attention_take_a_bias(folders, monkeypatch, precision):
-    from pipelines.models.bert import torch_attention
+    from pipelines.models.bert import torch as torch_attention
     from pipelines.models.frameworks.torch import embed, prepare
 
     spec, weights = read_encoder(folders("mpnet"))

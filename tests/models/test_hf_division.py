@@ -14,9 +14,8 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of
-from pipelines.models.division import check_division, part_bounds
-from pipelines.models.hf.division import DIVISION
-from pipelines.models.hf.spec import HfSpec, config_text
+from pipelines.models.hf.spec import DIVISION, HfSpec, config_text
+from pipelines.models.weights import check_division, part_bounds
 from pipelines.settings.load import parse
 
 WIDTH, VOCABULARY = 32, 51
@@ -52,7 +51,7 @@ def _results(spec, weights, part=None):
     """The embeddings of some texts, and the gradient of a loss on them, by weight."""
     import torch
 
-    from pipelines.models.frameworks.torch_batch import Batch
+    from pipelines.models.frameworks.torch import Batch
     from pipelines.models.hf.torch import HfEncoder
 
     generator = np.random.default_rng(1)
@@ -123,7 +122,7 @@ def main() -> None:
 )
 def test_two_members_compute_what_one_does(tmp_path, kinds):
     pytest.importorskip("transformers")
-    from pipelines.models.hf.torch_plan import DIVIDED_TYPES
+    from pipelines.models.hf.torch_library import DIVIDED_TYPES
 
     assert {*TYPES} < {*DIVIDED_TYPES}
     kinds = DIVIDED_TYPES if kinds == "all" else kinds

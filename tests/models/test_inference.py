@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.catalog import BACKENDS
 from pipelines.errors import InputError
 from pipelines.models.folder import default_start, read_encoder, write_encoder
-from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.batches import TokenRows, batches, embed_token_ids
 from pipelines.models.inference.embedder import load_embedder
 

@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain
 from transformers import AutoModel
 
+from pipelines.catalog import BACKENDS
 from pipelines.command_jobs import show_limits
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.models.folder import check_start, read_encoder, write_encoder
-from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.batches import TokenRows
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.lsa import corpus as lsa_corpus
@@ -31,7 +31,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import TERMS, random_weights
 from pipelines.settings.encoder import LsaSettings
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 ROWS = [[1, 2, 3, 3], [2, 3, 4], [1, 5, 5, 6], [6, 7, 1], [4, 2, 2, 3]]

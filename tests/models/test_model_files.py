@@ -10,7 +10,7 @@ from tiny_checkpoints import FAMILIES, write_sentence_folder
 from tokenizers import Tokenizer, models, normalizers
 from transformers import XLMRobertaTokenizer
 
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.executor import embedding_options
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder

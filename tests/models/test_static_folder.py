@@ -11,10 +11,10 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.spec import UNLIMITED
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS, load_weights, random_weights, save_weights
 from pipelines.settings.load import parse
-from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 
 NASTY = ["", " ", "a", "日本語", "[CLS] and [SEP] [PAD]", "nul\x00bell\x07", "word " * 400]

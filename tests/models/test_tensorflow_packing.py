@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-Packing = pytest.importorskip("pipelines.models.bert.tensorflow_packing").Packing
+Packing = pytest.importorskip("pipelines.models.bert.tensorflow").Packing
 
 HEADS, SIZE = 2, 3
 BATCHES = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch import DropoutMasks
 from pipelines.models.spec import DropoutRates
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipelines.models.frameworks import torch_linear
+from pipelines.models.frameworks import torch as torch_linear
 from pipelines.models.frameworks.torch import KEPT_KERNELS, bound_kernel_caches
 
 
@@ -86,7 +86,7 @@ def test_kernels_kept_are_bounded_unless_someone_has_said_how_many(monkeypatch):
 GROWTH = """
 import sys
 import psutil
-from pipelines.models.frameworks import torch_linear
+from pipelines.models.frameworks import torch as torch_linear
 from pipelines.models.frameworks.torch import bound_kernel_caches
 if sys.argv[1] == "bounded":
     bound_kernel_caches()

@@ -7,9 +7,9 @@ from reconstruction_cases import PAD, SPEC, compare, loss_and_gradients, noised
 from tiny_checkpoints import FAMILIES, random_model, write_plain
 from transformers import AutoModelForCausalLM
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.lanes.files import Side
-from pipelines.losses import LOSSES
 from pipelines.models.folder import read_encoder
 from pipelines.models.hf.torch_library import own_names
 from pipelines.pretraining.start import fresh_weights

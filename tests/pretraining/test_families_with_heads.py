@@ -8,9 +8,9 @@ from reconstruction_cases import lively, loss_and_gradients, noised, texts
 from steppers import IDS
 from tiny_checkpoints import FAMILIES, write_plain
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.lanes.files import Side
-from pipelines.losses import LOSSES
 from pipelines.models.folder import read_encoder
 from pipelines.models.weights import WORDS
 from pipelines.pretraining.start import objective_weights

@@ -6,7 +6,7 @@ import torch
 from reconstruction_cases import SPEC, compare, loss_and_gradients, noised, texts, weights_of
 from transformers import BertConfig, BertForMaskedLM
 
-from pipelines.pretraining.head import STORED
+from pipelines.pretraining.start import STORED
 from pipelines.pretraining.torch_head import Wanted
 
 

@@ -10,7 +10,7 @@ from reconstruction_cases import texts
 from steppers import IDS
 
 from pipelines.lanes.files import Side
-from pipelines.pretraining.noise import (
+from pipelines.pretraining.start import (
     are_words,
     generator,
     is_token,

@@ -16,8 +16,8 @@ from tiny_checkpoints import (
 )
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.models.adaptation import of_objective
 from pipelines.models.folder import read_encoder
 from pipelines.pretraining.start import (

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from steppers import IDS, SPEC, STATIC, assert_close, granule, stepper, work
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.models.adaptation import DOWN, OBJECTIVE, UP, of_objective, without_objective
 from pipelines.models.weights import WORDS, check_weights
 from pipelines.pretraining.start import fresh_weights, objective_weights
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 from pipelines.settings.load import load, parse
-from pipelines.settings.sources import by_source
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 
 WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).reconstruction]
@@ -213,7 +212,7 @@ def test_a_step_of_any_source_trains_them():
     settings = sources({"name": "tsdae"}, {"name": "tsdae"})
     settings["training"] |= {"precision": "fp32"}
     config, alone = parse(settings), made("tsdae", {"dropout": 0.1})
-    each = [SimpleNamespace(config=one, sides=("anchor",)) for one in by_source(config)]
+    each = [SimpleNamespace(config=one, sides=("anchor",)) for one in config.by_source()]
     run = SimpleNamespace(config=config, by_source=each, special_ids=IDS)
     mixed = TorchStepper(SimpleNamespace(run=run), alone.checkpoint(0), SingleProcess())
     for source in range(2):

@@ -9,10 +9,10 @@ from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
 from tiny_checkpoints import FAMILIES, write_plain
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Side
-from pipelines.losses import LOSSES
 from pipelines.models.folder import read_encoder
-from pipelines.pretraining.head import HEAD, STORED
+from pipelines.pretraining.start import HEAD, STORED
 
 CROSS = "decoder.layer."
 

@@ -15,7 +15,8 @@ from run_factory import IN_ORDER, content_of, names, settings, write_run
 from pipelines import workflow
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.promotion import history, served
+from pipelines.promotion import served
+from pipelines.promotion import served as history
 from pipelines.promotion.stage import promote, roll_back
 
 pytestmark = pytest.mark.slow

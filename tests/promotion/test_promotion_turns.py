@@ -12,7 +12,7 @@ from run_factory import IN_ORDER, content_of, names, settings, write_run
 
 from pipelines.errors import InputError, PipelineError, PromotionRefused
 from pipelines.files import storage
-from pipelines.models.digest import digest_model
+from pipelines.models.folder import digest_model
 from pipelines.promotion import served
 from pipelines.promotion.stage import promote, roll_back
 

@@ -14,8 +14,9 @@ from run_factory import IN_ORDER, names, write_model
 
 from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files.locations import RemotePath
-from pipelines.models.digest import digest_model
-from pipelines.promotion import history, served
+from pipelines.models.folder import digest_model
+from pipelines.promotion import served
+from pipelines.promotion import served as history
 
 
 def promote(target: Path, model: Path, **record) -> str:

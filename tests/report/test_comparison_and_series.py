@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import DamagedFileError
-from pipelines.report.comparison import compare
-from pipelines.report.funnel import funnel_bars
-from pipelines.report.series import read_lines, smoothed, thinned
+from pipelines.report.comparison import compare, read_lines, smoothed, thinned
+from pipelines.report.page_parts import funnel_bars
 
 FINITE = st.floats(-1e6, 1e6)
 

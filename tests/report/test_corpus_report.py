@@ -11,8 +11,8 @@ from pipelines.corpus.funnel import FunnelLine, level_lines
 from pipelines.files import storage
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import plan_segments
+from pipelines.report.comparison import MAX_CHARACTERS, shown
 from pipelines.report.corpus_page import text_level, write_corpus_report
-from pipelines.report.text import MAX_CHARACTERS, shown
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 HOSTILE = "</li><script>alert('a')</script>\u202egnp.exe\u2066 \ud800 \x00<img src=x onerror=b>"

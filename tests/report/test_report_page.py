@@ -10,12 +10,12 @@ from page_reader import read
 
 from pipelines.errors import DamagedFileError
 from pipelines.files import storage
+from pipelines.report.comparison import shown
 from pipelines.report.corpus_page import write_corpus_report
 from pipelines.report.page_parts import drawn, read_if_there
 from pipelines.report.run_charts import training_charts
 from pipelines.report.run_page import write_report
-from pipelines.report.text import shown
-from pipelines.runs.restarts import add_restart
+from pipelines.runs.job_records import add_restart
 from pipelines.runs.run import Restart
 
 HEADINGS = [

@@ -5,8 +5,7 @@ from rich.console import Console
 
 from pipelines.progress.screen import Screen
 from pipelines.report.comparison import compare
-from pipelines.report.tables import hits_table, metrics_table, told_interval
-from pipelines.report.verdict import verdict
+from pipelines.report.verdict import hits_table, metrics_table, told_interval, verdict
 from pipelines.search.text_search import Hit
 
 

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.report.run_charts import MAX_WORKERS, time_spent
-from pipelines.report.timing import (
+from pipelines.report.run_charts import (
+    MAX_WORKERS,
     PARTS,
     paces_by_group,
     shares,
     shares_by_group,
+    time_spent,
     together,
     worker_times,
 )

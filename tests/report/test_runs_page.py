@@ -14,10 +14,9 @@ from pipelines import workflow
 from pipelines.cli import main
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.report.differences import differences
 from pipelines.report.pages import write_page
 from pipelines.report.recorded_runs import MOST_RUNS, read_runs, run_names
-from pipelines.report.runs_page import figure_groups, write_comparison
+from pipelines.report.runs_page import differences, figure_groups, write_comparison
 from pipelines.settings.load import dump, load, parse
 
 HEADINGS = ["Runs", "Figures", "Curves", "Settings", "Time", "Environment"]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.intervals import mean_intervals
-from pipelines.evaluation.observations import Observations
+from pipelines.evaluation.intervals import Observations, mean_intervals
 from pipelines.report.verdict import verdict
 
 

@@ -38,8 +38,8 @@ from pipelines.runs.checkpoint import (
     upload_checkpoint,
     write_files,
 )
-from pipelines.runs.metrics_log import MetricsLog
-from pipelines.training.worker import run_worker
+from pipelines.runs.step_metrics import MetricsLog
+from pipelines.training.loop import run_worker
 
 WEIGHTS = random_weights(SPEC, 3)
 
@@ -139,7 +139,7 @@ def test_a_worker_of_an_earlier_attempt_is_refused_by_itself(tmp_path, monkeypat
         begin_attempt_elsewhere(tmp_path, None)
         save_checkpoint(tmp_path, state(10), 9, attempt=task.run.attempt)
 
-    monkeypatch.setattr("pipelines.training.worker.Reporter", Heard)
+    monkeypatch.setattr("pipelines.training.loop.Reporter", Heard)
     task = make_task(make_run(4, folder=tmp_path), 0)
     try:
         assert not run_worker(task, feed=lambda: iter(()), loop=late, stepper="torch")

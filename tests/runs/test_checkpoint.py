@@ -14,6 +14,7 @@ from pipelines.errors import InputError
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import (
     Checkpoint,
+    TornCheckpoint,
     checkpoint_path,
     checkpoint_steps,
     load_checkpoint,
@@ -21,7 +22,6 @@ from pipelines.runs.checkpoint import (
     newest_whole_checkpoint,
     save_checkpoint,
 )
-from pipelines.runs.checkpoint_files import TornCheckpoint
 
 WEIGHTS = random_weights(SPEC, 3)
 MOMENTS = {f"{kind}/{name}": np.abs(value) for kind in "mv" for name, value in WEIGHTS.items()}

@@ -13,10 +13,22 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.models.adaptation import DOWN, UP, Frozen, effective
 from pipelines.models.folder import default_start, write_encoder
 from pipelines.models.weights import WORDS, random_weights
-from pipelines.runs.best import (
+from pipelines.runs.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    checkpoint_path,
+    checkpoint_steps,
+    save_checkpoint,
+    save_frozen,
+    write_files,
+)
+from pipelines.runs.model_choice import (
+    WHOLE,
     Best,
     Metric,
     ask_to_end,
+    asked_steps,
+    choose,
     compared_steps,
     go_on_to_the_end,
     is_to_end,
@@ -24,17 +36,9 @@ from pipelines.runs.best import (
     load_best,
     measured_since,
     read_best,
+    start_share,
+    told_choice,
 )
-from pipelines.runs.checkpoint import (
-    Checkpoint,
-    checkpoint_path,
-    checkpoint_steps,
-    save_checkpoint,
-    save_frozen,
-    write_files,
-)
-from pipelines.runs.checkpoint_writer import CheckpointWriter
-from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share, told_choice
 from pipelines.settings.load import parse
 
 NDCG = Metric(evaluation="retrieval", figure="ndcg@10")

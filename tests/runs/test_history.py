@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.runs.history import go_on
+from pipelines.runs.job_records import go_on
 from pipelines.runs.learning_rate import Horizon
 from pipelines.settings import Config
 from pipelines.settings.fields import fields

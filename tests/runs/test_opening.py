@@ -16,9 +16,9 @@ from pipelines.errors import InputError
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.checkpoint import checkpoint_steps
-from pipelines.runs.choice import WHOLE
-from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.model_choice import WHOLE
 from pipelines.runs.opening import check_run_folder, open_run_folder, tell_if_finished
+from pipelines.runs.step_metrics import MetricsLog
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.settings.objective import objective

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from pipelines.files import storage
 from pipelines.provenance import given_on_command_line
-from pipelines.runs.jobs import (
+from pipelines.runs.job_records import (
     PreparedStage,
     Start,
     begin_job,

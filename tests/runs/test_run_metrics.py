@@ -7,7 +7,7 @@ from planned_runs import make_run
 
 from pipelines.files import storage
 from pipelines.runs.run import TrainingOutcome
-from pipelines.runs.run_metrics import (
+from pipelines.runs.step_metrics import (
     forget_earlier_model,
     logged_figures,
     seconds_to,

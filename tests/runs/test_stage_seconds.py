@@ -1,6 +1,6 @@
 """What is known of a run's time by the next one."""
 
-from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
+from pipelines.runs.job_records import expected_seconds, keep_seconds
 from pipelines.settings.load import parse
 
 SECONDS = {"starting": 9.0, "training": 30.0, "evaluating": 12.5}

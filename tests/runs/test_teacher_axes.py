@@ -5,10 +5,9 @@ import pyarrow as pa
 import pytest
 from lanes_factory import write_small_lanes
 
+from pipelines.lanes.files import TeacherVectors
 from pipelines.lanes.plan import BatchPlan, GranuleAddress
-from pipelines.lanes.teacher import TeacherVectors
-from pipelines.runs.run import TrainingRun
-from pipelines.runs.teacher_axes import principal_axes, with_axes
+from pipelines.runs.run import TrainingRun, principal_axes, with_axes
 from pipelines.settings.load import parse
 
 

@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.embedding.executor import vector_array
 from pipelines.embedding.store import open_table, read_blocks, rows_at
-from pipelines.embedding.vectors import vector_array
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.embedder import unit_length
-from pipelines.search.exact import search_table
 from pipelines.search.index import build_index, has_index, search_index
-from pipelines.search.near_duplicates import duplicate_groups, near_duplicates
+from pipelines.search.near_duplicates import duplicate_groups, near_duplicates, search_table
 
 ROWS, WIDTH, FILES = 3000, 24, 3
 LOWEST_RECALL = 0.95

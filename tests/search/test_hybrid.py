@@ -9,20 +9,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.executor import embedding_options, quantised, vector_array
 from pipelines.embedding.store import VectorTable, open_table
-from pipelines.embedding.vectors import quantised, vector_array
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.lexical.bm25 import WordQueries, best_by_words, word_statistics
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.search import hybrid as hybrid_module
 from pipelines.search import text_search
-from pipelines.search.by_words import search_words, text_bytes
-from pipelines.search.exact import search_table
-from pipelines.search.hybrid import fuse_with_words
+from pipelines.search import text_search as hybrid_module
 from pipelines.search.index import build_index
-from pipelines.search.text_search import find_texts, fits_in_process
+from pipelines.search.near_duplicates import search_table
+from pipelines.search.text_search import (
+    find_texts,
+    fits_in_process,
+    fuse_with_words,
+    search_words,
+    text_bytes,
+)
 
 QUERIES = ["the help of an argument", "ArgumentParser", "zzz qqq", "", "a"]
 FILES = 3

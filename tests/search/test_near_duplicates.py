@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.embedding.executor import vector_array
 from pipelines.embedding.store import Block, open_table
-from pipelines.embedding.vectors import vector_array
 from pipelines.errors import PipelineError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.search import near_duplicates as duplicates

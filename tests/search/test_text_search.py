@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.executor import embedding_options, vector_array
 from pipelines.embedding.store import open_table
-from pipelines.embedding.vectors import vector_array
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.folder import default_start, read_encoder, write_encoder

@@ -1,7 +1,7 @@
 """Which settings differ from their defaults."""
 
-from pipelines.settings.differing import differing_settings
 from pipelines.settings.load import load
+from pipelines.settings.resuming import differing_settings
 
 
 def test_nothing_differs_by_itself() -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.base import Choice
+from pipelines.settings.base import Choice, IsPath
 from pipelines.settings.load import dump, load, parse
-from pipelines.settings.paths import IsPath
 
 
 def test_the_default_is_valid_and_survives_a_file(tmp_path):

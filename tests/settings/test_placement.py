@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
+from pipelines.settings.checks import check_divided
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Place, Placement, check_divided, layers_of_stage
+from pipelines.settings.training import Place, Placement, layers_of_stage
 
 COUNTS = st.integers(1, 5)
 PLACEMENTS = st.builds(Placement, replicas=COUNTS, stages=COUNTS, members=COUNTS)

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
+from pipelines.catalog import RECIPES
 from pipelines.errors import InputError
 from pipelines.settings.load import dump, load, parse
-from pipelines.settings.recipes import RECIPES
 
 DATA_LINE = "corpus: {format: parquet, inputs: [texts.parquet]}\n"
 DATA = {"corpus": {"format": "parquet", "inputs": ["texts.parquet"]}}

@@ -16,7 +16,7 @@ from pipelines.settings.redaction import (
     without_secret_arguments,
     without_secrets,
 )
-from pipelines.tracking.names import parameters
+from pipelines.tracking.base import parameters
 
 SECRET_KEYS = [
     "authenticate.secret",

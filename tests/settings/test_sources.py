@@ -10,8 +10,7 @@ from pipelines.settings import Config
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.objective import objective
 from pipelines.settings.resuming import fixed_settings
-from pipelines.settings.sources import by_source
-from pipelines.tokens.prompts import training_prompts
+from pipelines.tokens.start import training_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = {"name": "pairs", "inputs": ["a.csv"], "pairs": "columns"}
@@ -26,7 +25,7 @@ def settings(*sources: dict, **sections) -> dict:
 
 def test_each_source_is_as_if_it_were_alone():
     config = parse(settings(PAIRS, SCORED, ALONE, objective={"temperature": 0.02}))
-    pairs, scored, alone = by_source(config)
+    pairs, scored, alone = config.by_source()
     assert pairs.objective == objective(temperature=0.02)
     assert scored.objective == objective("cosent")
     assert alone.objective == objective("simcse")
@@ -38,7 +37,7 @@ def test_each_source_is_as_if_it_were_alone():
 
 
 def test_a_corpus_without_sources_is_its_own():
-    assert by_source(Config()) == (Config(),)
+    assert Config().by_source() == (Config(),)
 
 
 def test_sources_are_read_as_they_were_written(tmp_path):
@@ -60,7 +59,7 @@ def test_prompts_of_a_source_take_the_place_of_the_models():
     encoder = {"start": "random", "prompts": {"query": "q: ", "document": "d: "}}
     told = PAIRS | {"name": "told", "prompts": {"anchor": "find: "}}
     config = parse(settings(PAIRS, told, ALONE, encoder=encoder))
-    prompts = [training_prompts(one) for one in by_source(config)]
+    prompts = [training_prompts(one) for one in config.by_source()]
     assert prompts == [
         {"anchor": "q: ", "positive": "d: ", "negatives": "d: "},
         {"anchor": "find: "},

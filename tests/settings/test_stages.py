@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.engines.loading import load_engine
-from pipelines.engines.submission import submit_conf
+from pipelines.engines.base import load_engine
+from pipelines.engines.overview import submit_conf
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.redaction import HIDDEN, without_secrets
-from pipelines.settings.stages import for_stage, stage_conf
 
 TEXT = """
 spark:
@@ -31,9 +30,9 @@ def config(tmp_path) -> Config:
 
 def test_a_stage_has_what_is_shared_and_its_own_on_top(config):
     shared = {"spark.executor.cores": "8", "spark.executor.memory": "4g"}
-    assert stage_conf(config, "evaluate") == shared
-    assert stage_conf(config, "prepare") == shared | {"spark.executor.memory": "16g"}
-    assert stage_conf(config, "train") == shared | {
+    assert config.stage_conf("evaluate") == shared
+    assert config.stage_conf("prepare") == shared | {"spark.executor.memory": "16g"}
+    assert config.stage_conf("train") == shared | {
         "spark.task.cpus": "8",
         "spark.executor.resource.gpu.amount": "1",
         "spark.speculation": "false",
@@ -51,10 +50,10 @@ def torch():
 
 
 def test_an_application_of_one_stage_has_its_conf(config):
-    alone = for_stage(config, "prepare")
+    alone = config.for_stage("prepare")
     assert alone.spark.conf == {"executor.cores": "8", "executor.memory": "16g"}
     assert alone.spark.wait_seconds == 90
-    assert for_stage(Config(), "train") == Config()
+    assert Config().for_stage("train") == Config()
 
 
 def test_it_survives_a_file_and_an_override(config, tmp_path):

@@ -3,9 +3,8 @@
 import pytest
 
 from pipelines.errors import InputError
-from pipelines.settings.fields import fields
+from pipelines.settings.fields import FROM_ELSEWHERE, IN_WORDS, fields, remedy
 from pipelines.settings.load import load
-from pipelines.settings.suggestions import FROM_ELSEWHERE, IN_WORDS, remedy
 
 KNOWN = [name for name, *_ in fields()]
 

@@ -13,13 +13,12 @@ from pyspark.errors import PySparkException
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings import Config
-from pipelines.spark import job_timeout, sharing
-from pipelines.spark.access_mode import OperationTasks
-from pipelines.spark.capacity import conf_value, task_threads
+from pipelines.spark import capacity as sharing
+from pipelines.spark import jobs as job_timeout
+from pipelines.spark.capacity import OperationTasks, conf_value, shared_value, task_threads
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.session import spark_session
-from pipelines.spark.sharing import shared_value
 from pipelines.spark.stage_resources import resources_in
 from pipelines.spark.tasks import slices
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from pipelines.spark import class_archive
-from pipelines.spark.class_archive import archive_options, archive_path, spark_home
+from pipelines.spark import java as class_archive
+from pipelines.spark.java import archive_options, archive_path, spark_home
 
 
 def test_without_an_archive_a_jvm_has_no_options(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from pipelines.embedding.store import open_table
 from pipelines.search.text_search import find_texts
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
-from pipelines.spark.json_rows import shape_of
+from pipelines.spark.frames import shape_of
 
 __all__ = ["lines", "small_model"]
 
@@ -56,9 +56,9 @@ import json, time
 from functools import partial
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
-from pipelines.spark.access_mode import TASKS
+from pipelines.spark.capacity import TASKS
 from pipelines.spark.capacity import default_parallelism
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.tasks import collect_from_tasks
 

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from pipelines.engines import ENGINES
-from pipelines.engines.loading import load_engine
+from pipelines.catalog import ENGINES
+from pipelines.engines.base import load_engine
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.spark.daemon import MODULE
@@ -120,7 +120,9 @@ def preloads():
 
 def test_what_engines_preload_computes_nothing():
     modules = dict.fromkeys(preloads())
-    assert {"pipelines.engines.torchrun", "pipelines.training.steppers.tensorflow"} <= set(modules)
+    assert {"pipelines.engines.distributor", "pipelines.training.steppers.tensorflow"} <= set(
+        modules
+    )
     subprocess.run([sys.executable, "-c", COMPUTES_NOTHING, *modules], check=True, timeout=300)
 
 

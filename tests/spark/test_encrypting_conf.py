@@ -3,7 +3,7 @@
 import pytest
 from pyspark import SparkConf
 
-from pipelines.spark.network import encrypting_key
+from pipelines.spark.shell import encrypting_key
 
 
 class Context:

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.errors import PipelineError
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.jobs import run_with_timeout
 
 
 def test_a_job_that_stands_still_is_called_off(spark) -> None:

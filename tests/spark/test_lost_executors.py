@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from pipelines.errors import WorkerLostError
-from pipelines.spark.lost_executors import ended_executors, reasons_of_losses
+from pipelines.spark.errors import ended_executors, reasons_of_losses
 
 SECONDS = 120
 HERE = "127.0.0.1"

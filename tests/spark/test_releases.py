@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyspark
 import pytest
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.settings import Config
-from pipelines.spark import releases
-from pipelines.spark.releases import (
+from pipelines.spark import java as releases
+from pipelines.spark.java import (
     check_java,
     check_python,
     installed_version,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.errors import EngineUnavailable
-from pipelines.spark.decommission import LeavingExecutors
-from pipelines.spark.room import await_room
+from pipelines.spark.errors import LeavingExecutors
+from pipelines.spark.jobs import await_room
 
 
 def session_on(master: str, executors: int = 0, *, stopped: bool = False) -> SimpleNamespace:
@@ -86,7 +86,7 @@ def leaving_context(executors, leaving, enabled="true") -> SimpleNamespace:
 
 
 def test_each_executor_that_leaves_is_told_of_once(monkeypatch):
-    monkeypatch.setattr("pipelines.spark.decommission.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pipelines.spark.errors.LOOK_SECONDS", 0.0)
     executors, leaving, told = Executors(["0", "1"]), set(), []
     watch = LeavingExecutors(leaving_context(executors, leaving), told.append)
     watch.look()

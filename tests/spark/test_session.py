@@ -15,9 +15,9 @@ from namespaces import can_mount, read_only
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.settings.redaction import SPARK_PATTERN, without_secrets
-from pipelines.spark.class_archive import spark_home
-from pipelines.spark.network import check_master, private_conf
+from pipelines.spark.java import spark_home
 from pipelines.spark.session import session_conf
+from pipelines.spark.shell import check_master, private_conf
 
 OPTIONS = "spark.driver.extraJavaOptions"
 DRIVER = "spark.driver.defaultJavaOptions"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.spark.stage_resources import check_stages, stage_settings
@@ -19,7 +19,7 @@ UNSET = "spark.sql.parquet.mergeSchema"
 SESSIONS = """
 import json, os, sys
 from pipelines.settings.load import parse
-from pipelines.spark.room import await_slots, ranks_of, task_slots
+from pipelines.spark.jobs import await_slots, ranks_of, task_slots
 from pipelines.spark.session import executor_count, spark_session
 from pipelines.spark.stage_resources import resource_profile, resources_in
 

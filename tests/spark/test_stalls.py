@@ -10,16 +10,16 @@ import pytest
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings.load import parse
-from pipelines.spark import stalls
+from pipelines.spark import jobs as stalls
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.stalls import called_off_when_stalled, stall_failures
+from pipelines.spark.jobs import called_off_when_stalled, stall_failures
 
 DEADLINE = 60.0
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch) -> None:
-    monkeypatch.setattr(stalls, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(stalls, "STALL_POLL_SECONDS", 0.2)
 
 
 def deadlines(stall, wait=600):

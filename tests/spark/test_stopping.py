@@ -16,7 +16,9 @@ from pipelines.spark import session
 session.STOP_SECONDS = 2.0
 config = parse({"spark": {"master": "local[1]"}})
 with session.stopped_at_the_end():
-    session.spark_session(config)
+    context = session.spark_session(config).sparkContext
+    # So Spark has connected to this process's server of accumulators.
+    context.parallelize([1], 1).map(str).collect()
     java = SparkContext._gateway.proc
     print(java.pid, flush=True)
     java.send_signal(signal.SIGSTOP)

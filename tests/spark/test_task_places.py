@@ -8,9 +8,8 @@ import time
 
 from local_cluster import have_executors
 
-from pipelines.spark.jobs import SparkJob
-from pipelines.spark.room import ranks_of
-from pipelines.spark.task_places import failed_partition, host_of_task, name_of
+from pipelines.spark.errors import failed_partition, host_of_task, name_of
+from pipelines.spark.jobs import SparkJob, ranks_of
 
 SECONDS = 120
 GONE = 1

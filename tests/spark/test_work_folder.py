@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.spark import work_folder
-from pipelines.spark.class_archive import spark_home
-from pipelines.spark.network import has_workers
+from pipelines.spark import java as work_folder
+from pipelines.spark.java import spark_home
+from pipelines.spark.shell import has_workers
 
 
 def test_only_a_local_cluster_has_workers_here():

@@ -15,8 +15,7 @@ from pipelines.models.folder import default_start, write_encoder
 from pipelines.models.weights import random_weights
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.tokens.vocabulary import load_tokenizer, save_wordpieces
-from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS
+from pipelines.tokens.vocabulary import SPECIAL_TOKENS, load_tokenizer, save_wordpieces
 
 CONTINUES = "##"
 """Before a piece that does not begin a word."""

@@ -15,29 +15,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.embedding import kept_vectors, planning, table
-from pipelines.embedding.comparing import key_scans
-from pipelines.embedding.deleted_rows import read_deleted, write_deleted
-from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, match, scan_keys
-from pipelines.embedding.part_files import embed_parts
+from pipelines.embedding import keys as kept_vectors
+from pipelines.embedding import planning, table
+from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, key_scans, match, scan_keys
+from pipelines.embedding.part_files import embed_parts, read_deleted, write_deleted
 from pipelines.embedding.partitions import partition_columns
 from pipelines.embedding.parts import RowRange
-from pipelines.embedding.places import beginning
 from pipelines.embedding.plan import (
     ATTEMPTS,
     KEPT,
     Plan,
     Version,
+    beginning,
+    choose_work,
     columns_of,
     identity_of,
     missing_parts,
     options_of,
     output_folder,
+    publish,
     write_plan,
 )
 from pipelines.embedding.planning import Asked
 from pipelines.embedding.store import VectorTable, open_table
-from pipelines.embedding.versions import choose_work, publish
 from pipelines.files.locations import Location
 from pipelines.files.versions import current
 from pipelines.settings import Config

@@ -13,15 +13,14 @@ import pytest
 from fork_engine import ForkEngine
 from steppers import prepare_here
 
-from pipelines.engines import ENGINES
-from pipelines.engines.loading import load_engine
+from pipelines.catalog import ENGINES, STEPPERS
+from pipelines.engines.base import load_engine
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
+from pipelines.training.asynchronous import checkpoint_of, round_ends, state_of
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import lane_feed
-from pipelines.training.rounds import checkpoint_of, round_ends, state_of
-from pipelines.training.steppers import STEPPERS
+from pipelines.training.steppers.base import lane_feed
 
 WITH_MEGATRON = pytest.mark.skipif(
     find_spec("megatron") is None, reason="Megatron-Core is not installed: make megatron"

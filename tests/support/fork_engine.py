@@ -8,10 +8,9 @@ from __future__ import annotations
 import multiprocessing
 from typing import ClassVar
 
-from pipelines.engines.base import Engine, Mode, monitor_for
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Engine, Mode, monitor_for
 from pipelines.runs.run import WorkerTask
-from pipelines.training.worker import run_worker
+from pipelines.training.loop import run_worker
 
 ENTRY = "fork_engine:ForkEngine"
 JOIN_SECONDS = 10.0

@@ -18,8 +18,7 @@ from types import MappingProxyType
 import pyspark
 from hosts import COUNT, Host, Style, some_hosts
 
-from pipelines.spark.class_archive import archive_options
-from pipelines.spark.releases import installed_version, release_of
+from pipelines.spark.java import archive_options, installed_version, release_of
 
 PORT, PAGE_PORT = 7077, 8080
 START_SECONDS = 300.0

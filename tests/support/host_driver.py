@@ -7,8 +7,8 @@ import pickle
 import sys
 from pathlib import Path
 
+from pipelines.engines.base import load_engine
 from pipelines.engines.bigdl.jars import class_paths
-from pipelines.engines.loading import load_engine
 from pipelines.runs.run import TrainingRun
 from pipelines.spark.session import spark_session, stopped_at_the_end
 

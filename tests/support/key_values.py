@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
+from pipelines.corpus.readers.csv_format import record_of, said_lines
 from pipelines.corpus.readers.csv_parser import decoded
 from pipelines.corpus.readers.formats import FileNames, Form, Format
-from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Record, quarantined_record
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.lanes.files import LaneManifest, index_path, part_path
+from pipelines.lanes.files import LaneManifest, TeacherVectors, index_path, part_path
 from pipelines.lanes.plan import plan_segments
-from pipelines.lanes.teacher import TeacherVectors
 from pipelines.lanes.writer import COUNTED, write_lanes
 
 VOCABULARY = 900

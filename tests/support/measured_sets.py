@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.sets import evaluate
 from pipelines.settings.load import parse
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.mining.anchors import Anchors
+from pipelines.mining.staging import Anchors
 from pipelines.settings import MiningSettings
 
 WIDTH = 64

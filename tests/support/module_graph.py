@@ -23,15 +23,17 @@ class Module:
         path: Of its source.
         at_once: What is imported as soon as the module is.
         later: What its functions import when they are called.
+        typed: What only a type checker imports.
     """
 
     path: Path
     at_once: frozenset[str]
     later: frozenset[str]
+    typed: frozenset[str]
 
     @property
     def imports(self) -> frozenset[str]:
-        return self.at_once | self.later
+        return self.at_once | self.later | self.typed
 
 
 @cache
@@ -47,7 +49,7 @@ def dotted_name(path: Path) -> str:
 
 
 def read_module(path: Path, known: Collection[str]) -> Module:
-    """What one source imports; what only a type checker reads is left out.
+    """What one source imports.
 
     Args:
         path: The source.
@@ -55,18 +57,19 @@ def read_module(path: Path, known: Collection[str]) -> Module:
     """
     at_once: set[str] = set()
     later: set[str] = set()
+    typed: set[str] = set()
     waiting: list[tuple[ast.AST, set[str]]] = [(syntax_of(path), at_once)]
     while waiting:
         node, found = waiting.pop()
         found.update(imported(node, known))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = typed
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found = later
         # Expressions, which most nodes are of, import nothing.
         children = (getattr(node, name, ()) for name in BLOCKS)
         waiting += [(child, found) for child in chain.from_iterable(children)]
-    return Module(path, frozenset(at_once), frozenset(later))
+    return Module(path, frozenset(at_once), frozenset(later), frozenset(typed))
 
 
 @cache

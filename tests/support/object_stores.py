@@ -21,7 +21,7 @@ import pytest
 from relays import free_port
 
 from pipelines.files.locations import RemotePath
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 OWN_S3 = "TEST_S3_ENDPOINT"
 """Variable with the address of a server of one's own, whose credentials the environment holds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.corpus.readers.csv_dialect import RFC_4180
+from pipelines.corpus.readers.csv_parser import RFC_4180
 from pipelines.corpus.readers.formats import Columns, Limits, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 from pipelines.corpus.readers.rows import ROW_SCHEMA

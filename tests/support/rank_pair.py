@@ -71,8 +71,8 @@ def main() -> None:
     workers, (ways, folder) = sys.argv[1], json.loads(sys.argv[2])
     from steppers import KINDS, SPEC
 
+    from pipelines.catalog import STEPPERS
     from pipelines.models.architecture import form_of
-    from pipelines.training.steppers import STEPPERS
 
     for key, _, _, *kind in ways:
         STEPPERS.load(key)

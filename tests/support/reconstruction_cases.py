@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from steppers import IDS, VOCABULARY
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Side
-from pipelines.losses import LOSSES
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.frameworks.torch import prepare
 from pipelines.models.weights import Weights, weight_shapes
-from pipelines.pretraining.noise import generator
-from pipelines.pretraining.torch_view import View
+from pipelines.pretraining.start import generator
+from pipelines.pretraining.torch_head import View
 from pipelines.settings.objective import objective
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 
 SPEC = BertSpec(
     vocabulary=VOCABULARY,

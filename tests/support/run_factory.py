@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.files import storage
-from pipelines.models.digest import digest_model
+from pipelines.models.folder import digest_model
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 

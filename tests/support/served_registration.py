@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from served_strangers import TOKEN, Served
 from unauthenticated import answer
 
-from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+from pipelines.engines.tensorflowonspark.nodes import RegistrationServer
 
 NODE = {"executor_id": 1, "host": "a", "port": 7, "addr": ("a", 8), "authkey": b"\x00\xff'\""}
 LENGTH = struct.Struct("!I")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,22 @@ TRAINING = {
 }
 
 
-def small_run(folder: Path, last_step: int, tree: dict[str, Any]) -> TrainingRun:
+def small_run(
+    folder: Path, last_step: int, tree: dict[str, Any], *, layers: int = 1
+) -> TrainingRun:
     """A run from random weights, with its first checkpoint.
 
     Args:
         folder: Is filled.
         tree: Settings; those of training have defaults.
+        layers: Of the encoder: at least one for each stage of a pipeline.
     """
     manifest = write_small_lanes(folder / "lanes")
     config = parse({**tree, "training": TRAINING | tree.get("training", {})})
-    trained, frozen = split(config.encoder, random_weights(SPEC, 5), config.training.seed)
+    spec = replace(SPEC, layers=layers)
+    trained, frozen = split(config.encoder, random_weights(spec, 5), config.training.seed)
     save_frozen(folder / "run", frozen)
-    save_checkpoint(folder / "run", Checkpoint(0, SPEC, trained, {}), 9)
+    save_checkpoint(folder / "run", Checkpoint(0, spec, trained, {}), 9)
     return TrainingRun(
         config=config,
         plan=batch_plan(config, manifest),

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.benchmarks.sharded.models import encoder_spec, random_arrays
+from pipelines.catalog import LOSSES, STEPPERS
 from pipelines.lanes.files import Granule, Side
-from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.hf.spec import HfSpec, config_text
@@ -23,10 +22,10 @@ from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import StepWork
-from pipelines.training.steppers import STEPPERS
+from pipelines.training.steppers.base import StepWork
+from pipelines_bench.sharded.models import encoder_spec, random_arrays
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 DEEP = replace(SPEC, layers=5, heads=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.benchmarks.strategies.trial import Reading
+from pipelines.compare.trial import Reading
 
 
 def reading(strategy="torch", workers=1, rate=100.0, loss=1.0, **told) -> Reading:

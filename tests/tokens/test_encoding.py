@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from pipelines.tokens import chunks
-from pipelines.tokens.chunks import split
-from pipelines.tokens.encoding import ChunkCache, ChunkEncoder, LibraryEncoder, open_encoder
+from pipelines.tokens import encoding as chunks
+from pipelines.tokens.encoding import ChunkCache, ChunkEncoder, LibraryEncoder, open_encoder, split
+from pipelines.tokens.examples import words_of_columns
 from pipelines.tokens.start import default_start
-from pipelines.tokens.vocabulary import load_tokenizer, save_subwords
-from pipelines.tokens.vocabulary_learning import learn_bpe, learn_unigram
-from pipelines.tokens.words import words_of_columns
+from pipelines.tokens.vocabulary import learn_bpe, learn_unigram, load_tokenizer, save_subwords
 
 NASTY = [
     "",

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import (
+from pipelines.tokens.start import (
     NO_PROMPTS,
     Prompts,
     configured_prompts,

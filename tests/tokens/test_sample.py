@@ -6,7 +6,7 @@ import pytest
 from tiny_checkpoints import FAMILIES, write_plain
 
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.tokens.sample import corpus_length, sampled_pairs
+from pipelines.tokens.stage import corpus_length, sampled_pairs
 from pipelines.tokens.vocabulary import copy_tokenizer
 
 

@@ -9,10 +9,9 @@ from tiny_checkpoints import SPECIAL, tokenizer_of
 from tokenizers import Tokenizer, models
 
 from pipelines.errors import InputError
+from pipelines.models.start import check_tokenizer
 from pipelines.settings.load import parse
-from pipelines.tokens.encoding import NO_TOKEN, open_encoder, shortened
-from pipelines.tokens.special_tokens import special_ends
-from pipelines.tokens.vocabulary import check_tokenizer
+from pipelines.tokens.encoding import NO_TOKEN, open_encoder, shortened, special_ends
 
 TEXTS = ["one two three four five six seven eight nine ten", "one", "", None, "</s> one <s> two"]
 ENDS = [

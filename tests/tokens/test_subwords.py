@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import write_encoder
 from pipelines.models.weights import random_weights
-from pipelines.tokens import vocabulary_learning
-from pipelines.tokens.vocabulary import load_tokenizer, save_subwords
-from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS, learn_bpe, learn_unigram
+from pipelines.tokens import vocabulary as vocabulary_learning
+from pipelines.tokens.vocabulary import (
+    SPECIAL_TOKENS,
+    learn_bpe,
+    learn_unigram,
+    load_tokenizer,
+    save_subwords,
+)
 
 LEARNERS = {"bpe": learn_bpe, "unigram": learn_unigram}
 AGAIN = """
 import json, sys
 from pathlib import Path
-from pipelines.tokens.vocabulary_learning import learn_bpe
+from pipelines.tokens.vocabulary import learn_bpe
 from pipelines.tokens.vocabulary import save_subwords
 save_subwords(Path(sys.argv[1]), learn_bpe(json.load(sys.stdin), 1000), 64, lowercase=True)
 """

@@ -14,11 +14,13 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipelines.errors import InputError
+from pipelines.models.start import model_length
+from pipelines.preparation import tokenise
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
 from pipelines.spark.parquet_parts import find_parts, read_part
 from pipelines.tokens.examples import SCHEMA as EXAMPLES
-from pipelines.tokens.stage import check_tokens, prepare_tokens, tokenise_parts
+from pipelines.tokens.stage import check_tokens, tokenise_parts
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size
 
@@ -107,7 +109,7 @@ def test_pairs_become_ids(spark, config, tmp_path):
     anchors, positives = [*REAL, *NASTY], [*NASTY, *REAL]
     scores = [index / 7 for index in range(len(anchors))]
     write_corpus(tmp_path, anchors, positives, scores)
-    summary = prepare_tokens(spark, config(tokens={"max_length": 24}))
+    summary = tokenise(spark, config(tokens={"max_length": 24}))
     examples = read_examples(tmp_path)
     expected_anchors, expected_positives = library_ids(anchors, 24), library_ids(positives, 24)
     assert ids_of(examples["anchor"]) == expected_anchors
@@ -146,11 +148,11 @@ def test_without_a_length_one_example_in_a_hundred_may_be_cut(spark, config, tmp
     short, long = ["a few words of text"] * 396, ["many words " * 80, "more " * 110, "x " * 500]
     anchors = [*short, "some more words " * 8, *long]
     write_corpus(tmp_path, anchors, [*long, *anchors[3:]])
-    summary = prepare_tokens(spark, config())
+    summary = tokenise(spark, config())
     examples = read_examples(tmp_path)
     # Six of the 400 examples have a long side: two of them are within the share.
     assert summary.max_length == 112
-    prepare_tokens(spark, config(tokens={"max_length": 112}))
+    tokenise(spark, config(tokens={"max_length": 112}))
     told = json.loads((tmp_path / "tokens" / "manifest.json").read_text())
     assert read_examples(tmp_path).equals(examples)
     assert told == json.loads(json.dumps(vars(summary)))
@@ -166,7 +168,7 @@ def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
     write_corpus(tmp_path, anchors, positives, negatives=[[text] for text in negatives])
     prompts = {"query": "query: ", "passage": "passage: "}
     settings = {"encoder": {"prompts": prompts}, "tokens": {"max_length": 32}}
-    summary = prepare_tokens(spark, config(**settings))
+    summary = tokenise(spark, config(**settings))
     assert summary.prompts == {
         "anchor": "query: ",
         "positive": "passage: ",
@@ -183,22 +185,24 @@ def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
         assert ids_of(column.flatten() if name == "negatives" else column) == expected
 
     folder = tmp_path / "tokens"
-    check_tokens(folder, config(**settings))
+    given = config(**settings)
+    check_tokens(folder, given, model_length(given))
     other = {"encoder": {"prompts": {"query": "ask: "}}}
     shorter = settings | {"encoder": {"prompts": prompts, "max_length": 24}, "tokens": {}}
     for tree, problem in ((other, "prepared with the prompts"), (shorter, "the model reads 24")):
+        given = config(**tree)
         with pytest.raises(InputError, match=f"^prepared.folder: .*{problem}"):
-            check_tokens(folder, config(**tree))
+            check_tokens(folder, given, model_length(given))
 
 
 @pytest.mark.parametrize("limit", [16, None])
 def test_triplets_have_sides_of_negatives(spark, config, tmp_path, monkeypatch, limit):
     # A few long ones, which the length that is found cuts.
-    monkeypatch.setattr("pipelines.tokens.lengths.WHOLE_SHARE", 0.5)
+    monkeypatch.setattr("pipelines.tokens.summary.WHOLE_SHARE", 0.5)
     anchors, positives, others = REAL[:50], REAL[1:51], (REAL[60:110], NASTY[-1:] * 5 + REAL[:45])
     negatives = list(map(list, zip(*others, strict=True)))
     write_corpus(tmp_path, anchors, positives, negatives=negatives)
-    summary = prepare_tokens(spark, config(tokens={"max_length": limit}))
+    summary = tokenise(spark, config(tokens={"max_length": limit}))
     length = summary.max_length
     assert length == (limit or 40)
     assert summary.negatives == 2
@@ -222,7 +226,7 @@ def test_examples_with_fewer_hard_negatives_are_refused(spark, config, tmp_path)
     write_corpus(tmp_path, REAL[:50], REAL[1:51], negatives=negatives)
     problem = "2 of 50 examples have fewer than 3 hard negatives"
     with pytest.raises(InputError, match=rf"^corpus\.triplet_columns: {problem}"):
-        prepare_tokens(spark, config())
+        tokenise(spark, config())
     assert not (tmp_path / "tokens").exists()
 
 
@@ -231,22 +235,22 @@ def test_a_corpus_of_an_earlier_release_is_refused(spark, config, tmp_path):
     (path,) = (tmp_path / "corpus" / "pairs.parquet").glob("*-abcd.parquet")
     pq.write_table(pq.read_table(path).drop_columns(["negatives"]), path)
     with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format"):
-        prepare_tokens(spark, config())
+        tokenise(spark, config())
 
 
 def test_the_same_corpus_gives_the_same_bytes_in_any_shares(spark, config, tmp_path, monkeypatch):
     write_corpus(tmp_path, REAL, REAL[::-1])
-    summary = prepare_tokens(spark, config())
+    summary = tokenise(spark, config())
     first = files_of(tmp_path / "tokens")
     assert {name for name in first if name.startswith("examples")} == {
         f"examples.parquet/part-{number:05d}-00000.parquet"
         for number in range((len(REAL) + 99) // 100)
     }
-    assert prepare_tokens(spark, config()) == summary
+    assert tokenise(spark, config()) == summary
     assert files_of(tmp_path / "tokens") == first
 
     monkeypatch.setattr(parts, "PART_BYTES", 1)
-    assert prepare_tokens(spark, config()) == summary
+    assert tokenise(spark, config()) == summary
     again = {name for name in files_of(tmp_path / "tokens") if name.startswith("examples")}
     assert len(again) == sum(
         -(-min(100, len(REAL) - first) // 30) for first in range(0, len(REAL), 100)
@@ -313,12 +317,12 @@ def test_a_corpus_of_an_earlier_format_is_refused(config, tmp_path):
     folder.mkdir(parents=True)
     pq.write_table(pa.table({"id": [1], "left": ["a"]}), folder / "part.parquet")
     with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format, run `sent"):
-        prepare_tokens(None, config())
+        tokenise(None, config())
 
 
 def test_single_texts_have_no_positive(spark, config, tmp_path):
     write_corpus(tmp_path, REAL)
-    prepare_tokens(spark, config(tokens={"max_length": 64}))
+    tokenise(spark, config(tokens={"max_length": 64}))
     examples = read_examples(tmp_path)
     assert examples["positive"].null_count == examples["score"].null_count == len(REAL)
     assert examples["length"].to_pylist() == [len(ids) for ids in library_ids(REAL, 64)]
@@ -335,7 +339,7 @@ def test_a_trained_vocabulary_covers_the_words(spark, config, tmp_path, model):
     transformers = pytest.importorskip("transformers")
     write_corpus(tmp_path, REAL, REAL[::-1])
     sections = TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}}
-    summary = prepare_tokens(spark, config(**sections))
+    summary = tokenise(spark, config(**sections))
     examples = read_examples(tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "tokens/tokenizer"))
     assert loaded(REAL, truncation=True)["input_ids"] == ids_of(examples["anchor"])
@@ -347,9 +351,9 @@ def test_a_trained_vocabulary_covers_the_words(spark, config, tmp_path, model):
 def test_a_trained_vocabulary_is_the_same_again(spark, config, tmp_path, model):
     write_corpus(tmp_path, REAL, REAL[::-1])
     trained = config(**TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}})
-    summary = prepare_tokens(spark, trained)
+    summary = tokenise(spark, trained)
     first = files_of(tmp_path / "tokens")
-    assert prepare_tokens(spark, trained) == summary
+    assert tokenise(spark, trained) == summary
     assert files_of(tmp_path / "tokens") == first
 
 
@@ -358,7 +362,7 @@ def test_a_folder_with_only_a_word_list_is_enough(spark, config, tmp_path):
     words.mkdir()
     shutil.copy(default_start() / "vocab.txt", words)
     write_corpus(tmp_path, REAL)
-    prepare_tokens(spark, config(tokens={"vocabulary": str(words), "max_length": 64}))
+    tokenise(spark, config(tokens={"vocabulary": str(words), "max_length": 64}))
     assert ids_of(read_examples(tmp_path)["anchor"]) == library_ids(REAL, 64)
 
 
@@ -378,7 +382,7 @@ def test_what_cannot_be_tokenised_is_refused_and_leaves_nothing(
     if texts is not None:
         write_corpus(tmp_path, texts)
     with pytest.raises(InputError) as caught:
-        prepare_tokens(spark, config(**sections))
+        tokenise(spark, config(**sections))
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} <= {"corpus"}
@@ -392,4 +396,4 @@ def test_static_embeddings_refuse_a_tokenizer_without_special_tokens(spark, conf
     write_corpus(tmp_path, REAL)
     vocabulary, encoder = str(tmp_path / "bare"), {"start": "random", "kind": "static"}
     with pytest.raises(InputError, match="CLS"):
-        prepare_tokens(spark, config(tokens={"vocabulary": vocabulary}, encoder=encoder))
+        tokenise(spark, config(tokens={"vocabulary": vocabulary}, encoder=encoder))

@@ -10,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from pipelines.tokens import vocabulary_learning
-from pipelines.tokens.vocabulary import load_tokenizer, save_wordpieces
-from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS, learn_wordpieces
+from pipelines.tokens import vocabulary as vocabulary_learning
+from pipelines.tokens.vocabulary import (
+    SPECIAL_TOKENS,
+    learn_wordpieces,
+    load_tokenizer,
+    save_wordpieces,
+)
 
 AGAIN = """
 import json, sys
-from pipelines.tokens.vocabulary_learning import learn_wordpieces
+from pipelines.tokens.vocabulary import learn_wordpieces
 print(json.dumps(learn_wordpieces(json.load(sys.stdin), 1000)))
 """
 

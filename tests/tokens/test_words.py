@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.spark.frames import Scratch
 from pipelines.spark.parquet_parts import find_parts
-from pipelines.tokens import words as module
-from pipelines.tokens.words import count_words, words_of_columns
+from pipelines.tokens import examples as module
+from pipelines.tokens.examples import count_words, words_of_columns
 
 TEXTS = st.lists(
     st.none() | st.text(max_size=40) | st.text(st.sampled_from("aZé 日,\t\x00\u3000"), max_size=30)

@@ -3,7 +3,7 @@
 from pipelines.settings import load as configuration
 from pipelines.settings.load import parse
 from pipelines.settings.redaction import HIDDEN, without_secrets
-from pipelines.tracking.names import (
+from pipelines.tracking.base import (
     evaluation_values,
     parameters,
     training_values,

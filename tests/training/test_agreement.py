@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from steppers import granule, stepper, work
 
-from pipelines.training.collectives.agreement import check_agreement
+from pipelines.training.collectives.base import check_agreement
 
 
 class Together:

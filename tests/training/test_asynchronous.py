@@ -15,7 +15,7 @@ from planned_runs import make_run, make_task
 from pipelines.models.bert.spec import BertSpec
 from pipelines.runs.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.training.asynchronous import Progress, oldest_needed, train_asynchronously
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 
 SPEC = BertSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
 

@@ -12,7 +12,8 @@ from planned_runs import make_run
 
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.step_metrics import StepMetrics
-from pipelines.training.control import blame, reporter
+from pipelines.training.control import monitor as blame
+from pipelines.training.control import reporter
 from pipelines.training.control.monitor import Monitor
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from planned_runs import make_run, make_task
 
-from pipelines.runs.best import ask_to_end
-from pipelines.training.early_end import EarlyEnd
+from pipelines.runs.model_choice import ask_to_end
+from pipelines.training.loop import EarlyEnd
 
 PATIENCE = {
     "training": {"workers": 2, "granules_per_step": 2, "patience": 1, "checkpoint_every": 3}

@@ -19,8 +19,11 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics, StepRecord
 from pipelines.training.collectives.ring import Ring
 from pipelines.training.control import authenticated_server as doors
-from pipelines.training.control.authenticated_server import SocketTokenServer
-from pipelines.training.control.encryption import connect, make_identity
+from pipelines.training.control.authenticated_server import (
+    SocketTokenServer,
+    connect,
+    make_identity,
+)
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import Reporter, report_lost
 

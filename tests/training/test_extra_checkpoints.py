@@ -22,7 +22,7 @@ from pipelines.settings.load import parse
 from pipelines.training.control import monitor as monitors
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import Reporter
-from pipelines.training.extra_checkpoints import ExtraCheckpoints
+from pipelines.training.loop import ExtraCheckpoints
 
 TOLD = r"rank 1, host .*: its process was told to end \(SIGTERM\)"
 
@@ -117,7 +117,7 @@ def quiet_reporter(asked: bool = False) -> SimpleNamespace:
 
 def test_one_is_due_after_the_minutes_since_the_last(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("pipelines.training.extra_checkpoints.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pipelines.training.loop.time.monotonic", lambda: now[0])
     extra = ExtraCheckpoints(make_task(make_run(3, checkpoint_minutes=2), 0), quiet_reporter())
     assert not extra.is_due()
     now[0] += 119

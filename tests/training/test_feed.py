@@ -10,8 +10,8 @@ from planned_runs import make_run, make_task
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
-from pipelines.settings.storage import StorageSettings
-from pipelines.training.feed import FILE_FEEDS, lane_feed, memory_feed
+from pipelines.settings.spark import StorageSettings
+from pipelines.training.steppers.base import FILE_FEEDS, lane_feed, memory_feed
 
 EPOCHS = 4
 

@@ -17,7 +17,7 @@ RECORD |= {"tokens": 3, "padded_tokens": 4, "data_seconds": 0.0, "seconds": 1.0}
 @pytest.fixture(autouse=True)
 def blamed_soon(monkeypatch):
     """There is no other worker whose word could be waited for."""
-    monkeypatch.setattr("pipelines.training.control.blame.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("pipelines.training.control.monitor.GRACE_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize(

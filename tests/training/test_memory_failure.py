@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipelines.training.control.memory_failure import memory_failure
+from pipelines.training.control.reporter import memory_failure
 
 LARGE = 1 << 50
 

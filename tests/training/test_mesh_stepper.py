@@ -14,7 +14,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.control.authenticated_server import TOKEN_BYTES
 
 pytestmark = pytest.mark.skipif(
@@ -46,8 +46,8 @@ def train(made, first, last, replica=0, replicas=1):
 def work_as(rank, members, ports, answer):
     """A worker of a mesh; in a process of its own."""
     from pipelines.engines.mesh.cluster import RingCollectives, _Place, _server
+    from pipelines.engines.mesh.stepper import MeshStepper
     from pipelines.training.collectives.ring import Ring
-    from pipelines.training.steppers.mesh import MeshStepper
 
     placement = Placement(replicas=len(ports) // members, members=members)
     config = parse({"training": TRAINING | {"workers": len(ports), "model_parallel": members}})

@@ -9,7 +9,7 @@ from steppers import PAIR, SPEC, STATIC, TRIPLET, assert_close, granule, stepper
 from pipelines.errors import InputError
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import parse
-from pipelines.training.steppers.micro_batches import batches, granule_texts, parts_needed
+from pipelines.training.steppers.base import batches, granule_texts, parts_needed
 
 UNCLIPPED = {"clip_norm": 0.0}
 

@@ -16,12 +16,11 @@ from steppers import (
     work,
 )
 
+from pipelines.catalog import STEPPERS
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.settings.sources import by_source
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.steppers import STEPPERS
 
 SOURCES = [
     {"name": "pairs", "pairs": "columns"},
@@ -55,7 +54,7 @@ def mixture(framework):
     )
     alone = tuple(
         SimpleNamespace(config=one, sides=sides)
-        for one, sides in zip(by_source(config), SIDES, strict=True)
+        for one, sides in zip(config.by_source(), SIDES, strict=True)
     )
     return SimpleNamespace(config=config, by_source=alone)
 

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.training.collectives.ring import ALWAYS_BYTES, BLOCK_ELEMENTS, Ring, gather_bytes
-from pipelines.training.control.authenticated_server import TOKEN_BYTES
-from pipelines.training.control.encryption import make_identity
+from pipelines.training.control.authenticated_server import TOKEN_BYTES, make_identity
 
 pytestmark = pytest.mark.slow
 

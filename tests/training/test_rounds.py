@@ -10,8 +10,8 @@ from planned_runs import make_run, make_task
 
 from pipelines.models.bert.spec import BertSpec
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
-from pipelines.training.feed import StepWork
-from pipelines.training.rounds import checkpoint_of, round_ends, state_of, train_in_rounds
+from pipelines.training.asynchronous import checkpoint_of, round_ends, state_of, train_in_rounds
+from pipelines.training.steppers.base import StepWork
 
 SPEC = BertSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
 

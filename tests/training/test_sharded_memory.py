@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.benchmarks.sharded.command import STEPPERS, measure
+from pipelines_bench.sharded.command import STEPPERS, measure
 
 pytestmark = pytest.mark.slow
 

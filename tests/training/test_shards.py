@@ -13,17 +13,17 @@ from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.load import parse
-from pipelines.training.control.encryption import make_identity
-from pipelines.training.parameter_server.client import SocketClient
-from pipelines.training.parameter_server.connections import ParameterServer
-from pipelines.training.parameter_server.remote_state import ServedParameters
-from pipelines.training.parameter_server.shards import (
+from pipelines.training.control.authenticated_server import make_identity
+from pipelines.training.parameter_server.client import (
+    ServedParameters,
     ShardedParameters,
+    SocketClient,
     join,
     rows_of,
     shard,
     shard_shapes,
 )
+from pipelines.training.parameter_server.connections import ParameterServer
 from pipelines.training.parameter_server.updates import SharedParameters
 from pipelines.training.steppers.adamw import AdamW
 

@@ -18,7 +18,7 @@ from relays import SilentRelay
 
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
-from pipelines.training.control.encryption import Identity, make_identity
+from pipelines.training.control.authenticated_server import Identity, make_identity
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import ABORTED, LONGEST_MESSAGE, Reporter
 from pipelines.training.control.watchdog import unheard_seconds

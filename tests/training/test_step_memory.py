@@ -30,7 +30,7 @@ def test_eight_thousand_candidates_on_two_workers_take_what_the_formula_says():
         for worker in workers:
             worker.kill()
             worker.wait()
-    from pipelines.training.steppers.step_negatives import SIMILARITIES
+    from pipelines.training.steppers.objectives import SIMILARITIES
 
     formula = 4 * (7 * CANDIDATES * WIDTH + 4 * SIMILARITIES)
     for peak in found:
@@ -56,8 +56,8 @@ def main() -> None:
         exit_without_finalization,
         process_group_cleanup,
     )
-    from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-    from pipelines.training.steppers.torch_losses import gradients_of_loss
+    from pipelines.training.steppers.objectives import pulls_on_embeddings
+    from pipelines.training.steppers.torch import gradients_of_loss
 
     configure_threads(1)
     gradients_of = partial(gradients_of_loss, configured_loss(objective(), "torch"))

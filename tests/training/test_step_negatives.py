@@ -10,8 +10,8 @@ from pipelines.losses.candidates import Candidates
 from pipelines.losses.loss import configured_loss
 from pipelines.settings.objective import objective
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.steppers import step_negatives
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
+from pipelines.training.steppers import objectives as step_negatives
+from pipelines.training.steppers.torch import gradients_of_loss, on_device
 
 
 @given(st.integers(1, 10_000), st.integers(1, 2**24))

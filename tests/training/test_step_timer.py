@@ -7,8 +7,8 @@ import pytest
 from pipelines.training import loop
 from pipelines.training.collectives import base as collectives
 from pipelines.training.collectives.base import SingleProcess, TimedCollectives
-from pipelines.training.feed import StepWork
 from pipelines.training.loop import StepTimer
+from pipelines.training.steppers.base import StepWork
 
 
 class Clock:

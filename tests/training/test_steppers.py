@@ -132,7 +132,7 @@ def test_negatives_of_a_step_of_one_granule_are_the_granules(stepper, dropout):
 @pytest.fixture
 def a_few_anchors_at_a_time(monkeypatch):
     """So that a step's similarities are computed in several parts, the last of which is smaller."""
-    monkeypatch.setattr("pipelines.training.steppers.step_negatives.SIMILARITIES", 5 * 24)
+    monkeypatch.setattr("pipelines.training.steppers.objectives.SIMILARITIES", 5 * 24)
 
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelines.errors import InputError
-from pipelines.training.steppers.torch_disk import DiskTensors
+from pipelines.training.steppers.torch import DiskTensors
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from pipelines.models.weights import WORDS
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.steppers.torch_words import WordGradient
+from pipelines.training.steppers.torch import WordGradient
 
 
 class Pair:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.corpus.cleaning.sentences import segment
+from pipelines.corpus.cleaning.rules import segment
 
 NO_PROSE = "no prose"
 NOTHING_AFTER = "nothing after the first sentence"

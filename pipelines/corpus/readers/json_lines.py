@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipelines.corpus.readers.csv_format import record_of, said_lines
 from pipelines.corpus.readers.csv_parser import Line, decoded
-from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
-from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
-from pipelines.corpus.readers.streams import UnreadableError, last_line_end
-from pipelines.settings.list_columns import element_of
+from pipelines.corpus.readers.streams import Encoding, UnreadableError, last_line_end
+from pipelines.settings.corpus import element_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 NOT_JSON = "not JSON"

@@ -18,19 +18,19 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pipelines.arrow_columns import is_list_of_values, is_opened_by_spark, is_plain
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import Damaged, FileNames, Format
-from pipelines.corpus.readers.inputs import is_hidden
-from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
-from pipelines.corpus.readers.spark_rows import (
+from pipelines.corpus.readers.inputs import (
     Names,
     columns_of,
+    is_hidden,
     named_columns,
     nothing_readable,
     rows_of,
 )
+from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
-from pipelines.settings.list_columns import column_of
+from pipelines.settings.corpus import column_of
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
 from pipelines.spark.tasks import collect_from_tasks, slices

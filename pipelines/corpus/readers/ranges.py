@@ -5,26 +5,30 @@ Runs on executors, but for :func:`probe`, which the driver asks too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
 import pyarrow as pa
 
-from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.encodings import BinaryError, Encoding, find_encoding, stream_of
-from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Probe, Reading, Wanted
+from pipelines.catalog import FORMATS
+from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Format, Probe, Reading, Wanted
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record, row_batches
 from pipelines.corpus.readers.streams import (
+    BinaryError,
+    Encoding,
     Item,
     UnreadableError,
     WrongFileError,
+    find_encoding,
     line_end,
     read_chunks,
+    stream_of,
     whole_lines,
 )
-from pipelines.files.compression import is_compressed
-from pipelines.files.locations import Location, location
+from pipelines.files.locations import Location, is_compressed, location
 
 FileRange: TypeAlias = tuple[str, int, int | None]
 """A split: the address of a file, whose records that begin at the first byte or after and before
@@ -76,7 +80,7 @@ def _sample(file: Location) -> Iterator[bytes]:
 
 
 def _form_of(file: Location, head: bytes, wanted: Wanted) -> Form:
-    known = FORMATS.load(wanted.format)
+    known: Format = FORMATS.load(wanted.format)
     form_of = known.rows if wanted.as_rows else known.form
     assert form_of is not None, f"{wanted.format} is not read by tasks"
     return form_of(file, head)
@@ -192,3 +196,75 @@ def _with_sizes(file: str, found: Iterable[Found], start: int) -> Iterator[tuple
             size, before = one.end - before, one.end
     if held is not None:
         yield file, held, size
+
+
+_SPLIT_BYTES = 64 << 20
+_TASK_BYTES = 48 << 20
+_MIN_TASK_BYTES = 4 << 20
+_TASKS_PER_CORE = 3
+_UNPACKED = 4
+"""Bytes of text in a packed byte, about."""
+_FILE_BYTES = 64 << 10
+"""What opening a file costs, in bytes that could be read in that time, about."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The records of a file that begin in a range of bytes.
+
+    Attributes:
+        file: Absolute path.
+        start: First byte.
+        stop: Byte after the last one; None for the end of the file.
+        size: Bytes of text in it, about.
+    """
+
+    file: str
+    start: int
+    stop: int | None
+    size: int
+
+
+def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
+    """The splits of a file, which need not be there any more.
+
+    Args:
+        file: Absolute.
+        kind: The format of it.
+        multiline: Whether a quoted field of a CSV file may hold line ends.
+    """
+    try:
+        size = file.stat().st_size
+    except OSError:
+        # Whoever reads it says so.
+        size = 0
+    if is_compressed(file):
+        size *= _UNPACKED
+    splits = not is_compressed(file) and FORMATS.load(kind).splits(file, multiline)
+    if not splits or size <= _SPLIT_BYTES:
+        yield Split(str(file), 0, None, size)
+        return
+    for start in range(0, size, _SPLIT_BYTES):
+        stop = start + _SPLIT_BYTES if start + _SPLIT_BYTES < size else None
+        yield Split(str(file), start, stop, min(_SPLIT_BYTES, size - start))
+
+
+def pack(splits: Sequence[Split], cores: int) -> list[list[Split]]:
+    """Deals splits to tasks, in their order, so that a task has enough to do and none too much.
+
+    There are as many tasks as cores at least, where there are so many splits.
+    """
+    sizes = [split.size + _FILE_BYTES for split in splits]
+    total = sum(sizes)
+    share = max(total // (_TASKS_PER_CORE * cores), _MIN_TASK_BYTES)
+    most = min(_TASK_BYTES, share, math.ceil(total / cores))
+    tasks: list[list[Split]] = []
+    held = math.inf
+    for number, (split, size) in enumerate(zip(splits, sizes, strict=True)):
+        is_scarce = len(tasks) + len(splits) - number <= cores
+        if held + size > most or is_scarce:
+            tasks.append([])
+            held = 0
+        tasks[-1].append(split)
+        held += size
+    return tasks

@@ -15,14 +15,19 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipelines.corpus.readers.formats import Format
-from pipelines.corpus.readers.inputs import INPUTS
-from pipelines.corpus.readers.spark_rows import column_remedy, columns_of, named_columns, rows_of
+from pipelines.corpus.readers.inputs import (
+    INPUTS,
+    column_remedy,
+    columns_of,
+    named_columns,
+    rows_of,
+)
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
-from pipelines.settings.list_columns import column_of
+from pipelines.settings.corpus import column_of
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
-from pipelines.spark.releases import delta_connector, iceberg_connector
+from pipelines.spark.java import delta_connector, iceberg_connector
 
 _VERSIONED = re.compile(r"(?P<table>.+)@v?(?P<version>\d+)")
 _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")

@@ -8,33 +8,253 @@ run of the optimiser, which begins from the state at the end of the part before.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pyspark import AccumulatorParam
 
-from pipelines.engines.bigdl.feeding import PART_TOKENS, StepRange, part_bytes, parts_of, replicas
-from pipelines.engines.bigdl.graph import training_graph
-from pipelines.engines.bigdl.heartbeats import CHECK_SECONDS, Heartbeats, listening
-from pipelines.engines.bigdl.progress import WorkerLocations, parse_progress
-from pipelines.engines.bigdl.sizes import SizesParam
-from pipelines.engines.bigdl.states import States, states_in
-from pipelines.engines.bigdl.step_recorder import OnStep, StepRecorder, is_kept
-from pipelines.errors import EngineError
-from pipelines.models.frameworks.dllib import Graph, flattened, set_weights
+from pipelines.catalog import LOSSES
+from pipelines.engines.bigdl.feeding import (
+    PART_TOKENS,
+    Sizes,
+    StepRange,
+    part_bytes,
+    parts_of,
+    replicas,
+)
+from pipelines.engines.bigdl.form import (
+    Graph,
+    encoder_nodes,
+    flattened,
+    graph_of,
+    quiet,
+    set_weights,
+    unflattened,
+)
+from pipelines.engines.bigdl.progress import (
+    CHECK_SECONDS,
+    Heartbeats,
+    StepTimes,
+    WorkerLocations,
+    listening,
+    parse_progress,
+)
+from pipelines.errors import EngineError, InputError
+from pipelines.files import storage
+from pipelines.files.locations import Location
+from pipelines.files.run_folder import RunFolder
+from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import weight_shapes
-from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
+from pipelines.quiet import quiet_import
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.runs.step_metrics import StepMetrics
+from pipelines.runs.step_metrics import StepMetrics, StepRecord
 from pipelines.spark.jobs import SparkJob
+from pipelines.training.loop import check_finite
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+
+class SizesParam(AccumulatorParam[Sizes]):
+    """A dict that grows; what Spark computes a second time overwrites the same values."""
+
+    def zero(self, value: Sizes) -> Sizes:
+        """An empty dict."""
+        return {}
+
+    def addInPlace(self, value1: Sizes, value2: Sizes) -> Sizes:  # noqa: N802 - Spark's name
+        """Merges the second into the first."""
+        value1.update(value2)
+        return value1
+
+
+@dataclass(frozen=True)
+class States:
+    """A folder that the executors write their slices of the state to.
+
+    Attributes:
+        folder: Reachable from all executors.
+        workers: How many slices there are.
+    """
+
+    folder: Path
+    workers: int
+
+    def write_moments(self, graph: Graph, checkpoint: Checkpoint) -> str:
+        """Writes what the optimiser begins from; returns the file, or nothing for zeros."""
+        if not checkpoint.moments:
+            return ""
+        path = self.folder / "begin.bin"
+        with path.open("wb") as file:
+            for kind in ("m", "v"):
+                own = {name: checkpoint.moments[f"{kind}/{name}"] for name in checkpoint.weights}
+                flattened(graph, own).astype("<f4", copy=False).tofile(file)
+        return str(path)
+
+    def take(self, graph: Graph, step: int) -> Checkpoint:
+        """The state before a step, which all executors have written; their files are deleted."""
+        paths = [self.folder / f"state-{step}-{rank}.bin" for rank in range(self.workers)]
+        slices = [np.fromfile(path, "<f4").reshape(3, -1) for path in paths]
+        weights, *moments = (unflattened(graph, row) for row in np.concatenate(slices, axis=1))
+        for path in paths:
+            path.unlink()
+        named = {
+            f"{kind}/{name}": value
+            for kind, arrays in zip(("m", "v"), moments, strict=True)
+            for name, value in arrays.items()
+        }
+        return Checkpoint(step, graph.spec, weights, named)
+
+
+@contextmanager
+def states_in(run_folder: Location, workers: int) -> Iterator[States]:
+    """A folder for the states, which is deleted in the end.
+
+    Its name is another one each time: executors of an earlier attempt on the run, whose driver is
+    gone, may end the step that they are in, and must not write its state where this one's is looked
+    for. What a driver that died has left is swept when the run is gone on with, by any engine.
+
+    Args:
+        workers: How many slices of the state there are.
+    """
+    checkpoints = RunFolder(run_folder).checkpoints
+    if not isinstance(checkpoints, Path):
+        raise InputError(
+            "run.folder",
+            f"{run_folder} is in an object store, and BigDL's own layers exchange their states "
+            "by files",
+            "name a folder that the driver and all executors see, or choose another engine",
+        )
+    folder = storage.aside_name(checkpoints / "bigdl", ".part")
+    folder.mkdir(parents=True)
+    try:
+        yield States(folder, workers)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+OnStep = Callable[[StepTimes], None]
+
+
+class StepRecorder:
+    """Enters the steps of a part into the step metrics, and keeps the checkpoints.
+
+    Args:
+        run: The whole run.
+        states: Where the executors write the state.
+        step_metrics: Of the run.
+        on_step: Called with the times of each step.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        graph: Graph,
+        states: States,
+        step_metrics: StepMetrics,
+        on_step: OnStep,
+    ) -> None:
+        self._run = run
+        self._graph = graph
+        self._states = states
+        self._step_metrics = step_metrics
+        self._on_step = on_step
+        self._data_seconds = 0.0
+
+    def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
+        """A part begins.
+
+        Args:
+            sizes: Of each step.
+            data_seconds: Seconds that all workers have waited for its granules.
+        """
+        # From the first step of all on.
+        self._step_metrics.begin(time.monotonic())
+        self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
+
+    def enter(self, times: StepTimes) -> Checkpoint | None:
+        """A step is done; gives the state after it if it is a checkpoint or the part's last.
+
+        Raises:
+            FloatingPointError: The loss is no number.
+        """
+        run, workers = self._run, self._states.workers
+        step, now = self._part.first + times.steps - 1, time.monotonic()
+        check_finite(step, times.loss)
+        self._on_step(times)
+        sizes = [self._sizes[step, rank] for rank in range(workers)]
+        self._step_metrics.add(
+            StepRecord(
+                step=step,
+                epoch=step // run.plan.steps_per_epoch,
+                loss=times.loss,
+                learning_rate=run.learning_rate(step),
+                granules=run.plan.granules_per_step,
+                tokens=sum(tokens for tokens, _ in sizes),
+                padded_tokens=sum(padded for _, padded in sizes),
+                # The record stands for all workers.
+                data_seconds=self._data_seconds * workers,
+                seconds=now - self._step_metrics.begin(now),
+                precision="fp32",
+            )
+        )
+        self._data_seconds = 0.0
+        return self._keep(step + 1) if is_kept(run, self._part, step + 1) else None
+
+    def _keep(self, step: int) -> Checkpoint:
+        state = self._states.take(self._graph, step)
+        if self._run.is_checkpointed(step):
+            run, training = self._run, self._run.config.training
+            keep, spared = training.kept_checkpoints, training.averaged_steps(step)
+            save_checkpoint(run.run_folder, state, keep, spared, attempt=run.attempt)
+        return state
+
+
+def is_kept(run: TrainingRun, part: StepRange, step: int) -> bool:
+    """Whether the executors write down the state before a step."""
+    return run.is_checkpointed(step) or step == part.last
+
+
+with quiet_import():
+    from bigdl.dllib.nn import layer as dllib
+
+
+def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -> tuple[Graph, Any]:
+    """Builds the graph in the driver's JVM.
+
+    Args:
+        context: With dllib on the class path.
+        run: Says what is minimised.
+
+    Returns:
+        A module from token ids, lengths and targets of any number of granules to their mean loss,
+        with the encoder's weights, and dllib's criterion for it.
+    """
+    objective, examples = run.config.objective, run.manifest.granule
+    sides = len(run.sides)
+    with quiet(context):
+        nodes = encoder_nodes(context, spec)
+        units = nodes.embeddings if spec.normalise else dllib.Normalize(2.0)(nodes.embeddings)
+        granules = dllib.InferReshape([-1, sides * examples, spec.embedding_width])(units)
+        each = [
+            dllib.Narrow(2, 1 + number * examples, examples)(granules) for number in range(sides)
+        ]
+        form = LOSSES.load(objective.name).form("bigdl")
+        output, criterion = form(each, examples, objective)
+        graph = graph_of(context, spec, nodes, output)
+    classes = graph.classes
+    losses = classes.GranuleLosses(graph.model, criterion.value, sides * examples)
+    return replace(graph, model=losses), classes.MeanLoss()
+
 
 POLL_SECONDS = 0.05
 # Of dllib, as Spark tells where an RDD was made.

@@ -3,26 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
+from pipelines.catalog import LOSSES
+from pipelines.engines.base import LASTING_WORKERS, Mode
+from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
 from pipelines.engines.bigdl.jars import SPARK_MAJORS, check_class_paths, class_paths, jars
-from pipelines.engines.bigdl.memory import check_memory, needed_memory
-from pipelines.engines.conf import LASTING_WORKERS
 from pipelines.engines.spark_engine import SparkEngine
-from pipelines.errors import InputError
+from pipelines.errors import EngineUnavailable, InputError
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.lanes.files import LaneManifest
 from pipelines.losses.loss import spans_steps
+from pipelines.models.architecture import form_of
+from pipelines.models.folder import start_spec
 from pipelines.models.inference.processor import widest_unused_by_mkl
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import weight_shapes
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
+from pipelines.spark.session import executor_count, in_one_process, memory_mb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipelines.engines.bigdl.step_recorder import OnStep
+    from pipelines.engines.bigdl.dllib import OnStep
+
+
+MB = 2**20
+EXECUTOR_KEY, DRIVER_KEY = "spark.executor.memory", "spark.driver.memory"
+# What Spark and dllib's classes take by themselves.
+_EXECUTOR_BASE_MB, _DRIVER_BASE_MB = 150, 250
+# Copies of all weights. On an executor, counted in dllib's way of working: those of the model, of
+# its broadcast, and the blocks of weights and gradients on their way. A run with 87 MB of weights
+# reached 1,911 MB after a collection where this asks for 2,436. In the driver, measured at the end
+# of that run, where the weights come back: 1,120 MB of heap were too few, 1,300 were enough.
+_EXECUTOR_COPIES, _DRIVER_COPIES = 7, 12
+# Arrays as large as a slice: weights, gradient and two moments.
+_SLICE_ARRAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What memory depends on.
+
+    Attributes:
+        workers: Slices of the weights.
+        replicas: Copies of the model on a worker, with a gradient each.
+        texts: Of a granule: a copy computes one granule at a time.
+        tokens: Of the longest texts, with padding.
+    """
+
+    spec: EncoderSpec
+    workers: int
+    replicas: int
+    texts: int
+    tokens: int
+
+
+def weights_mb(spec: EncoderSpec) -> float:
+    """The weights as fp32."""
+    return 4 * sum(int(np.prod(shape)) for shape in weight_shapes(spec).values()) / MB
+
+
+def executor_mb(shape: Shape) -> int:
+    """Heap that a worker needs, in MiB, for a step of the longest texts."""
+    spec, weights = shape.spec, weights_mb(shape.spec)
+    copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
+    floats: int = form_of(spec, "bigdl_memory")(spec, shape.tokens)
+    activations = 4 * shape.replicas * shape.texts * shape.tokens * floats / MB
+    return round(_EXECUTOR_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
+
+
+def driver_mb(spec: EncoderSpec) -> int:
+    """Heap that the driver needs, in MiB."""
+    return round(_DRIVER_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
+
+
+def check_memory(session: SparkSession, config: Config) -> None:
+    """Refuses JVMs that are too small for a run. Runs on the driver.
+
+    Raises:
+        EngineUnavailable: With the conf key, and what it should be.
+    """
+    context = session.sparkContext
+    manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
+    spec = start_spec(config, manifest.vocabulary)
+    # Spark spreads the workers over the executors.
+    workers = ceil(config.training.workers / max(executor_count(session), 1))
+    executor = workers * executor_mb(shape_of(config, manifest, spec))
+    driver = driver_mb(spec)
+    jvm: Any = context._jvm
+    driver_heap = jvm.java.lang.Runtime.getRuntime().maxMemory() / MB
+    if in_one_process(context.master):
+        check_heap(DRIVER_KEY, driver + executor, driver_heap)
+    else:
+        executor_heap = memory_mb(context.getConf().get(EXECUTOR_KEY, "1g") or "1g")
+        check_heap(EXECUTOR_KEY, executor, executor_heap)
+        check_heap(DRIVER_KEY, driver, driver_heap)
+
+
+def needed_memory(config: Config) -> dict[str, str]:
+    """The conf of the memory that a run needs with a worker an executor.
+
+    Empty before the corpus is prepared, since it depends on the lanes.
+    """
+    lanes = PreparedFolder.of(config).lanes.path
+    if not lanes.is_dir():
+        return {}
+    manifest = LaneManifest.load(lanes)
+    spec = start_spec(config, manifest.vocabulary)
+    # Spark's own default is the least.
+    executor = max(executor_mb(shape_of(config, manifest, spec)), 1024)
+    return {EXECUTOR_KEY: f"{executor}m", DRIVER_KEY: f"{max(driver_mb(spec), 1024)}m"}
+
+
+def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
+    """What the memory of a run depends on."""
+    training = config.training
+    sides = manifest.embedded(LOSSES.load(config.objective.name).sides)
+    return Shape(
+        spec=spec,
+        workers=training.workers,
+        replicas=replicas(training),
+        texts=manifest.granule * len(sides),
+        tokens=max(segment.length for segment in manifest.segments),
+    )
+
+
+def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
+    """Compares what is needed with what is there.
+
+    Args:
+        key: Of the Spark conf, which sets the heap.
+        needed_mb: What the run needs.
+        heap_mb: What there is.
+
+    Raises:
+        EngineUnavailable: It does not suffice.
+    """
+    if needed_mb > heap_mb:
+        raise EngineUnavailable(
+            key,
+            f"engine bigdl needs some {needed_mb} MB of heap for this encoder and these granules,"
+            f" and there are {heap_mb:.0f}",
+            f"start the session with at least {needed_mb}m, or prepare with a smaller"
+            " lanes.granule or tokens.max_length",
+        )
 
 
 _MKL_KERNELS = "spark.executorEnv.MKL_DEBUG_CPU_TYPE"

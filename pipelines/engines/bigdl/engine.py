@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Engine, Mode
+from pipelines.engines.base import ConfRule, Engine, Mode
 from pipelines.engines.bigdl.dllib_engine import DllibEngine
 from pipelines.engines.bigdl.jars import SPARK_MAJORS
-from pipelines.engines.conf import ConfRule
 from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
@@ -19,7 +18,7 @@ from pipelines.settings import Config
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipelines.engines.bigdl.step_recorder import OnStep
+    from pipelines.engines.bigdl.dllib import OnStep
 
 
 _DLLIB, _ORCA = DllibEngine.modes["sync"], OrcaEngine.modes["sync"]

@@ -108,7 +108,7 @@ def packed_steps(
 
 
 def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
-    """Granules as the class `Granules` of :mod:`pipelines.jvm` reads them.
+    """Granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
 
     Args:
         step: Number of their step.

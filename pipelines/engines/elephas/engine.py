@@ -8,15 +8,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 
 _NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
@@ -60,7 +58,7 @@ class ElephasEngine(SparkJobEngine):
         if (
             training.mode == "sync"
             and training.workers > 1
-            and any(spans_steps(one.objective) for one in by_source(config))
+            and any(spans_steps(one.objective) for one in config.by_source())
         ):
             raise EngineUnavailable(
                 "objective.negatives",

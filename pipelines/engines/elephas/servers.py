@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from http.client import LineTooLong
 from io import BufferedIOBase
@@ -19,7 +19,60 @@ from typing import Any
 
 from typing_extensions import override
 
+from pipelines.models.weights import Weights
 from pipelines.quiet import quiet_import
+from pipelines.training.control.authenticated_server import Identity, SocketTokenServer, TokenServer
+from pipelines.training.parameter_server.client import Client
+from pipelines.training.parameter_server.connections import RequestHandler, answer_connection
+from pipelines.training.parameter_server.updates import (
+    Form,
+    Handler,
+    ParameterStore,
+    Request,
+    ResponseHeader,
+)
+from pipelines.training.parameter_server.updates import Response as StoreResponse
+
+# The library imports TensorFlow, which greets on standard error.
+with quiet_import():
+    from elephas.parameter.client import BaseParameterClient
+
+
+class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library has no types
+    """What Elephas hands to its workers; pickled on the driver.
+
+    Args:
+        client_class: The transport.
+
+    Attributes:
+        connection: To the server, once it is known.
+    """
+
+    connection: Client
+
+    def __init__(self, client_class: type[Client]) -> None:
+        self._client_class = client_class
+
+    def configure(
+        self,
+        address: tuple[str, int],
+        token: str,
+        forms: Mapping[str, Form],
+        seconds: float,
+        fingerprint: str | None = None,
+    ) -> None:
+        """Says where the server is; see :class:`Client` for the arguments."""
+        self.connection = self._client_class(address, token, forms, seconds, fingerprint)
+
+    # In place of the library's, which unpickle what arrives.
+    def get_parameters(self, request: Request) -> tuple[ResponseHeader, Weights | None]:
+        """The parameters, or None where they are not there yet."""
+        return self.connection.ask("parameters", request)
+
+    def update_parameters(self, delta: Weights, request: Request) -> ResponseHeader:
+        """Has the parameters updated; returns when they have been."""
+        return self.connection.ask("update", request, delta)[0]
+
 
 # The library imports TensorFlow, which greets on standard error.
 with quiet_import():
@@ -28,13 +81,6 @@ with quiet_import():
     from flask import Flask, Response, request
     from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
 
-from pipelines.models.weights import Weights
-from pipelines.training.control.authenticated_server import SocketTokenServer, TokenServer
-from pipelines.training.control.encryption import Identity
-from pipelines.training.parameter_server.connections import RequestHandler, answer_connection
-from pipelines.training.parameter_server.messages import Request
-from pipelines.training.parameter_server.updates import Handler, ParameterStore
-from pipelines.training.parameter_server.updates import Response as StoreResponse
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,12 @@ with quiet_import():
     from elephas.parameter.factory import ClientServerFactory
     from elephas.spark_model import AsynchronousSparkModel
 
-from pipelines.engines.elephas.clients import GranuleClient
 from pipelines.engines.elephas.model import encoder_model
-from pipelines.engines.elephas.servers import GranuleHttpServer, GranuleSocketServer
+from pipelines.engines.elephas.servers import GranuleClient, GranuleHttpServer, GranuleSocketServer
 from pipelines.engines.elephas.worker import GranuleWorker
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
-from pipelines.training.control.encryption import Identity
+from pipelines.training.control.authenticated_server import Identity
 from pipelines.training.parameter_server.client import HttpClient, SocketClient
 from pipelines.training.parameter_server.updates import STORES
 

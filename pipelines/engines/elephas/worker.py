@@ -20,14 +20,17 @@ with quiet_import():
     from elephas.enums.frequency import Frequency
     from elephas.worker import AsynchronousSparkWorker
 
-from pipelines.engines.elephas.clients import GranuleClient
+from pipelines.engines.elephas.servers import GranuleClient
 from pipelines.errors import PipelineError
 from pipelines.runs.run import WorkerTask
-from pipelines.training.asynchronous import train_asynchronously
-from pipelines.training.parameter_server.client import Client, means_server_lost
-from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
-from pipelines.training.rounds import train_in_rounds
-from pipelines.training.worker import Loop, run_worker
+from pipelines.training.asynchronous import train_asynchronously, train_in_rounds
+from pipelines.training.loop import Loop, run_worker
+from pipelines.training.parameter_server.client import (
+    Client,
+    ServedParameters,
+    ServedRounds,
+    means_server_lost,
+)
 
 _LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
     "sync": (train_in_rounds, ServedRounds),

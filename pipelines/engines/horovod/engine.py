@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine

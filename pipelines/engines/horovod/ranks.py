@@ -14,15 +14,15 @@ from functools import partial
 from importlib import import_module
 
 from pipelines.engines.horovod.collectives import HorovodCollectives, means_peer_lost
-from pipelines.engines.horovod.rendezvous_client import Place, RendezvousClient, meet
-from pipelines.engines.processes import run_in_child
+from pipelines.engines.horovod.rendezvous import Place, RendezvousClient, meet
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.interfaces import interface_of
 from pipelines.training.control.monitor import SILENCE_SECONDS
 from pipelines.training.devices import gpus_given_by_spark
-from pipelines.training.worker import run_worker
+from pipelines.training.loop import run_worker
 
 # The collectives of each framework; imported only in a rank.
 COLLECTIVES = {

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.engines.horovod.rendezvous_client import RendezvousClient, meet
-from pipelines.engines.processes import run_in_child
+from pipelines.engines.horovod.rendezvous import RendezvousClient, meet
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.collectives.interfaces import own_address
 from pipelines.training.collectives.ring import BROKEN, Ring
-from pipelines.training.control.encryption import make_identity
-from pipelines.training.worker import run_worker
+from pipelines.training.control.authenticated_server import make_identity
+from pipelines.training.loop import run_worker
 
 JOB = "mesh"
 _LOST = ("UnavailableError", "AbortedError", "CancelledError")
@@ -158,8 +158,8 @@ def _reserved(host: str) -> socket.socket:
 
 def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
     """Starts TensorFlow's server of this worker; returns what a session connects to."""
-    from pipelines.models.frameworks.mesh_library import tf1
-    from pipelines.training.steppers.mesh import session_config
+    from pipelines.engines.mesh.library import tf1
+    from pipelines.engines.mesh.stepper import session_config
 
     tasks = [f"[{one.host}]" if ":" in one.host else one.host for one in places]
     addresses = [f"{host}:{one.server}" for host, one in zip(tasks, places, strict=True)]

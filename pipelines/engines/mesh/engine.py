@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.mesh.cluster import WorkerMaker
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
@@ -18,7 +17,6 @@ from pipelines.libraries import check_installed
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 
 
 class MeshEngine(SparkJobEngine):
@@ -86,7 +84,7 @@ class MeshEngine(SparkJobEngine):
                 "leave it out, or training.engine: torch",
             ),
             (
-                any(spans_steps(one.objective) for one in by_source(config)),
+                any(spans_steps(one.objective) for one in config.by_source()),
                 "objective.negatives",
                 "the mesh compares the texts of one granule",
                 "set it to granule, or training.engine: torch",
@@ -99,7 +97,7 @@ class MeshEngine(SparkJobEngine):
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
         # The library imports more than computes nothing for certain.
-        return ("pipelines.training.worker", "pipelines.lean_tensorflow")
+        return ("pipelines.training.loop", "pipelines.lean_tensorflow")
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
+from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule, Mode
 from pipelines.engines.bigdl.jars import SPARK_MAJORS
-from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import InputError
 from pipelines.quiet import quiet_import

@@ -15,7 +15,7 @@ from bigdl.orca.learn.pytorch import pytorch_pyspark_worker
 from bigdl.orca.learn.pytorch.callbacks.maincallback import MainCallback
 from pyspark import TaskContext
 
-from pipelines.engines.processes import run_in_child
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
@@ -24,10 +24,8 @@ from pipelines.training.collectives.process_group import (
     process_group_cleanup,
 )
 from pipelines.training.control.reporter import Reporter
-from pipelines.training.feed import StepWork
-from pipelines.training.loop import SharedSteps
-from pipelines.training.steppers.base import Stepper, StepperFactory
-from pipelines.training.worker import run_worker
+from pipelines.training.loop import SharedSteps, run_worker
+from pipelines.training.steppers.base import Stepper, StepperFactory, StepWork
 
 OrcaWorker = Callable[[Iterator[Any]], Any]
 

@@ -8,16 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engines.tensorflowonspark import NAME
-from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
-from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
-from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
+from pipelines.engines.tensorflowonspark.nodes import (
+    QUEUE_BOUND,
+    NodeArguments,
+    RegistrationServer,
+    feed_partition,
+    registering_at,
+    run_node,
+)
 from pipelines.errors import EngineError, PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.spark.errors import spark_cause
-from pipelines.spark.jobs import SparkJob
-from pipelines.spark.room import ranks_of, with_profile
-from pipelines.spark.task_places import TaskPlace, name_of, task_places
+from pipelines.spark.errors import TaskPlace, name_of, spark_cause, task_places
+from pipelines.spark.jobs import SparkJob, ranks_of, with_profile
 from pipelines.training.control.monitor import Monitor
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode, monitor_for
-from pipelines.engines.conf import NO_SPECULATION, ConfRule
+from pipelines.engines.base import NO_SPECULATION, ConfRule, Mode, monitor_for
 from pipelines.engines.spark_engine import SparkEngine, driver_identity, if_late
 from pipelines.engines.tensorflowonspark import NAME
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.decommission import LeavingExecutors
-from pipelines.spark.jobs import dedicated_python_workers, driver_addresses
-from pipelines.spark.lost_executors import reasons_of_losses
-from pipelines.spark.room import await_room, await_slots, task_slots
+from pipelines.spark.errors import LeavingExecutors, reasons_of_losses
+from pipelines.spark.jobs import (
+    await_room,
+    await_slots,
+    dedicated_python_workers,
+    driver_addresses,
+    task_slots,
+)
 from pipelines.spark.session import executor_count, in_one_process
 from pipelines.spark.stage_resources import resource_profile, resources_in
 
@@ -121,8 +124,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
             start_nodes,
             wait_feeding,
         )
-        from pipelines.engines.tensorflowonspark.nodes import NodeArguments
-        from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+        from pipelines.engines.tensorflowonspark.nodes import NodeArguments, RegistrationServer
 
         context = session.sparkContext
         host, bind = driver_addresses(context)

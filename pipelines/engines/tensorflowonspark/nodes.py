@@ -1,31 +1,514 @@
-"""What runs on an executor: a worker, a parameter server, and how long either lives."""
+"""What runs on an executor: a worker, a parameter server, and how long either lives.
+
+How the nodes of a run find one another: the library's registration, for this run alone.
+
+The library's server listens at every address of the driver, is unauthenticated, unpickles whatever
+is sent, and tells where the nodes are and with what key their queues are reached. Here a connection
+begins with the token of the run, and messages are Python literals. Where the cluster encrypts, a
+node registers the fingerprint of a certificate of its own, which the others know it by.
+
+Synchronous runs: what the workers of a step exchange. Runs on executors.
+
+TensorFlow's own strategies start its server, which listens at every address of a machine and reads
+and writes files for anybody. Here the workers form a ring that only they can join.
+
+Asynchronous runs: parameters on nodes of the cluster, and the workers' connections to them.
+
+The library starts parameter servers as nodes, and leaves their work to TensorFlow, whose servers
+listen at every address of a machine and are unauthenticated. Here they demand the token of the run.
+Runs on executors.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import multiprocessing
 import os
 import shutil
 import signal
+import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipelines.engines.processes import end_with_parent
-from pipelines.engines.tensorflowonspark.collectives import means_peer_lost, ring_collectives
-from pipelines.engines.tensorflowonspark.feeding import spark_feed
-from pipelines.engines.tensorflowonspark.registration import join_run
-from pipelines.engines.tensorflowonspark.servers import parameter_server, sharded_parameters
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+import pipelines.lean_tensorflow  # noqa: F401 - before the library imports TensorFlow, and Keras
+from pipelines.engines.spark_engine import end_with_parent
+from pipelines.errors import PipelineError
+from pipelines.lanes.files import decode
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.quiet import quiet_import
+from pipelines.runs.checkpoint import load_checkpoint, load_shapes
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
+from pipelines.training.collectives.base import Collectives, SingleProcess
+from pipelines.training.collectives.ring import BROKEN, Ring
+from pipelines.training.control.authenticated_server import (
+    TOKEN_BYTES,
+    Identity,
+    SocketTokenServer,
+    connect,
+    make_identity,
+)
 from pipelines.training.control.reporter import Reporter
-from pipelines.training.loop import train_worker
-from pipelines.training.parameter_server.client import means_server_lost
-from pipelines.training.worker import run_worker
+from pipelines.training.loop import run_worker, train_worker
+from pipelines.training.parameter_server.client import (
+    ServedParameters,
+    ShardedParameters,
+    SocketClient,
+    means_server_lost,
+    rows_of,
+    shard_shapes,
+)
+from pipelines.training.parameter_server.connections import ParameterServer
+from pipelines.training.parameter_server.updates import (
+    ReadInto,
+    SharedParameters,
+    forms,
+    read_exactly,
+)
+from pipelines.training.steppers.base import StepWork
+
+if TYPE_CHECKING:
+    from tensorflowonspark import TFSparkNode
+
+
+# The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
+with quiet_import():
+    from tensorflowonspark import TFManager, reservation
+
+CONNECT_SECONDS = 20.0
+MAX_MESSAGE_BYTES = 1 << 24
+_LENGTH = struct.Struct("!I")
+
+
+_library_server = reservation.Server
+_library_manager = TFManager.start
+_patching = threading.Lock()
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a node of the run is.
+
+    Attributes:
+        address: Host and port. The host is not the library's, which is that of the route to the
+            public internet.
+        fingerprint: Of its certificate; none where connections are not encrypted.
+    """
+
+    address: tuple[str, int]
+    fingerprint: str | None
+
+
+# Of a node: every node of the run, once all have registered.
+_places: dict[int, NodePlace] = {}
+_own_identity: Identity | None = None
+
+
+@contextmanager
+def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]:
+    """Has the cluster that the library starts register at a server. Runs on the driver.
+
+    Args:
+        server: Where they register.
+        seconds: The longest that another run may take to start its cluster.
+
+    Raises:
+        TimeoutError: It has taken longer.
+    """
+    if not _patching.acquire(timeout=seconds):
+        raise TimeoutError(f"another run has been starting its nodes for {seconds:.0f} s")
+    reservation.Server = lambda count: server
+    try:
+        yield
+    finally:
+        reservation.Server = _library_server
+        _patching.release()
+
+
+class RegistrationServer(reservation.Server):  # type: ignore[misc] # the library has no types
+    """Takes the nodes' registrations; a context manager. Runs on the driver.
+
+    Nodes ask it until all have registered, so it lives as long as the run.
+
+    Args:
+        count: How many nodes there will be.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at.
+        token: Of the run.
+        identity: With which connections are encrypted, if they are.
+    """
+
+    def __init__(
+        self, count: int, host: str, bind: str, token: str, identity: Identity | None = None
+    ) -> None:
+        super().__init__(count)
+        self._host = host
+        self._server = SocketTokenServer((bind, 0), self._attend, token=token, identity=identity)
+        self._answers: dict[str, Callable[[Any], Any]] = {
+            "REG": self.reservations.add,
+            "QUERY": lambda _: self.reservations.done(),
+            "QINFO": lambda _: self.reservations.get(),
+        }
+
+    def __enter__(self) -> RegistrationServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> tuple[str, int]:
+        """Begins to listen; returns where nodes find it."""
+        self._server.open()
+        return self._host, self._server.server_address[1]
+
+    def stop(self) -> None:
+        """Ends all connections; nothing listens when it returns."""
+        self._server.close()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as lines:
+            if not self._server.authenticate(connection, lines.read(TOKEN_BYTES)):
+                return
+            while True:
+                kind, data = _receive(lines.readinto)
+                _send(connection, self._answers[kind](data))
+
+
+class RegistrationClient(reservation.Client):  # type: ignore[misc] # the library has no types
+    """A node's connection to the registration. Runs on an executor.
+
+    Args:
+        server_addr: Host and port of the server.
+        token: Of the run.
+        fingerprint: Of the server's certificate; none where connections are not encrypted.
+    """
+
+    def __init__(
+        self, server_addr: tuple[str, int], token: str, fingerprint: str | None = None
+    ) -> None:
+        self.server_addr = server_addr
+        self._encrypts = fingerprint is not None
+        self.sock = connect(server_addr, CONNECT_SECONDS, fingerprint)
+        self.sock.sendall(token.encode())
+
+    def register(self, reservation: dict[str, Any]) -> Any:
+        """Registers a node, with the address by which it has reached the driver."""
+        global _own_identity  # noqa: PLW0603 - the library hands nothing from here to the node
+        _own_identity = make_identity() if self._encrypts else None
+        known = {
+            "address": self.sock.getsockname()[0],
+            "fingerprint": _own_identity and _own_identity.fingerprint,
+        }
+        return super().register(reservation | known)
+
+    def get_reservations(self) -> list[dict[str, Any]]:
+        """The nodes that have registered."""
+        nodes: list[dict[str, Any]] = super().get_reservations()
+        for one in nodes:
+            address = (one["address"], one["port"])
+            _places[one["executor_id"]] = NodePlace(address, one["fingerprint"])
+        return nodes
+
+    def _request(self, msg_type: str, msg_data: Any = None) -> Any:
+        _send(self.sock, (msg_type, msg_data))
+        return _receive(self.sock.recv_into)
+
+
+def join_run(token: str, fingerprint: str | None = None) -> None:
+    """Has the library of this process register with a run. Runs on an executor.
+
+    Args:
+        token: Of the run.
+        fingerprint: Of the driver's certificate; none where connections are not encrypted.
+    """
+    reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
+    TFManager.start = _start_local_manager
+
+
+def node_place(number: int) -> NodePlace:
+    """Where a node is, for the others. Runs on an executor, when all have registered."""
+    return _places[number]
+
+
+def own_identity() -> Identity | None:
+    """What this node's server encrypts with, if it does. Runs on an executor.
+
+    It was made when the node registered, in this process or in one that this one was forked from.
+    """
+    return _own_identity
+
+
+def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
+    """Starts a node's manager for this host alone.
+
+    The library lets those of parameter servers listen at every address, so that the driver can
+    end them; here the nodes end them.
+    """
+    return _library_manager(authkey, queues)
+
+
+def _send(connection: socket.socket, message: Any) -> None:
+    """Sends plain values: numbers, strings, bytes, and tuples, lists and dicts of them."""
+    data = repr(message).encode()
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(readinto: ReadInto) -> Any:
+    """The values of the next message.
+
+    Raises:
+        ConnectionError: There is none.
+        ValueError: It is too long, or none of :func:`_send`.
+    """
+    (size,) = _LENGTH.unpack(read_exactly(readinto, _LENGTH.size))
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    return ast.literal_eval(read_exactly(readinto, size).decode())
+
+
+def ring_collectives(
+    task: WorkerTask, node: TFSparkNode.TFNodeContext, afterwards: ExitStack
+) -> Collectives:
+    """Joins the ring of the workers. Runs on an executor.
+
+    Args:
+        afterwards: Has the worker leave the ring.
+
+    Raises:
+        TimeoutError: Not all workers are there within ``training.start_seconds``.
+        OSError: It cannot listen at the port that the library has reserved, or reach the others.
+        PipelineError: Another process is where the next worker should be.
+    """
+    if task.workers == 1:
+        if node.tmp_socket is not None:
+            node.release_port()
+        return SingleProcess()
+    # The library numbers nodes that are no workers first.
+    first = node.executor_id - task.rank
+    places = [node_place(first + rank) for rank in range(task.workers)]
+    # At the port that the library still holds, so that no other process can have taken it.
+    ring = Ring(
+        task.rank,
+        [place.address for place in places],
+        task.token,
+        own_identity(),
+        places[(task.rank + 1) % task.workers].fingerprint,
+    )
+    afterwards.enter_context(ring)
+    if node.tmp_socket is not None:
+        node.release_port()
+    training = task.run.config.training
+    # Until all are ready, one may still read its checkpoint while the others wait for it in the
+    # first step; the driver's monitor counts training.stall_seconds from then on.
+    wait_seconds = max(training.start_seconds, training.stall_seconds)
+    ring.join(float(training.start_seconds), float(wait_seconds))
+    return RingCollectives(ring)
+
+
+def means_peer_lost(error: Exception) -> bool:
+    """Whether the ring broke: its own error, or TensorFlow's for it."""
+    return isinstance(error, OSError | tf.errors.OpError) and BROKEN in str(error)
+
+
+class RingCollectives:
+    """TensorFlow's tensors in a ring; see :class:`pipelines.training.collectives.base.Collectives`.
+
+    Args:
+        ring: Has been joined.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self.rank = ring.rank
+        self.workers = ring.workers
+        self._ring = ring
+
+    def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        """The mean of each tensor over the workers; called while a graph is traced.
+
+        All tensors travel as one, since each operation waits for the slowest worker.
+        """
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        mean = tf.numpy_function(self._ring.sum, [flat], flat.dtype) / float(self.workers)
+        mean.set_shape(flat.shape)
+        pieces = tf.split(mean, [int(tensor.shape.num_elements()) for tensor in tensors])
+        return [
+            tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)
+        ]
+
+    def all_gather(self, tensor: Any) -> Any:
+        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        return tf.convert_to_tensor(self._ring.gather(np.asarray(tensor)))
+
+    def reduce_scatter(self, tensor: Any) -> Any:
+        """The sum of the workers' tensors, of which each worker gets its own part of the rows.
+
+        Args:
+            tensor: [workers x rows, ...]; of the sum the first rows are rank 0's, and so on.
+        """
+        return tf.convert_to_tensor(self._ring.reduce_scatter(np.asarray(tensor)))
+
+
+# The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
+with quiet_import():
+    from tensorflowonspark import TFSparkNode, util
+
+# Granules that may wait in a worker's queue, which itself has no bound.
+QUEUE_BOUND = 64
+# Stand for the step in a message that is no granule: a partition's number, or the feed's error.
+PARTITION, FAILED = -1, -2
+
+Message: TypeAlias = tuple[int, int, int, bytes]
+
+
+def feed_partition(
+    index: int,
+    _: Iterator[int],
+    *,
+    run: TrainingRun,
+    workers: int,
+    nodes: Sequence[dict[str, Any]],
+) -> Iterator[Message]:
+    """One worker's granules in the order of the plan. Runs on an executor.
+
+    Which worker gets which partition is Spark's choice. That is harmless: the granules of a
+    step are the same, and so is the noise, which belongs to the granule.
+
+    Yields:
+        Step, epoch, granule number, and the granule as an Arrow message; before all others the
+        number of the partition.
+    """
+    task = TaskContext.get()
+    assert task is not None, "runs in a Spark task"
+    if task.attemptNumber() > 0:
+        # The first attempt's granules are used up; Spark would feed them once more.
+        raise PipelineError(f"the task that fed worker {index} was lost")
+    manager = TFSparkNode._get_manager(nodes, util.get_ip_address(), util.read_executor_id())
+    queue = manager.get_queue("input")
+    reader = run.lane_reader()
+    yield PARTITION, 0, index, b""
+    for step, addresses in reader.ahead(run.shares(index, workers)):
+        for address in addresses:
+            while queue.qsize() >= QUEUE_BOUND:
+                time.sleep(0.01)
+            try:
+                message = reader.message(address).to_pybytes()
+            except (OSError, PipelineError) as error:
+                # Through the queue, since a task that fails is started again by Spark.
+                yield FAILED, 0, 0, str(error).encode()
+                return
+            yield step.index, step.epoch, reader.number(address), message
+
+
+def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
+    """A worker's steps, which are those of the partition that it got. Runs on an executor.
+
+    Raises:
+        PipelineError: The other end failed, or something else than the next step arrived.
+    """
+    run = task.run
+    wanted = [(one.sides, one.teacher) for one in run.by_source]
+    partition = _take(queue, 1)[0][2]
+    for step, addresses in replace(task, rank=partition).steps():
+        items = _take(queue, len(addresses))
+        if [item[0] for item in items] != [step.index] * len(addresses):
+            brought = [item[0] for item in items]
+            raise PipelineError(f"the feed brought {brought} for step {step.index}")
+        granules = [
+            decode(
+                pa.ipc.read_record_batch(pa.py_buffer(message), run.manifest.schema),
+                number,
+                *wanted[step.source],
+            )
+            for _, _, number, message in items
+        ]
+        yield StepWork.of(step, granules)
+
+
+def _take(queue: Any, count: int) -> Sequence[Message]:
+    """The next messages, unless one says that the feed failed."""
+    items: Sequence[Message] = queue.next_batch(count)
+    for step, _, _, message in items:
+        if step == FAILED:
+            raise PipelineError(f"the feed failed: {message.decode()}")
+    return items
+
+
+PAUSE_SECONDS = 0.1
+
+
+def parameter_server(
+    run: TrainingRun, node: TFSparkNode.TFNodeContext, token: str
+) -> ParameterServer:
+    """This node's share of the parameters, listening. Runs on an executor.
+
+    Raises:
+        OSError: It cannot listen at the port that the library has reserved.
+    """
+    rows = rows_of(node.task_index, run.config.training.parameter_servers)
+    store = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
+    # At the port that the library still holds, which it does at every address: no other process
+    # can have taken it.
+    server = ParameterServer(store, node_place(node.executor_id).address, token, own_identity())
+    if node.tmp_socket is not None:
+        node.release_port()
+    return server
+
+
+def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> ShardedParameters:
+    """A worker's connections to all servers, once they are there. Runs on an executor.
+
+    Raises:
+        TimeoutError: One is not within ``training.start_seconds``.
+    """
+    run, training = task.run, task.run.config.training
+    if node.tmp_socket is not None:
+        # A worker does not listen.
+        node.release_port()
+    shapes = load_shapes(run.run_folder, run.first_step)
+    deadline = time.monotonic() + training.start_seconds
+    parts = []
+    for server in range(training.parameter_servers):
+        own = shard_shapes(shapes, server, training.parameter_servers)
+        # The library numbers what it takes for parameter servers first.
+        place = node_place(server)
+        client = SocketClient(
+            place.address,
+            task.token,
+            forms(training.mode, own),
+            float(training.stall_seconds),
+            place.fingerprint,
+        )
+        parts.append(ServedParameters(client, task))
+        _await(parts[-1], client.address, deadline, training.start_seconds)
+    return ShardedParameters(parts)
+
+
+def _await(part: ServedParameters, address: tuple[str, int], deadline: float, seconds: int) -> None:
+    while True:
+        try:
+            part.progress()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"there was no parameter server at {address[0]}:{address[1]} within"
+                    f" training.start_seconds ({seconds} s)"
+                ) from None
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return
+
 
 with quiet_import():
     from tensorflowonspark import TFSparkNode

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipelines.models.architecture import Architecture
-from pipelines.models.bert import spec, weights
-from pipelines.models.bert.division import DIVISION
+from pipelines.models.bert import spec
+from pipelines.models.bert import spec as weights
 from pipelines.models.bert.folder import folder_format
-from pipelines.models.bert.layout import Layout
+from pipelines.models.bert.spec import DIVISION, Layout
 from pipelines.models.weights import normal_weights
 from pipelines.settings import EncoderSettings
 
 FORMS = {
     "tensorflow": "pipelines.models.bert.tensorflow:encode",
-    "mesh": "pipelines.models.bert.mesh:FORM",
+    "mesh": "pipelines.engines.mesh.bert:FORM",
     "torch": "pipelines.models.bert.torch:BertEncoder",
     "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
     "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
     "torch_division": "pipelines.models.bert.torch_division:DividedBert",
-    "torch_module": "pipelines.models.bert.torch_sharding:BertModule",
-    "megatron": "pipelines.models.bert.megatron:MegatronBert",
-    "bigdl": "pipelines.models.bert.dllib:encode",
-    "bigdl_memory": "pipelines.models.bert.dllib_memory:token_floats",
+    "torch_module": "pipelines.models.bert.torch_division:BertModule",
+    "megatron": "pipelines.engines.megatron.bert:MegatronBert",
+    "bigdl": "pipelines.engines.bigdl.bert:encode",
+    "bigdl_memory": "pipelines.engines.bigdl.bert:token_floats",
     "openvino": "pipelines.models.bert.openvino:encode",
 }
 ACCEPTED = {

@@ -12,21 +12,17 @@ import numpy as np
 from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.models.architecture import FolderFormat, Lengths, Modules
-from pipelines.models.bert.layout import Layout, model_type
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, weight_shapes
+from pipelines.models.bert.spec import POSITIONS, BertSpec, Layout, model_type, weight_shapes
 from pipelines.models.checkpoint_files import checkpoint_rows, read_checkpoint
-from pipelines.models.model_config import (
+from pipelines.models.sentence_modules import (
+    CONFIG_FILE,
+    KEY,
+    WHOLE_COPY,
     check_heads,
     check_implementations,
     check_layers,
     check_numbers,
     check_size,
-)
-from pipelines.models.sentence_modules import (
-    CONFIG_FILE,
-    KEY,
-    WHOLE_COPY,
     read_dense,
     read_head,
     refuse,
@@ -36,7 +32,7 @@ from pipelines.models.sentence_modules import (
 )
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, check_weights, save_weights
 from pipelines.tokens.model_files import TRANSFORMER
-from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.start import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
 _OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))

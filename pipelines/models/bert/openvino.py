@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import openvino.opset13 as op
 
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
 from pipelines.models.frameworks.openvino import integer, linear, pool, positions_of
 from pipelines.models.weights import WORDS
 

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pipelines.errors import InputError
-from pipelines.models.architecture import Lengths
+from pipelines.models.architecture import Division, Lengths, Shapes
 from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
+from pipelines.models.weights import INITIAL_DEVIATION, WORDS
 from pipelines.settings import EncoderSettings
+
+_FARTHEST = 128
+"""Tokens from which on all distances are one."""
+
+
+@lru_cache(maxsize=64)
+def relative_buckets(buckets: int, width: int) -> np.ndarray:
+    """The bucket of each query and key, int64 [width, width].
+
+    Half of the buckets are for keys behind the query. Of either half the first half are for one
+    distance each, and the others grow by a factor.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", JMLR 2020, arXiv:1910.10683, section 2.1; rounded as `transformers` does for
+    MPNet, in fp32.
+
+    Args:
+        buckets: How many there are.
+        width: Tokens of a text.
+    """
+    places = np.arange(width)
+    ahead = places[None, :] - places[:, None]
+    half, distance = buckets // 2, np.abs(ahead)
+    exact = half // 2
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / exact)
+    grown = exact + (ratio / math.log(_FARTHEST / exact) * (half - exact)).astype(np.int64)
+    near = np.where(distance < exact, distance, np.minimum(grown, half - 1))
+    found: np.ndarray = near + half * (ahead > 0)
+    return found
+
 
 RANDOM_POSITIONS = 512
 """Rows of the position embedding of an encoder that starts from nothing."""
@@ -129,3 +166,203 @@ def described(spec: BertSpec) -> str:
 def described_settings(encoder: EncoderSettings) -> str:
     """For the report of a run."""
     return f"{encoder.layers} layers of {encoder.hidden}, {encoder.heads} heads"
+
+
+CONFIG_KEYS = {
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "positions": "max_position_embeddings",
+    "type_vocabulary": "type_vocab_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "pad_token_id": "pad_token_id",
+}
+"""What BERT's config.json calls the fields of a spec."""
+_USUAL_DROPOUT = 0.1
+"""What `transformers` takes where config.json says nothing, for each of the family."""
+
+
+def model_type(config: Mapping[str, Any]) -> Any:
+    """The type that config.json tells; BERT's where it tells none, as the oldest did not."""
+    return config.get("model_type", "bert")
+
+
+def no_rows(pad_token_id: int) -> int:
+    """Positions begin with the first row of their table."""
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one member stands in a folder.
+
+    Attributes:
+        spec: Its spec, whose defaults count for what config.json does not tell.
+        classes: Classes of `transformers` by the values of config.json's ``model_type``.
+        keys: What config.json calls the fields of the spec; others have their defaults.
+        accepted: What config.json may say of what the forward pass takes for granted, the default
+            first, which is also written.
+        dropout: config.json's keys for the shares of hidden states and of attention's
+            probabilities that are dropped.
+        names: Parts of canonical names, and what stands for them in the file of weights.
+        prefix: What checkpoints with a head put before the names.
+        skipped_rows: Rows at the beginning of the position table that no text uses, by the id of
+            the padding token. They are left out when it is read, and written as zeros.
+        pooler: Whether a model without head has a layer that no embedding depends on.
+    """
+
+    spec: type[BertSpec]
+    classes: Mapping[str, str]
+    keys: Mapping[str, str] = field(default_factory=lambda: CONFIG_KEYS)
+    accepted: Mapping[str, tuple[Any, ...]]
+    dropout: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    names: tuple[tuple[str, str], ...] = ()
+    prefix: str
+    skipped_rows: Callable[[int], int] = no_rows
+    pooler: bool = True
+
+    def own_name(self, name: str) -> str:
+        """What the file of weights calls a canonical name."""
+        for canonical, own in self.names:
+            name = name.replace(canonical, own)
+        return name
+
+    def to_config(self, spec: BertSpec) -> dict[str, Any]:
+        """A spec as config.json."""
+        shape = {key: getattr(spec, name) for name, key in self.keys.items()}
+        shape[self.keys["positions"]] += self.skipped_rows(spec.pad_token_id)
+        return {
+            "architectures": [self.classes[spec.model_type]],
+            "model_type": spec.model_type,
+            **shape,
+            **{key: values[0] for key, values in self.accepted.items()},
+            **dict(zip(self.dropout, (spec.hidden_dropout, spec.attention_dropout), strict=True)),
+            "initializer_range": INITIAL_DEVIATION,
+            "torch_dtype": "float32",
+        }
+
+    def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a spec that config.json tells.
+
+        Raises:
+            KeyError: It lacks one that has no default.
+        """
+        optional = {"type_vocabulary", "layer_norm_epsilon", "pad_token_id", "embedding_size"}
+        told = {
+            name: config[key]
+            for name, key in self.keys.items()
+            if not (name in optional and config.get(key) is None)
+        }
+        told["positions"] -= self.skipped_rows(self.pad_token_id(config))
+        hidden, attention = (config.get(key, _USUAL_DROPOUT) for key in self.dropout)
+        return {
+            "model_type": model_type(config),
+            "hidden_dropout": hidden,
+            "attention_dropout": attention,
+            **told,
+        }
+
+    def pad_token_id(self, config: Mapping[str, Any]) -> int:
+        """The padding token that config.json tells."""
+        told = config.get("pad_token_id")
+        return self.spec.pad_token_id if told is None else int(told)
+
+    def unknown(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What config.json says that the forward pass does not do."""
+        told = {key: config.get(key, values[0]) for key, values in self.accepted.items()}
+        return {key: value for key, value in told.items() if value not in self.accepted[key]}
+
+
+POSITIONS = "embeddings.position_embeddings.weight"
+SEGMENTS = "embeddings.token_type_embeddings.weight"
+PROJECTION = "embeddings_project"
+"""The dense layer from the width of words to that of the layers."""
+RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
+"""What attention adds to scores by distance, of all layers [buckets, heads]."""
+
+
+def layer_prefix(number: int) -> str:
+    """What the names of a layer's weights begin with."""
+    return f"encoder.layer.{number}."
+
+
+def weight_shapes(spec: BertSpec) -> Shapes:
+    """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
+    hidden, width = spec.hidden, spec.word_width
+    shapes: Shapes = {WORDS: (spec.vocabulary, width), POSITIONS: (spec.positions, width)}
+    if spec.type_vocabulary:
+        shapes[SEGMENTS] = (spec.type_vocabulary, width)
+    shapes |= {"embeddings.LayerNorm.weight": (width,), "embeddings.LayerNorm.bias": (width,)}
+    if spec.projects:
+        shapes |= {f"{PROJECTION}.weight": (hidden, width), f"{PROJECTION}.bias": (hidden,)}
+    for layer in range(spec.layers):
+        shapes |= _layer_shapes(spec, layer_prefix(layer))
+    if spec.relative_buckets:
+        shapes[RELATIVE_BIAS] = (spec.relative_buckets, spec.heads)
+    return shapes
+
+
+def _layer_shapes(spec: BertSpec, prefix: str) -> Shapes:
+    hidden, intermediate = spec.hidden, spec.intermediate
+    matrices = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (intermediate, hidden),
+        "output.dense": (hidden, intermediate),
+    }
+    shapes: Shapes = {}
+    for name, shape in matrices.items():
+        shapes[f"{prefix}{name}.weight"] = shape
+        shapes[f"{prefix}{name}.bias"] = shape[:1]
+        # Post-norm: a layer norm follows each of the two matrices that end in a residual.
+        block, _, last = name.rpartition(".")
+        if last == "dense" and block.endswith("output"):
+            shapes[f"{prefix}{block}.LayerNorm.weight"] = (hidden,)
+            shapes[f"{prefix}{block}.LayerNorm.bias"] = (hidden,)
+    return shapes
+
+
+_BY_ROWS = ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate")
+_BY_COLUMNS = ("attention.output.dense", "output.dense")
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
+
+
+def _axes(spec: BertSpec) -> Mapping[str, int]:
+    axes = {WORDS: 0}
+    for layer in range(spec.layers):
+        prefix = layer_prefix(layer)
+        for name in _BY_ROWS:
+            inner = f"{prefix}{name}.dense" if name == "intermediate" else f"{prefix}{name}"
+            axes |= {f"{inner}.weight": 0, f"{inner}.bias": 0}
+        axes |= {f"{prefix}{name}.weight": 1 for name in _BY_COLUMNS}
+    if spec.relative_buckets:
+        axes[RELATIVE_BIAS] = 1
+    return axes
+
+
+def _evenly(spec: BertSpec) -> Mapping[str, int]:
+    return {"attention heads": spec.heads, "numbers of the wide layer": spec.intermediate}
+
+
+def _layer_of(name: str) -> int | None:
+    found = _LAYER.match(name)
+    return int(found[1]) if found else None
+
+
+def _check_stages(spec: BertSpec) -> str | None:
+    if spec.relative_buckets:
+        return "all layers share one table of relative positions"
+    return None
+
+
+DIVISION = Division(
+    axes=_axes,
+    evenly=_evenly,
+    layers=lambda spec: spec.layers,
+    layer_of=_layer_of,
+    check_stages=_check_stages,
+)

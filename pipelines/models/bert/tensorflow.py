@@ -1,21 +1,290 @@
 """BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
 
 It keeps to tokens x width matrices without padding, so that every product with a weight is one
-plain ``matmul`` over what counts; see :mod:`.tensorflow_packing`.
+plain ``matmul`` over what counts; see :mod:`.tensorflow`.
+
+The element-wise parts of the TensorFlow encoder, with gradients written out.
+
+On a CPU thread the matrix products leave TensorFlow little to win, and what is left is time spent
+walking over memory. So each of these parts is one compiled pass forward and one back, and sums
+over tokens are matrix products with a row of ones, which are several times as fast as a reduction.
+
+The tokens of a batch as rows of one matrix, for the parts of an encoder that see one at a time.
+
+A batch is a rectangle of texts x width, of which a part is padding. Only attention needs the
+rectangle; matrix products, norms and activations take the tokens alone, one text behind another,
+and one row or some more that stand for all padding.
+
+What moves between the two are rows that lie together in memory, so a move is one ``gather``, and so
+is its gradient. TensorFlow's own gradient of a gather, and its ``transpose``, go number by number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
-from pipelines.models.bert.tensorflow_packing import Packing
-from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
 from pipelines.models.frameworks.tensorflow import Dropout, pool
 from pipelines.models.weights import WORDS
+
+Function = Callable[..., Any]
+
+
+def _compiled(function: Function) -> Function:
+    compiled: Function = tf.function(function, jit_compile=True, autograph=False)
+    return compiled
+
+
+def _with_gradient(function: Function) -> Function:
+    """The function, which returns its value and its gradient function, as one operation."""
+    operation: Function = tf.custom_gradient(function)
+    return operation
+
+
+def add_bias(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Adds a bias to each row.
+
+    Args:
+        values: [tokens, width].
+        bias: [width], fp32.
+    """
+    return _add_bias(values, tf.convert_to_tensor(bias))
+
+
+def bias_gelu(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """The exact (erf) GELU of ``values + bias``, computed in fp32.
+
+    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, arXiv:1606.08415.
+
+    Args:
+        values: [tokens, width].
+        bias: [width], fp32.
+    """
+    return _bias_gelu(values, tf.convert_to_tensor(bias))
+
+
+def add_and_normalise(
+    residual: tf.Tensor, branch: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor, epsilon: float
+) -> tf.Tensor:
+    """The layer norm of ``residual + branch``, computed in fp32.
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
+
+    Args:
+        residual: [tokens, width], fp32.
+        branch: [tokens, width].
+        scale: [width], fp32.
+        shift: [width], fp32.
+        epsilon: Added to the variance.
+
+    Returns:
+        [tokens, width], fp32.
+    """
+    return _add_and_normalise(
+        residual, branch, tf.convert_to_tensor(scale), tf.convert_to_tensor(shift), epsilon
+    )
+
+
+def _sum_rows(values: tf.Tensor) -> tf.Tensor:
+    """Sum over the tokens, as fp32 [width]."""
+    ones = tf.ones([1, tf.shape(values)[0]], values.dtype)
+    return tf.cast(tf.reshape(tf.matmul(ones, values), [values.shape[-1]]), tf.float32)
+
+
+@_with_gradient
+def _add_bias(values: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Function]:
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return upstream, _sum_rows(upstream)
+
+    return values + tf.cast(bias, values.dtype), gradient
+
+
+@_with_gradient
+def _bias_gelu(values: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Function]:
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        downstream = _gelu_backward(values, bias, upstream)
+        return downstream, _sum_rows(downstream)
+
+    return _gelu_forward(values, bias), gradient
+
+
+def _normal_distribution(values: tf.Tensor) -> tf.Tensor:
+    return 0.5 + 0.5 * tf.math.erf(values * math.sqrt(0.5))
+
+
+@_compiled
+def _gelu_forward(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    x = tf.cast(values, tf.float32) + bias
+    return tf.cast(x * _normal_distribution(x), values.dtype)
+
+
+@_compiled
+def _gelu_backward(values: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    x = tf.cast(values, tf.float32) + bias
+    # The derivative of x times the normal distribution is that distribution plus x times its
+    # density. Neither is kept from the way forward: they cost less than walking over memory.
+    density = tf.exp(-0.5 * tf.square(x)) * (1 / math.sqrt(2 * math.pi))
+    slope = _normal_distribution(x) + x * density
+    return tf.cast(tf.cast(upstream, tf.float32) * slope, values.dtype)
+
+
+@_with_gradient
+def _add_and_normalise(
+    residual: tf.Tensor, branch: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, Function]:
+    values, standard, inverse_deviation = _norm_forward(residual, branch, scale, shift, epsilon)
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+        downstream, scaled = _norm_backward(standard, inverse_deviation, scale, upstream)
+        into_branch = tf.cast(downstream, branch.dtype)
+        return downstream, into_branch, _sum_rows(scaled), _sum_rows(upstream), None
+
+    return values, gradient
+
+
+def _mean(values: tf.Tensor) -> tf.Tensor:
+    """Mean over the width, in two stages of which the compiler vectorises the long one."""
+    width = values.shape[-1]
+    lanes = math.gcd(width, 16)
+    partial = tf.reduce_sum(tf.reshape(values, [-1, width // lanes, lanes]), 1)
+    return tf.reduce_sum(partial, 1, keepdims=True) / width
+
+
+@_compiled
+def _norm_forward(
+    residual: tf.Tensor, branch: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    total = residual + tf.cast(branch, tf.float32)
+    centred = total - _mean(total)
+    inverse_deviation = tf.math.rsqrt(_mean(tf.square(centred)) + epsilon)
+    standard = centred * inverse_deviation
+    return standard * scale + shift, standard, inverse_deviation
+
+
+@_compiled
+def _norm_backward(
+    standard: tf.Tensor, inverse_deviation: tf.Tensor, scale: tf.Tensor, upstream: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    # Mean and variance depend on every value of a row, so a gradient that shifts or stretches the
+    # whole row changes nothing: both parts are taken out of it.
+    scaled = upstream * scale
+    downstream = scaled - _mean(scaled) - standard * _mean(scaled * standard)
+    return downstream * inverse_deviation, upstream * standard
+
+
+_SIZES_PER_OCTAVE = 8
+"""Numbers of rows between one power of two and the next. Kernels are compiled for each anew, which
+takes some 0.3 s for MiniLM in bf16; twice as many would save 2 % of the rows."""
+_LEAST_STEP = 16
+
+
+class Packing:
+    """Where the tokens of a batch are in the rectangle and among the rows.
+
+    The gradients of what stands in the padding have to be zero, as they are where nothing that
+    stands there has a part in the loss.
+
+    Attributes:
+        places: int32 [rows], the slot of each row in the rectangle.
+
+    Args:
+        lengths: int32 [texts].
+        texts: How many.
+        width: Of the rectangle.
+    """
+
+    def __init__(self, lengths: tf.Tensor, texts: tf.Tensor, width: tf.Tensor) -> None:
+        self._texts, self._width = texts, width
+        is_token = tf.reshape(tf.sequence_mask(lengths, width), [-1])
+        as_number = tf.cast(is_token, tf.int32)
+        tokens = tf.reduce_sum(lengths)
+        # All slots if there is no padding; else one row at least is left for it.
+        self._rows = tf.minimum(_rounded(tokens + 1), texts * width)
+        padding = tf.fill([self._rows - tokens], tf.argmin(as_number, output_type=tf.int32))
+        of_tokens = tf.cast(tf.reshape(tf.where(is_token), [-1]), tf.int32)
+        self.places = tf.concat([of_tokens, padding], 0)
+        self._sources = tf.where(is_token, tf.cumsum(as_number) - 1, tokens)
+
+    @property
+    def positions(self) -> tf.Tensor:
+        """int32 [rows], the position of each row in its text."""
+        return self.places % self._width
+
+    def rectangle(self, values: tf.Tensor) -> tf.Tensor:
+        """[rows, size] as [texts, width, size]."""
+        slots = _moved(values, self._sources, self.places)
+        return tf.reshape(slots, [self._texts, self._width, values.shape[-1]])
+
+    def heads(self, parts: int, heads: int) -> Heads:
+        """The moves between rows and the rectangles of attention's heads.
+
+        Args:
+            parts: Values of a head that stand in a row: query, key and value, or one of them.
+            heads: How many.
+        """
+        part = tf.range(parts)
+        head = tf.range(heads)
+        rows = tf.reshape(self._sources, [1, self._texts, 1, self._width]) * (parts * heads)
+        there = rows + part[:, None, None, None] * heads + head[None, None, :, None]
+        text, place = self.places // self._width, self.positions
+        rectangles = (part[None, :, None] * self._texts + text[:, None, None]) * heads + head
+        back = rectangles * self._width + place[:, None, None]
+        shape = [parts, self._texts, heads, self._width]
+        return Heads(tf.reshape(there, [-1]), tf.reshape(back, [-1]), shape)
+
+
+class Heads:
+    """Moves between rows [rows, parts x heads x size] and [parts, texts, heads, width, size].
+
+    Args:
+        there: int32 [parts x texts x heads x width], where each comes from among the rows.
+        back: int32 [rows x parts x heads], and the other way.
+        shape: Parts, texts, heads and width.
+    """
+
+    def __init__(self, there: tf.Tensor, back: tf.Tensor, shape: list[Any]) -> None:
+        self._there, self._back, self._shape = there, back, shape
+
+    def split(self, rows: tf.Tensor) -> tf.Tensor:
+        """From rows to heads."""
+        size = rows.shape[-1] // (self._shape[0] * self._shape[2])
+        moved = _moved(tf.reshape(rows, [-1, size]), self._there, self._back)
+        return tf.reshape(moved, [*self._shape, size])
+
+    def joined(self, split: tf.Tensor) -> tf.Tensor:
+        """From heads to rows."""
+        size = split.shape[-1]
+        moved = _moved(tf.reshape(split, [-1, size]), self._back, self._there)
+        return tf.reshape(moved, [-1, self._shape[0] * self._shape[2] * size])
+
+
+def _rounded(count: tf.Tensor) -> tf.Tensor:
+    """So many or a few more, so that few different numbers come out."""
+    octave = tf.floor(tf.math.log(tf.cast(count, tf.float32)) / tf.math.log(2.0))
+    step = tf.maximum(tf.cast(tf.pow(2.0, octave), tf.int32) // _SIZES_PER_OCTAVE, _LEAST_STEP)
+    return (count + step - 1) // step * step
+
+
+def _packed_with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which returns its value and its gradient function, as one operation."""
+    operation: Callable[..., Any] = tf.custom_gradient(function)
+    return operation
+
+
+@_packed_with_gradient
+def _moved(
+    values: tf.Tensor, there: tf.Tensor, back: tf.Tensor
+) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Rows of ``values`` by number; ``back`` are the numbers for the gradient."""
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+        return tf.gather(upstream, back), None, None
+
+    return tf.gather(values, there), gradient
+
 
 _ATTENTION_MASK = -1e9
 """Added to the score of padding, whose probability then is exactly zero."""

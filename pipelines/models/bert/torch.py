@@ -4,26 +4,275 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.models.bert.relative_positions import relative_buckets
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.torch_attention import Heads, attend
-from pipelines.models.bert.weights import (
+from pipelines.models.bert.spec import (
     POSITIONS,
     PROJECTION,
     RELATIVE_BIAS,
     SEGMENTS,
+    BertSpec,
     layer_prefix,
+    relative_buckets,
 )
-from pipelines.models.frameworks.torch_batch import Batch, pool, to_device
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
-from pipelines.models.frameworks.torch_linear import linear
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, linear, pool, to_device
 from pipelines.models.weights import WORDS
+
+LONGEST_EXPLICIT = 128
+"""Texts of more tokens are attended by torch's fused operation; see :func:`attend`."""
+
+FLASH_TOKENS = 16_384
+"""Of a batch, from which on texts are attended without padding on a GPU: below, a step waits for
+the host, which takes longer to start that form."""
+FLASH_CAPABILITY = (8, 0)
+"""Of NVIDIA's GPUs, from which on PyTorch has FlashAttention for them; Ampere."""
+FLASH_WIDTH, FLASH_STEP = 192, 8
+"""The widest head whose gradient it has on all of these, and what a width must be a multiple of."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads that a worker computes.
+
+    Attributes:
+        total: Of the encoder.
+        first: Number of the worker's first.
+        count: Of the worker.
+    """
+
+    total: int
+    first: int
+    count: int
+
+    @classmethod
+    def all_of(cls, total: int) -> Heads:
+        """Of an encoder that is not divided."""
+        return cls(total, 0, total)
+
+    @classmethod
+    def between(cls, total: int, first: int, last: int) -> Heads:
+        """Those from one to before another."""
+        return cls(total, first, last - first)
+
+
+def attend(
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: Heads,
+    masks: DropoutMasks | None,
+    site: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Mixes the values, in the fastest form that gives what it must.
+
+    On a CPU thread short texts are attended fastest by batched matrix products. Milliseconds
+    forward and back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24
+    tokens a text, 15 and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and
+    48, 26 and 92 at 24, 64 and 128 in bf16, on a CPU without bf16 units. On one with them the
+    fused operation was the slow choice for 24 tokens too. It never holds the scores of all heads,
+    which is what counts for long texts.
+
+    On a GPU the fused operation is the fast one, and FlashAttention over texts without padding
+    faster still for large batches, where it is there; `docs/gpu.md` has the figures.
+
+    The fused operation draws the noise of dropout by itself. On a CPU it does so in an order that
+    depends on the threads, and where heads are divided between workers it cannot draw that of some
+    heads as if it were of all: masks are drawn before it then.
+
+    Args:
+        qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values; of the heads
+            that are computed here.
+        batch: Where the texts are.
+        heads: Which those are.
+        masks: Of dropout; None without.
+        site: Number of the place of dropout.
+        bias: fp32 [heads, width, width] that is added to the scores of every text.
+
+    Returns:
+        [tokens, hidden], of the type of ``qkv``.
+    """
+    is_cpu = qkv.device.type == "cpu"
+    if masks is not None and masks.rates.attention:
+        if is_cpu or heads.count < heads.total:
+            mask = _mask(masks, site, batch, heads)
+            return explicit_attention(qkv, batch, heads.count, mask, bias)
+        with masks.seeded(site):
+            return fused_attention(qkv, batch, heads.count, bias, masks.rates.attention)
+    if is_cpu and batch.width <= LONGEST_EXPLICIT:
+        return explicit_attention(qkv, batch, heads.count, None, bias)
+    if bias is None and _suits_flash(qkv, heads.count):
+        return unpadded_attention(qkv, batch, heads.count)
+    return fused_attention(qkv, batch, heads.count, bias)
+
+
+def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
+    """fp32 [texts, heads, width, width]; of all heads each has the mask that it has undivided."""
+    shape = (batch.texts, heads.total, batch.width, batch.width)
+    whole = masks.mask(site, shape, attention=True)
+    return whole.narrow(1, heads.first, heads.count).contiguous()
+
+
+def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
+    """Whether FlashAttention is there and worthwhile for these numbers on their device."""
+    width = qkv.shape[1] // (3 * heads)
+    fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
+    return qkv.dtype == torch.bfloat16 and fits and has_flash(qkv.device)
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether PyTorch has FlashAttention for a device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    capability: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return capability >= FLASH_CAPABILITY
+
+
+def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
+    """By FlashAttention over texts that stand one behind the other.
+
+    Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
+    """
+    # Not where there is no GPU: the module registers its operations while it is imported.
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    # Scale 1: the query's weights are scaled already.
+    context: torch.Tensor = varlen_attn(
+        query, key, value, batch.bounds, batch.bounds, batch.width, batch.width, scale=1.0
+    )
+    return context.reshape(len(qkv), -1)
+
+
+def fused_attention(
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: int,
+    bias: torch.Tensor | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """By PyTorch's fused operation; see :func:`attend`."""
+    split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
+    query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+    padding = None if batch.padding is None else batch.padding.attention_bias
+    added = padding if bias is None else bias[None] if padding is None else bias + padding
+    attention_bias = None if added is None else added.to(qkv.dtype)
+    # Scale 1: the query's weights are scaled already.
+    context = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_bias, scale=1.0, dropout_p=dropout
+    )
+    return batch.tokens(context.transpose(1, 2))
+
+
+def explicit_attention(
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: int,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """By matrix products; see :func:`attend`.
+
+    Args:
+        mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
+    """
+    context: torch.Tensor = _ExplicitAttention.apply(qkv, batch, heads, mask, bias)
+    return context
+
+
+class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
+    """Attention by batched matrix products, with its gradient written out.
+
+    Derived gradients would copy queries, keys and values once more. Matrix products are of the
+    type that comes in. Scores and probabilities are fp32 in between: bf16 has too few digits for a
+    sum over many tokens, and a CPU takes several times as long in it to hide padding and for
+    softmax's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        batch: Batch,
+        heads: int,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Mixes the values.
+
+        Args:
+            ctx: Keeps what the gradient needs.
+            qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values.
+            batch: Where the texts are.
+            heads: Attention heads.
+            mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
+            bias: fp32 [heads, width, width] that is added to the scores of every text.
+
+        Returns:
+            [tokens, hidden], of the type of ``qkv``.
+        """
+        texts, width, size = batch.texts, batch.width, qkv.shape[1] // (3 * heads)
+        # What stands in the padding gets no share below, so it need not be zero.
+        padding = batch.padding
+        rows = qkv if padding is None else qkv.index_select(0, padding.sources)
+        split = qkv.new_empty(3, texts, heads, width, size)
+        split.copy_(rows.view(texts, width, 3, heads, size).permute(2, 0, 3, 1, 4))
+        query, key, value = split.view(3, texts * heads, width, size)
+        scores = torch.bmm(query, key.transpose(1, 2)).float()
+        if bias is not None:
+            scores.view(texts, heads, width, width).add_(bias)
+        if padding is not None:
+            scores.view(texts, heads, width, width).add_(padding.attention_bias)
+        # Rows of padding get shares too, of their text's tokens. They are finite, and left out of
+        # the result, which costs less than to select the rows of tokens before.
+        probs = torch.softmax(scores, -1)
+        flat = None if mask is None else mask.view_as(probs)
+        used_probs = probs if flat is None else probs * flat
+        context = torch.bmm(used_probs.to(qkv.dtype), value)
+        ctx.save_for_backward(split, probs, flat)
+        ctx.batch = batch
+        result = qkv.new_empty(texts, width, heads, size)
+        result.copy_(context.view(texts, heads, width, size).transpose(1, 2))
+        return batch.tokens(result)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of ``qkv`` and of the bias, from that of the result."""
+        split, probs, mask = ctx.saved_tensors
+        batch: Batch = ctx.batch
+        _, texts, heads, width, size = split.shape
+        query, key, value = split.view(3, texts * heads, width, size)
+        # Zero in the padding, so that its rows add nothing to keys and values.
+        grad_context = split.new_empty(texts, heads, width, size)
+        grad_context.copy_(
+            batch.rectangle(grad_output).view(texts, width, heads, size).transpose(1, 2)
+        )
+        grad_context = grad_context.view_as(query)
+
+        grad_split = torch.empty_like(split)
+        grad_query, grad_key, grad_value = grad_split.view(3, texts * heads, width, size)
+        used_probs = (probs if mask is None else probs * mask).to(split.dtype)
+        torch.bmm(used_probs.transpose(1, 2), grad_context, out=grad_value)
+        grad_probs = torch.bmm(grad_context, value.transpose(1, 2)).float()
+        if mask is not None:
+            grad_probs *= mask
+        # The gradient of a softmax, in one pass; what autograd itself calls.
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+        pulls = grad_scores.to(split.dtype)
+        torch.bmm(pulls, key, out=grad_query)
+        torch.bmm(pulls.transpose(1, 2), query, out=grad_key)
+        grad_qkv = grad_output.new_empty(texts, width, 3, heads, size)
+        grad_qkv.copy_(grad_split.permute(1, 3, 0, 2, 4))
+        # Rows of padding have a gradient of zero, and add nothing.
+        has_bias = ctx.needs_input_grad[4]
+        grad_bias = grad_scores.view(texts, heads, width, width).sum(0) if has_bias else None
+        return batch.tokens(grad_qkv), None, None, None, grad_bias
+
 
 _SITES_PER_LAYER = 3
 """Where a layer drops: attention's probabilities, and what is added to either residual."""

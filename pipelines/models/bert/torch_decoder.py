@@ -23,9 +23,7 @@ from pipelines.models.bert.torch import (
     run_attention,
     run_feed_forward,
 )
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
-from pipelines.models.frameworks.torch_linear import linear
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, linear
 
 _HIDDEN_SCORE = -1e9
 """Added to the score of a later token, whose probability then is exactly zero in fp32."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipelines.models.bert.architecture import family_member
-from pipelines.models.bert.layout import Layout
-from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.spec import BertSpec, Layout
 
 
 @dataclass(frozen=True, kw_only=True)

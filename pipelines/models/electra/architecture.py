@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipelines.models.bert.architecture import ACCEPTED, family_member
-from pipelines.models.bert.layout import CONFIG_KEYS, Layout
-from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.spec import CONFIG_KEYS, BertSpec, Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,27 @@
 
 Any engine can put its own leaves in: plain tensors, a module's parameters, gathered shards. All
 that it does is seen by autograd, so their gradients come as those of any module.
+
+A batch of texts on the device, without padding.
+
+Most of an encoder works on one token at a time, so tokens stand in a matrix of their own, one text
+after the other, and no matrix product sees padding. Attention and means need a rectangle of texts
+x width; where all texts are equally long, that is the same memory.
+
+Products with weights in PyTorch, by the library that multiplies fastest on this processor.
+
+PyTorch multiplies fp32 matrices on a CPU by MKL, and bf16 ones by oneDNN. MKL uses AVX-512 on
+processors of Intel alone; on others that have it, oneDNN's fp32 products are twice as fast.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +30,342 @@ import torch
 from torch.nn import functional
 
 from pipelines.models.architecture import form_of
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
-from pipelines.models.frameworks.torch_linear import linear
-from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.inference.processor import (
+    BF16_CAPABILITY,
+    computes_in_bf16,
+    mkl_ignores_avx512,
+)
+from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.models.weights import WORDS, dense_name
+
+_ATTENTION_MASK = -1e9
+"""Added to the score of padding, whose probability then is exactly zero in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Where the padding of a batch is.
+
+    Attributes:
+        places: int64 [tokens], where each token stands in the rectangle of texts x width.
+        sources: int64 [texts x width], the token of each place, and any for padding.
+        attention_bias: fp32 [texts, 1, 1, width], added to attention's scores.
+    """
+
+    places: torch.Tensor
+    sources: torch.Tensor
+    attention_bias: torch.Tensor
+
+    @classmethod
+    def of(cls, is_token: np.ndarray, device: torch.device) -> Padding:
+        """From bool [texts, width], true for tokens."""
+        places = np.flatnonzero(is_token)
+        sources = np.zeros(is_token.size, np.int64)
+        sources[places] = np.arange(len(places))
+        bias = np.where(is_token, 0.0, _ATTENTION_MASK).astype(np.float32)
+        return cls(
+            places=to_device(places, device),
+            sources=to_device(sources, device),
+            attention_bias=to_device(bias[:, None, None, :], device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Texts as the encoder takes them.
+
+    Attributes:
+        texts: How many.
+        width: Tokens of the longest.
+        token_ids: int64 [tokens], of all texts without padding.
+        positions: int64 [tokens], of each token in its text.
+        lengths: fp32 [texts], tokens of each.
+        firsts: int64 [texts], where each text begins.
+        bounds: int32 [texts + 1], the same and where the last one ends.
+        padding: None if all texts are equally long.
+    """
+
+    texts: int
+    width: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    lengths: torch.Tensor
+    firsts: torch.Tensor
+    bounds: torch.Tensor
+    padding: Padding | None
+
+    @classmethod
+    def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
+        """Takes the padding away, on the host.
+
+        Args:
+            token_ids: int32 [texts, any width], padded with any valid id.
+            lengths: int32 [texts], tokens of each text, at least 1.
+            device: Where the encoder's weights are.
+        """
+        texts, width = len(lengths), int(lengths.max())
+        is_token = np.arange(width) < lengths[:, None]
+        bounds = np.zeros(texts + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        return cls(
+            texts=texts,
+            width=width,
+            token_ids=to_device(token_ids[:, :width][is_token].astype(np.int64), device),
+            positions=to_device(np.nonzero(is_token)[1], device),
+            lengths=to_device(lengths.astype(np.float32), device),
+            firsts=to_device(bounds[:-1], device),
+            bounds=to_device(bounds.astype(np.int32), device),
+            padding=None if is_token.all() else Padding.of(is_token, device),
+        )
+
+    def rectangle(self, rows: torch.Tensor) -> torch.Tensor:
+        """[tokens, any width] as [texts, width, any width], zero where there is padding."""
+        if self.padding is not None:
+            empty = rows.new_zeros(self.texts * self.width, rows.shape[1])
+            rows = empty.index_copy_(0, self.padding.places, rows)
+        return rows.view(self.texts, self.width, -1)
+
+    def tokens(self, rectangle: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`rectangle`, for [texts, width, ...]."""
+        rows = rectangle.reshape(self.texts * self.width, -1)
+        return rows if self.padding is None else rows.index_select(0, self.padding.places)
+
+
+def pool(pooling: Pooling, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """One hidden state of each text, from those of its tokens.
+
+    Args:
+        pooling: Which, or which mean.
+        hidden_states: [tokens, hidden].
+        batch: The texts.
+
+    Returns:
+        [texts, hidden].
+    """
+    return _POOLINGS[pooling](hidden_states, batch)
+
+
+def _mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    # Padding is zero in the rectangle, and the mean is over the tokens that are there.
+    return batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
+
+
+def _weighted_mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    weighted = hidden_states * (batch.positions[:, None] + 1)
+    # The sum of the places 1 to n.
+    total = batch.lengths * (batch.lengths + 1) / 2
+    return batch.rectangle(weighted).sum(1) / total[:, None]
+
+
+def _first(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return hidden_states.index_select(0, batch.firsts)
+
+
+def _last(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return hidden_states.index_select(0, batch.firsts + batch.lengths.long() - 1)
+
+
+_POOLINGS: Mapping[Pooling, Callable[[torch.Tensor, Batch], torch.Tensor]] = {
+    "mean": _mean,
+    "cls": _first,
+    "lasttoken": _last,
+    "weightedmean": _weighted_mean,
+}
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array as a tensor, which on a CPU shares its memory; a GPU is not waited for."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def linear(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What :func:`torch.nn.functional.linear` gives, but for rounding.
+
+    Args:
+        states: [..., in].
+        weight: [out, in].
+        bias: [out], if any.
+
+    Returns:
+        [..., out].
+    """
+    if not _is_for_onednn(states, weight):
+        return functional.linear(states, weight, bias)
+    product: torch.Tensor = _Linear.apply(states, weight, bias)
+    return product
+
+
+def multiplied(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same where nobody asks for its gradient: ``left`` times the transposed ``right``."""
+    if not _is_for_onednn(left, right):
+        return functional.linear(left, right, bias)
+    return _by_onednn(left, right, bias)
+
+
+def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
+    is_fp32 = left.dtype == right.dtype == torch.float32 and left.numel() > 0
+    is_own = right.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return is_fp32 and is_own and _prefers_onednn()
+
+
+@lru_cache(maxsize=1)
+def _prefers_onednn() -> bool:
+    # PyTorch has it for the code that its compiler writes, and not in every build.
+    return mkl_ignores_avx512() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _by_onednn(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return product
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """oneDNN's product with its gradient, of which PyTorch knows nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See :func:`linear`; keeps only what a gradient that is asked for needs."""
+        needs_states, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
+        return _by_onednn(states, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of states, weight and bias."""
+        states, weight = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        rows = grad_output.reshape(-1, grad_output.shape[-1])
+        return (
+            _by_onednn(grad_output, weight.t()) if needs_states else None,
+            _by_onednn(rows.t(), states.reshape(-1, states.shape[-1]).t())
+            if needs_weight
+            else None,
+            rows.sum(0) if needs_bias else None,
+        )
+
+
+class DropoutMasks:
+    """Masks of dropout, which follow from the seed and the number of the place alone.
+
+    What the process's own generators have drawn has no part in it, so a granule has the same masks
+    on whatever worker it is computed, and when its layers are computed once more. The masks of a
+    CPU and of a GPU differ, and those of GPUs of different kinds may.
+
+    Attributes:
+        rates: Shares of the values that are dropped.
+
+    Args:
+        rates: The same; in steps of 1/65536 where masks are drawn before they are used.
+        seed: Two numbers.
+        device: Where the masks are wanted.
+    """
+
+    def __init__(self, rates: DropoutRates, seed: Sequence[int], device: torch.device) -> None:
+        self.rates = rates
+        self._seed = tuple(int(number) for number in seed)
+        self._device = device
+
+    def state(self, site: int) -> int:
+        """A seed for the generator of one place."""
+        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
+        return int(state)
+
+    def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
+        """Values under the mask of a place.
+
+        On a GPU PyTorch's own kernel draws the mask, multiplies, and keeps a byte for each value.
+        Which value gets which number depends on their type there, so all are made fp32 before.
+        """
+        if self._device.type == "cpu":
+            return values * self.mask(site, values.shape)
+        with self.seeded(site):
+            return functional.dropout(values.float(), self.rates.hidden)
+
+    @contextmanager
+    def seeded(self, site: int, *, host: bool = False) -> Iterator[None]:
+        """Has the device's own generator draw what a place is to have, and puts it back.
+
+        Args:
+            site: Number of the place in the encoder.
+            host: Does the same with the generator of the CPU, which has a part in it.
+        """
+        generators = [_own_generator(self._device)]
+        if host and self._device.type != "cpu":
+            generators.append(torch.default_generator)
+        kept = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(self.state(site))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, kept, strict=True):
+                generator.set_state(state)
+
+    def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
+        """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.
+
+        Sixteen random bits decide about a value: torch's own dropout draws several times as long.
+
+        Args:
+            site: Number of the place in the encoder.
+            shape: Of the values.
+            attention: Whether they are attention's probabilities.
+        """
+        share = self.rates.attention if attention else self.rates.hidden
+        dropped = min(round(share * 2**16), 2**16 - 1)
+        # A generator of its own for each place, so that a layer that is computed once more, or in
+        # another order, has the same mask.
+        generator = torch.Generator(self._device).manual_seed(self.state(site))
+        count = math.prod(shape)
+        words = torch.empty(-(-count // 4), dtype=torch.int64, device=self._device)
+        words.random_(-(2**63), None, generator=generator)
+        kept = words.view(torch.int16)[:count].view(*shape) >= dropped - 2**15
+        return kept.to(torch.float32).mul_(2**16 / (2**16 - dropped))
+
+
+def dropout_masks(
+    spec: EncoderSpec, share: float | None, seed: Sequence[int] | None, device: torch.device
+) -> DropoutMasks | None:
+    """The masks of a forward pass; None without dropout.
+
+    Args:
+        spec: Of the encoder.
+        share: What is dropped; None: what the encoder was made to be trained with.
+        seed: Two numbers; needed with dropout.
+        device: Where the masks are wanted.
+    """
+    rates = spec.dropout(share)
+    if rates is None:
+        return None
+    if seed is None:
+        raise ValueError("dropout needs a seed")
+    return DropoutMasks(rates, seed, device)
+
+
+def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
+    """Values under the mask of a place of dropout; as they are without dropout."""
+    return values if masks is None else masks.drop(site, values)
+
+
+def _own_generator(device: torch.device) -> Any:
+    """The one that PyTorch's operations draw from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KEPT_KERNELS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.models.architecture import Architecture, FolderFormat
 from pipelines.models.hf import folder, spec
-from pipelines.models.hf.division import DIVISION
+from pipelines.models.hf.spec import DIVISION
 
 HF = Architecture(
     spec=spec.HfSpec,
@@ -26,7 +26,7 @@ HF = Architecture(
         "torch": "pipelines.models.hf.torch:HfEncoder",
         "torch_tokens": "pipelines.models.hf.torch:HfEncoder",
         "torch_division": "pipelines.models.hf.torch:HfEncoder",
-        "torch_module": "pipelines.models.hf.torch_sharding:hf_module",
+        "torch_module": "pipelines.models.hf.torch:hf_module",
     },
     division=DIVISION,
 )

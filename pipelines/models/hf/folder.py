@@ -25,10 +25,10 @@ from pipelines.models.sentence_modules import (
     transformer_home,
     write_head,
 )
+from pipelines.models.spec import UNLIMITED
 from pipelines.models.weights import Weights, check_weights
-from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.model_files import TRANSFORMER
-from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.start import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
 

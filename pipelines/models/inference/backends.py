@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from pipelines.catalog import ARCHITECTURES, BACKENDS
 from pipelines.errors import InputError
 from pipelines.libraries import EXTRAS, is_installed
-from pipelines.models import ARCHITECTURES
-from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.inference.processor import computes_in_bf16
 from pipelines.models.lsa.embedding import add_terms, without_terms

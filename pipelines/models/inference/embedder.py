@@ -24,7 +24,7 @@ from pipelines.models.inference.batches import (
     text_column,
 )
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
-from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+from pipelines.tokens.start import NO_PROMPTS, Prompts
 
 GPU_BATCH_TOKENS = 65536
 
@@ -65,7 +65,7 @@ class TextEmbedder:
         Args:
             texts: Strings, or a column without nulls.
             prompt_name: Which prompt stands before each of them; see
-                :meth:`~pipelines.tokens.prompts.Prompts.before`.
+                :meth:`~pipelines.tokens.start.Prompts.before`.
 
         Returns:
             fp32 [texts, hidden], in the order of the texts.
@@ -107,7 +107,7 @@ def load_embedder(
 
     Args:
         folder: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        backend: A name of :data:`~pipelines.models.inference.BACKENDS`, or ``auto``.
+        backend: A name of :data:`~pipelines.catalog.BACKENDS`, or ``auto``.
         threads: CPU threads, if the backend has not begun in this process.
         precision: Of the matrix products; see
             :data:`~pipelines.models.inference.backends.Precision`.

@@ -15,7 +15,7 @@ from pipelines.settings import Config
 from pipelines.settings.encoder import LsaSettings
 from pipelines.spark.parquet_parts import find_files
 from pipelines.tokens.encoding import TextEncoder, open_encoder
-from pipelines.tokens.sample import SIDES, sampled_pairs
+from pipelines.tokens.stage import SIDES, sampled_pairs
 from pipelines.tokens.vocabulary import load_tokenizer, read_special_ids
 
 KEY = "encoder.lsa.dimensions"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipelines.models.bert.architecture import family_member
-from pipelines.models.bert.layout import CONFIG_KEYS, Layout
-from pipelines.models.bert.spec import BertSpec, refuse_random
+from pipelines.models.bert.spec import CONFIG_KEYS, BertSpec, Layout, refuse_random
 
 BUCKETS = 32
 """Distances that attention tells apart: transformers counts so many, whatever config.json says."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipelines.models.architecture import Architecture, FolderFormat
-from pipelines.models.static import folder, spec, weights
+from pipelines.models.static import folder, spec
+from pipelines.models.static import folder as weights
 from pipelines.models.weights import normal_weights
 
 STATIC = Architecture(
@@ -27,8 +28,8 @@ STATIC = Architecture(
     forms={
         "tensorflow": "pipelines.models.static.tensorflow:encode",
         "torch": "pipelines.models.static.torch:StaticEncoder",
-        "bigdl": "pipelines.models.static.dllib:encode",
-        "bigdl_memory": "pipelines.models.static.dllib_memory:token_floats",
+        "bigdl": "pipelines.engines.bigdl.static:encode",
+        "bigdl_memory": "pipelines.engines.bigdl.static:token_floats",
         "openvino": "pipelines.models.static.openvino:encode",
     },
 )

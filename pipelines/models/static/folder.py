@@ -13,14 +13,20 @@ import numpy as np
 
 from pipelines.errors import InputError
 from pipelines.files import records
-from pipelines.models.architecture import NORMALISING, Lengths, Modules
+from pipelines.models.architecture import NORMALISING, Lengths, Modules, Shapes
+from pipelines.models.spec import UNLIMITED
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
-from pipelines.tokens.lengths import UNLIMITED
-from pipelines.tokens.prompts import read_prompts
-from pipelines.tokens.special_tokens import special_ends
+from pipelines.tokens.encoding import special_ends
+from pipelines.tokens.start import read_prompts
 from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
 from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
+
+
+def weight_shapes(spec: StaticSpec) -> Shapes:
+    """The word embedding alone."""
+    return {WORDS: (spec.vocabulary, spec.hidden)}
+
 
 STATIC_MODULE = "StaticEmbedding"
 ENDS = 2

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.models.fewer_layers import KEY
+from pipelines.models.adaptation import KEY
 from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import embed_token_ids
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.progress import activity
-from pipelines.tokens.special_tokens import special_ends
+from pipelines.tokens.encoding import special_ends
 from pipelines.tokens.vocabulary import load_tokenizer
 
 WORDS_AT_ONCE = 4096

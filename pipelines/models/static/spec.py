@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipelines.models.architecture import Lengths
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.settings import EncoderSettings
-from pipelines.tokens.lengths import UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)

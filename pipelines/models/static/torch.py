@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS
 

@@ -23,9 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
-from pipelines.training.control.encryption import Identity, connect
-from pipelines.training.parameter_server.messages import fill, read_exactly
+from pipelines.training.control.authenticated_server import (
+    TOKEN_BYTES,
+    Identity,
+    SocketTokenServer,
+    connect,
+)
+from pipelines.training.parameter_server.updates import fill, read_exactly
 
 PAUSE_SECONDS = 0.1
 BROKEN = "the ring to worker"

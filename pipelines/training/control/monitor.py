@@ -1,37 +1,264 @@
 """The driver's side of a run: the state of each worker, and the deadlines that end a run.
 
 Every wait of a run is here, and every wait has a deadline.
+
+Which worker a run ends with: the one that is gone, and not one that tells of it.
+
+When a process dies or a host is cut off, the collective operations of the others break, mostly
+before the driver knows why: a host that is cut off closes no connection, it only falls silent. So
+the error of a worker that says that another one is gone is no verdict. It ends the run, but the
+driver first waits until it knows who was silent.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_type_hints
 
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
-from pipelines.runs.step_metrics import StepMetrics
-from pipelines.settings.placement import Placement
-from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
-from pipelines.training.control.blame import find_verdict
-from pipelines.training.control.encryption import Identity
-from pipelines.training.control.monitored import (
-    HANDLERS,
-    MonitoredWorker,
-    SharedState,
-    has_unread,
-    is_lost,
-    peer_address,
-    read_record,
-)
+from pipelines.runs.step_metrics import StepMetrics, StepRecord
+from pipelines.settings.training import Placement
+from pipelines.training.control.authenticated_server import TOKEN_BYTES, Identity, SocketTokenServer
 from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT, SAVE
+
+_KINDS = {
+    # JSON has one kind of number: a float may arrive without its point.
+    name: kind | int if isinstance(0.0, kind) else kind
+    for name, kind in get_type_hints(StepRecord).items()
+}
+_MOST = 2**31
+
+
+@dataclass
+class MonitoredWorker:
+    """What the monitor knows of a worker.
+
+    Attributes:
+        rank: Its number.
+        host: Where it is.
+        lane: The first lane that it reads.
+        connection: The connection to it.
+        address: Of its other end, if it was there to be asked.
+        last_message: When it last sent anything.
+        last_progress: When it last finished a step, or waited for others.
+        step: The last step that it finished.
+        behind: Seconds that it was ready later than the first.
+        ready: Whether it could begin.
+        done: Whether it has finished its part.
+        failure: The error that it has reported, or another process beside it.
+        peer_lost: Whether the failure may be that another worker is gone.
+        died: Whether it was reported that its own process is gone.
+        broken: How the connection to it broke, if it did.
+        closed: Whether the connection has ended.
+        ended: When it failed, or its connection ended.
+        leaving: When its process was told to end, if it was.
+    """
+
+    rank: int
+    host: str
+    lane: int
+    connection: socket.socket
+    address: str | None
+    last_message: float
+    last_progress: float
+    step: int = -1
+    behind: float = 0.0
+    ready: bool = False
+    done: bool = False
+    failure: str | None = None
+    peer_lost: bool = False
+    died: bool = False
+    broken: str | None = None
+    closed: bool = False
+    ended: float = math.inf
+    leaving: float | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process, or the connection to it, is gone and it could not tell why."""
+        return self.died or (self.closed and not self.done and self.failure is None)
+
+
+@dataclass
+class SharedState:
+    """State that the reading threads write and the waiting thread reads, under its condition."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    workers: dict[int, MonitoredWorker] = field(default_factory=dict)
+    broken: Exception | None = None
+    saved: float = 0.0
+
+
+def peer_address(connection: socket.socket) -> str | None:
+    """The address of the other end of a connection; none if the connection has ended."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return None
+
+
+def has_unread(connection: socket.socket) -> bool:
+    """Whether something has arrived that is not read yet: its sender is not silent."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def is_lost(worker: MonitoredWorker) -> bool:
+    """Whether a worker has failed, or is gone before it was done."""
+    return worker.failure is not None or (worker.closed and not worker.done)
+
+
+def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
+    """The record of a step that a worker has sent, on the clock of the first worker.
+
+    Raises:
+        TypeError: It has other fields, or values of other types.
+        ValueError: A number is not one that a step can have.
+    """
+    made = StepRecord(**record)
+    for name, kind in _KINDS.items():
+        value = getattr(made, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} of a step is {value!r}")
+        if isinstance(value, int) and abs(value) >= _MOST:
+            raise ValueError(f"{name} of a step is {value}")
+    # A worker counts from its own beginning, the metrics from the first worker's.
+    return replace(made, seconds=made.seconds + worker.behind, rank=worker.rank)
+
+
+def _on_ready(worker: MonitoredWorker, _: dict[str, Any]) -> None:
+    worker.ready = True
+    worker.last_progress = worker.last_message
+
+
+def _on_steps(worker: MonitoredWorker, message: dict[str, Any]) -> None:
+    if message["records"]:
+        worker.step = message["records"][-1]["step"]
+    if message["records"] or message["waiting"]:
+        worker.last_progress = worker.last_message
+
+
+def _on_done(worker: MonitoredWorker, _: dict[str, Any]) -> None:
+    worker.done = True
+
+
+def _on_leaving(worker: MonitoredWorker, _: dict[str, Any]) -> None:
+    worker.leaving = worker.last_message
+
+
+def _on_saved(worker: MonitoredWorker, _: dict[str, Any]) -> None:
+    worker.last_progress = worker.last_message
+
+
+def _on_failed(worker: MonitoredWorker, message: dict[str, Any]) -> None:
+    worker.peer_lost, worker.ended = message["lost"], worker.last_message
+    # Where another worker is gone, the trace is that of an innocent one.
+    trace = "" if worker.peer_lost else message["traceback"]
+    worker.failure = f"{message['cause']}\n{trace}".rstrip("\n")
+
+
+def _on_died(worker: MonitoredWorker, message: dict[str, Any]) -> None:
+    worker.failure, worker.died, worker.ended = message["cause"], True, worker.last_message
+
+
+HANDLERS: dict[str, Callable[[MonitoredWorker, dict[str, Any]], None]] = {
+    "ready": _on_ready,
+    "steps": _on_steps,
+    "done": _on_done,
+    "leaving": _on_leaving,
+    "saved": _on_saved,
+    "failed": _on_failed,
+    "died": _on_died,
+}
+"""By the kind of the message."""
+
+
+GRACE_SECONDS = 2.0
+"""A peer's death breaks the collective operations of the others within moments."""
+QUIET_SECONDS = 10.0
+"""Five heartbeats. Once another worker has lost the connection to it, who is as silent is gone."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What ends a run.
+
+    Attributes:
+        worker: The one at fault.
+        cause: What happened to it.
+        is_gone: Whether a process or the network is gone, and nothing in the run went wrong.
+    """
+
+    worker: MonitoredWorker
+    cause: str
+    is_gone: bool
+
+
+def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | None:
+    """The cause of the first failure, once it is known.
+
+    Args:
+        workers: All that have connected; one has failed at least, or is gone.
+        now: The time.
+
+    Returns:
+        None as long as the wait goes on, at most ``GRACE_SECONDS + QUIET_SECONDS``.
+    """
+    ended = [worker for worker in workers if is_lost(worker)]
+    since = min(worker.ended for worker in ended)
+    if now - since < GRACE_SECONDS:
+        return None
+    # A dead process comes before one that could still report an error.
+    first = min(ended, key=lambda one: (not one.is_gone, one.peer_lost, one.rank))
+    if first.is_gone:
+        return Verdict(first, first.failure or first.broken or "the worker's process died", True)
+    assert first.failure is not None, "it is not gone, so it has failed"
+    if not first.peer_lost:
+        return Verdict(first, first.failure, False)
+    return _silent_peer(workers, first, since, now)
+
+
+def _silent_peer(
+    workers: Collection[MonitoredWorker], first: MonitoredWorker, since: float, now: float
+) -> Verdict | None:
+    """Who was silent when the connections to it broke.
+
+    Args:
+        first: Tells that a peer is gone.
+        since: When the first worker did.
+    """
+    others = [one for one in workers if not (is_lost(one) or one.done)]
+    if now - since < GRACE_SECONDS + QUIET_SECONDS and any(
+        has_unread(one.connection) for one in others
+    ):
+        # What has arrived may be another worker's own error, which comes before the network.
+        return None
+    unheard = [
+        one
+        for one in others
+        if one.last_message < since + GRACE_SECONDS and not has_unread(one.connection)
+    ]
+    if not unheard:
+        # All are there, so that the network between them broke.
+        return Verdict(first, first.failure or "", True)
+    peer = min(unheard, key=lambda one: one.last_message)
+    quiet = now - peer.last_message
+    if quiet < QUIET_SECONDS:
+        return None
+    return Verdict(peer, f"nothing was heard of it for {quiet:.0f} s", True)
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -21,13 +22,42 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from pipelines.files.stores import first_line
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.spark.errors import complete_line
-from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
-from pipelines.training.control.encryption import connect
-from pipelines.training.control.memory_failure import memory_failure
+from pipelines.training.control.authenticated_server import (
+    UNHEARD_SECONDS,
+    connect,
+    detect_cut_connection,
+)
 from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
+
+_TYPES = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+"""Of Python, PyTorch, TensorFlow; by name, since no framework is imported for the sake of it."""
+_WORDS = re.compile(
+    r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED"
+    # What oneDNN, which makes PyTorch's and TensorFlow's matrix products on a CPU, says of it.
+    r"|could not create a primitive",
+    re.IGNORECASE,
+)
+_REMEDY = (
+    "set training.tokens_per_micro_batch or training.activation_checkpointing, lower lanes.granule"
+    " or tokens.max_length, or give executors more"
+)
+
+
+def memory_failure(error: BaseException) -> str | None:
+    """That there was no memory, and the remedy, in one line; None for other errors.
+
+    The frameworks have no common type for it: PyTorch raises a plain `RuntimeError` on a CPU.
+    """
+    is_known = type(error).__name__ in _TYPES
+    if not is_known and not (isinstance(error, RuntimeError) and _WORDS.search(str(error))):
+        return None
+    said = first_line(error) or type(error).__name__
+    return f"there is no memory left ({said}); {_REMEDY}"
+
 
 HEARTBEAT_SECONDS = 2.0
 # Records of fast steps travel together.

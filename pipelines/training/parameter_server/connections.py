@@ -10,22 +10,24 @@ from collections.abc import Iterator, Mapping
 from pipelines.models.weights import Weights
 from pipelines.training.control.authenticated_server import (
     TOKEN_BYTES,
+    Identity,
     SocketTokenServer,
     TokenServer,
 )
-from pipelines.training.control.encryption import Identity
-from pipelines.training.parameter_server.messages import (
+from pipelines.training.parameter_server.updates import (
     ACCEPTED,
     LENGTH,
     REFUSED,
     REQUEST,
     RESPONSE,
     Form,
+    Handler,
+    ParameterStore,
     ReadInto,
     Request,
+    Response,
     read_exactly,
 )
-from pipelines.training.parameter_server.updates import Handler, ParameterStore, Response
 
 logger = logging.getLogger(__name__)
 

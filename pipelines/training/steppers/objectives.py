@@ -1,20 +1,134 @@
-"""What a framework minimises in a step: of several sources, each has its own objective."""
+"""What a framework minimises in a step: of several sources, each has its own objective.
+
+Negatives from all granules of a step, on whichever workers they are. Runs on executors.
+
+A worker compares its own examples with the candidates of all workers, some examples at a time, and
+sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
+C candidates (E positives, n E hard negatives where examples have n, and E more where anchors are
+compared with anchors), embeddings of d numbers and W workers, a worker
+
+- makes 6 S d E/W multiplications and additions (two matrix products for the gradients, one before),
+  S being the candidates of all directions that are compared: C unless the loss names others,
+- holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
+  gradients from some examples, the sum of these, what is sent of it, and what PyTorch holds for a
+  moment: as measured), and arrays of as many similarities as ``SIMILARITIES``, or C if these are
+  more: 4 of them, 6 with hardness, a margin or all directions, 7 with all of these; never the
+  C E/W of all its examples. The allocator of glibc may hold as much again, unless
+  ``MALLOC_MMAP_THRESHOLD_`` is set in the environment,
+- receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
+  and each group,
+- gathers (E + C) t numbers more where a teacher with vectors of t numbers tells false negatives,
+  holds them up to twice (joined, where there are hard negatives), and multiplies them too.
+
+Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
+under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983; similarities in parts after Cheng et
+al., "Breaking the Memory Barrier: Near Infinite Batch Size Scaling for Contrastive Loss", 2024,
+arXiv:2410.17243.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import iadd
 from typing import Any
 
+import numpy as np
+
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
-from pipelines.losses import LOSSES
-from pipelines.losses.candidates import Candidates
+from pipelines.losses.candidates import Candidates, Picks, identities, teachers_vectors
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings
 from pipelines.training.collectives.base import Collectives
-from pipelines.training.steppers.step_negatives import gathered_candidates
+
+SIMILARITIES = 2**22
+"""Of anchors and candidates, that are in memory at once: 16 MiB."""
+
+GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
+"""Takes some anchors [anchors, width], or all if they are candidates too, and all candidates side
+by side; what some anchors pick; and these anchors' share of the worker's. Gives their mean loss
+times this share, and its gradients."""
+
+
+def gathered_candidates(
+    granules: Sequence[Granule],
+    sides: Sequence[str],
+    collectives: Collectives,
+    *,
+    anchors: bool,
+    teacher: bool,
+) -> Candidates:
+    """The candidates that all workers bring to a step; all workers call it.
+
+    Args:
+        granules: Of this worker.
+        sides: Those that the objective embeds.
+        collectives: Between the workers.
+        anchors: Whether anchors are candidates too.
+        teacher: Whether a teacher's vectors of the texts are wanted: as many numbers as their
+            embeddings have, if it is as wide, are gathered with them.
+    """
+    gathered = collectives.all_gather(identities(granules, sides))
+    vectors = teachers_vectors(granules, sides) if teacher else []
+    return Candidates(
+        np.asarray(gathered),
+        anchors=anchors,
+        teacher=[np.asarray(collectives.all_gather(side)) for side in vectors],
+    )
+
+
+def pulls_on_embeddings(
+    own: Sequence[Any],
+    candidates: Candidates,
+    collectives: Collectives,
+    gradients_of: GradientsOf,
+    join: Callable[[list[Any]], Any],
+) -> tuple[Any, list[Any]]:
+    """The loss and its gradients at the embeddings of this worker; all workers call it.
+
+    Args:
+        own: The embeddings of each side, [examples, width], of this worker's granules.
+        candidates: Of all workers.
+        collectives: Between the workers.
+        gradients_of: The loss in the framework.
+        join: Joins tensors of the framework along the first axis.
+
+    Returns:
+        The mean loss of this worker's anchors; the mean over the workers is that of the step. And
+        for each side as much as in ``own``: the gradient of the workers' losses, summed. Pulled
+        through the encoder it gives what, averaged over the workers, is the gradient of the step.
+    """
+    # Candidates of all workers; and, unless they are candidates too, the anchors of this one.
+    alone, shared = ([], own) if candidates.anchors else (own[:1], own[1:])
+    examples = len(own[0])
+    texts = [collectives.all_gather(side) for side in shared]
+    first = collectives.rank * examples
+    total: Any = 0.0
+    at_anchors: list[Any] = []
+    at_texts: list[Any] = []
+    for start, end in chunks(examples, candidates.count):
+        picks = candidates.picks(first + start, first + end)
+        share = (end - start) / examples
+        some = [side[start:end] for side in alone]
+        loss, pulls = gradients_of([*some, *texts], picks, share)
+        total = total + loss
+        at_anchors += pulls[: len(alone)]
+        # In place, where the framework can: these are the largest arrays.
+        more = pulls[len(alone) :]
+        at_texts = [*map(iadd, at_texts, more)] if at_texts else [*more]
+    joined = [join(at_anchors)] if at_anchors else []
+    return total, joined + [collectives.reduce_scatter(pull) for pull in at_texts]
+
+
+def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:
+    """First and last of as many anchors as have ``SIMILARITIES``, or one that has more."""
+    size = max(SIMILARITIES // candidates, 1)
+    for start in range(0, anchors, size):
+        yield start, min(start + size, anchors)
+
 
 LossOf = Callable[[Sequence[Any], Any], Any]
 """A loss of the embeddings of the sides and the targets, as a framework computes it."""
@@ -39,7 +153,8 @@ class Objective:
     @property
     def needs(self) -> str:
         """Of the corpus; see :class:`~pipelines.losses.loss.Loss`."""
-        return LOSSES.load(self.settings.name).needs
+        needs: str = LOSSES.load(self.settings.name).needs
+        return needs
 
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
         """What all workers bring to a step to compare with; all workers call it."""

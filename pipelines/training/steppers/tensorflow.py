@@ -25,12 +25,41 @@ from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import own_device, with_precision
-from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
-from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
-from pipelines.training.steppers.objectives import LossOf, Objective, objectives
-from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.tensorflow_targets import VECTORS, pick_specs, target_specs
+from pipelines.training.steppers.base import (
+    GradientStepper,
+    LoadableStepper,
+    StepperFactory,
+    StepWork,
+)
+from pipelines.training.steppers.objectives import (
+    LossOf,
+    Objective,
+    objectives,
+    pulls_on_embeddings,
+)
+
+VECTORS = tf.TensorSpec([None, None], tf.float32)
+_SCORES = {
+    "scores": tf.TensorSpec([None], tf.float32),
+    "candidate_scores": tf.TensorSpec([None, None], tf.float32),
+}
+_OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)
+
+
+def pick_specs(objective: Objective) -> Picks:
+    """Of what anchors pick from."""
+    return Picks(_OWN, _EXCLUDED, _vectors(objective) if objective.settings.uses_teacher else [])
+
+
+def target_specs(objective: Objective) -> Any:
+    """Of the targets of a granule; see :class:`pipelines.losses.targets.Targets`."""
+    compared = {**_SCORES, "teacher": _vectors(objective)}
+    return compared.get(objective.needs, pick_specs(objective))
+
+
+def _vectors(objective: Objective) -> list[tf.TensorSpec]:
+    return [VECTORS] * len(objective.sides)
 
 
 class _Texts(NamedTuple):
@@ -72,7 +101,7 @@ class _Functions(NamedTuple):
     Attributes:
         objective: What they are the gradients of.
         gradients: Of the weights, on a granule.
-        embedding_gradients: See :data:`.step_negatives.GradientsOf`.
+        embedding_gradients: See :data:`.objectives.GradientsOf`.
     """
 
     objective: Objective
@@ -228,7 +257,7 @@ class TensorFlowStepper:
         """Loss and gradients with the negatives of the whole step, one granule in memory.
 
         Two passes: embeddings without a tape; the loss's gradient on them, see
-        :mod:`.step_negatives`; then each granule once more, pulling its part of that gradient
+        :mod:`.objectives`; then each granule once more, pulling its part of that gradient
         through.
         """
         objective = compiled.objective
@@ -290,7 +319,7 @@ class TensorFlowStepper:
     def _gradients_of_embeddings(
         self, loss_of: LossOf, embeddings: Sequence[tf.Tensor], picks: Picks, share: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """See :data:`.step_negatives.GradientsOf`."""
+        """See :data:`.objectives.GradientsOf`."""
         with tf.GradientTape() as tape:
             tape.watch(embeddings)
             loss = loss_of(embeddings, picks) * share

@@ -1,50 +1,212 @@
-"""PyTorch's side of training: gradients of a granule, and AdamW. Runs on an executor."""
+"""PyTorch's side of training: gradients of a granule, and AdamW. Runs on an executor.
+
+The gradient of the word embedding in PyTorch, of which a step touches few rows.
+
+The embedding is half of a small encoder, and most of one with a vocabulary of many languages. The
+rows of words that are in no text of a step are zero on every worker, so they need not travel, nor
+be made zero again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
+from pipelines.errors import InputError
 from pipelines.lanes.files import Granule
+from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets
 from pipelines.models.adaptation import effective, of_objective
+from pipelines.models.frameworks.torch import (
+    Batch as DeviceBatch,
+)
 from pipelines.models.frameworks.torch import (
     Encoder,
     bound_kernel_caches,
     configure_threads,
+    dropout_masks,
     embed,
     has_bf16,
     prepare,
+    to_device,
 )
+from pipelines.models.frameworks.torch_division import Inputs
+from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision, worker_device
-from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
-from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
-from pipelines.training.steppers.micro_batches import (
+from pipelines.training.steppers.base import (
     Batch,
+    GradientStepper,
+    LoadableStepper,
+    StepperFactory,
+    StepWork,
+    Texts,
     batches,
     by_side,
     granule_texts,
     parts_needed,
     per_batch,
 )
-from pipelines.training.steppers.objectives import Objective, objectives
-from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
+from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
 from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
-from pipelines.training.steppers.torch_words import WordGradient
+
+
+def device_inputs(
+    sides: Sequence[Texts], spec: EncoderSpec, training: TrainingSettings, device: torch.device
+) -> list[Inputs]:
+    """The sides of a micro-batch, and their dropout, on the device."""
+    return [
+        Inputs(
+            DeviceBatch.of(side.token_ids, side.lengths, device),
+            dropout_masks(spec, training.dropout, side.seed, device),
+        )
+        for side in sides
+    ]
+
+
+def on_device(targets: Targets, device: torch.device) -> Any:
+    """What a loss compares with, as tensors."""
+    if isinstance(targets, Picks):
+        guide = [to_device(vectors, device) for vectors in targets.guide]
+        return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
+    if isinstance(targets, list):
+        return [to_device(vectors, device) for vectors in targets]
+    # A copy: the array may be a part of a lane file, which a tensor could write to.
+    return to_device(np.array(targets), device)
+
+
+def gradients_of_loss(
+    loss_of: Callable[[Sequence[torch.Tensor], Any], torch.Tensor],
+    sides: Sequence[torch.Tensor],
+    targets: Targets,
+    share: float,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """A loss times a share, and its gradients; see :data:`.objectives.GradientsOf`."""
+    leaves = [side.detach().requires_grad_() for side in sides]
+    loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
+    return loss.detach(), torch.autograd.grad(loss, leaves)
+
+
+def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number whose gradients on the embeddings of sides are given ones."""
+    return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
+
+
+class WordGradient:
+    """A buffer that the gradient is added up in, and which rows of it are not zero.
+
+    Args:
+        words: The word embedding; sparse gradients of it are what makes rows known. If a gradient
+            of it is dense, all rows count as touched.
+    """
+
+    def __init__(self, words: torch.Tensor) -> None:
+        self._words = words
+        self._buffer = torch.zeros_like(words)
+        self._touched: list[torch.Tensor] = []
+        self._are_all = False
+        words.register_hook(self._note)
+
+    def begin(self) -> None:
+        """Makes it zero, and has the gradients from now on added to it."""
+        if self._are_all:
+            self._buffer.zero_()
+        for rows in self._touched:
+            self._buffer.index_fill_(0, rows, 0.0)
+        self._touched, self._are_all = [], False
+        self._words.grad = self._buffer
+
+    def rows(self, collectives: Collectives) -> torch.Tensor:
+        """The rows that any worker has touched, int64 and in order; all workers call it."""
+        own = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
+        for rows in self._touched:
+            own[rows] = True
+        # One bit each: of 250,000 words 31 kB, which is less than as many ids as a step has.
+        bits = np.packbits(own.cpu().numpy())[None]
+        everywhere = np.bitwise_or.reduce(np.asarray(collectives.all_gather(bits)), axis=0)
+        touched = np.flatnonzero(np.unpackbits(everywhere, count=len(own)))
+        return torch.from_numpy(touched).to(self._buffer.device)
+
+    def at(self, rows: torch.Tensor) -> torch.Tensor:
+        """A copy of some rows."""
+        return self._buffer.index_select(0, rows)
+
+    def put(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Replaces some rows, beyond which all are zero; returns the whole gradient."""
+        self._touched = [rows]
+        return self._buffer.index_copy_(0, rows, values)
+
+    def _note(self, gradient: torch.Tensor) -> None:
+        """Called with each gradient before it is added."""
+        if gradient.is_sparse:
+            self._touched.append(gradient._indices()[0])
+        else:
+            self._are_all = True
+
+
+_ALIGNMENT = 64
+_BYTES = 4
+
+
+class DiskTensors:
+    """fp32 tensors that lie one after the other in a file, which is mapped into memory.
+
+    The file has no name from the beginning, so that it goes with the process, however that ends. It
+    is in the folder that ``tempfile`` takes: that of ``TMPDIR``, or ``/tmp``.
+
+    Args:
+        sizes: Numbers of each tensor that :meth:`zeros` will be asked for, in any order.
+
+    Raises:
+        InputError: The disk has no room for it.
+    """
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        length = sum(map(_room, sizes))
+        self._taken = 0
+        with tempfile.TemporaryFile() as file:
+            try:
+                # A file with holes would end the process where the disk is full.
+                os.posix_fallocate(file.fileno(), 0, max(length, 1))
+            except OSError as error:
+                raise InputError(
+                    "training.offload",
+                    f"{tempfile.gettempdir()} has no room for {length / 1e9:.1f} GB of moments"
+                    f" ({error.strerror})",
+                    "set TMPDIR of the executors to a larger disk, or take more workers",
+                ) from error
+            self._mapped = mmap.mmap(file.fileno(), max(length, 1))
+
+    def zeros(self, size: int) -> torch.Tensor:
+        """A flat tensor of its own place in the file."""
+        if not size:
+            return torch.zeros(0)
+        begin, self._taken = self._taken, self._taken + _room(size)
+        return torch.frombuffer(self._mapped, dtype=torch.float32, count=size, offset=begin)
+
+    def let_go(self) -> None:
+        """Takes what has been touched out of this process's memory; the system writes it out."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _room(size: int) -> int:
+    """Bytes of a tensor's place."""
+    return -(-size * _BYTES // _ALIGNMENT) * _ALIGNMENT
 
 
 class TorchRun:
@@ -250,7 +412,7 @@ class TorchStepper(TorchRun):
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step, one batch in memory.
 
-        Embeddings without a graph; the loss's gradient on them, see :mod:`.step_negatives`; then
+        Embeddings without a graph; the loss's gradient on them, see :mod:`.objectives`; then
         each batch once more, pulling its part of that gradient through.
         """
         candidates = objective.candidates(work.granules, self._timed)

@@ -9,21 +9,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
-from pipelines.losses import LOSSES
 from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.architecture import Shapes
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
-from pipelines.models.frameworks.torch_sharding import Unit
+from pipelines.models.frameworks.torch_division import Unit
 from pipelines.models.spec import EncoderSpec
-from pipelines.pretraining.noise import generator
-from pipelines.pretraining.torch_view import View
+from pipelines.pretraining.start import generator
+from pipelines.pretraining.torch_head import View
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings, TrainingSettings
-from pipelines.tokens.special_ids import SpecialIds
-from pipelines.training.steppers.micro_batches import bounds, parts_of
+from pipelines.tokens.vocabulary import SpecialIds
+from pipelines.training.steppers.base import bounds, parts_of
 
 
 class Part(NamedTuple):
@@ -131,7 +131,7 @@ class RewritingUnit(Unit):
 
 
 class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """The same in the place of :class:`pipelines.models.frameworks.torch_sharding.EncoderModule`.
+    """The same in the place of :class:`pipelines.models.frameworks.torch_division.EncoderModule`.
 
     Args:
         rewriting: The objective.
@@ -148,7 +148,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """All parameters; see :attr:`pipelines.models.frameworks.torch_sharding.Unit.weights`."""
+        """All parameters; see :attr:`pipelines.models.frameworks.torch_division.Unit.weights`."""
         return self.whole.weights
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:

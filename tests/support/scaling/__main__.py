@@ -23,12 +23,11 @@ from host_cluster import HostCluster, host_cluster
 from hosts import end, port_of, why_not
 
 from pipelines import workflow
-from pipelines.benchmarks.processes import Usage
-from pipelines.benchmarks.strategies.projection import Evidence, load_of, scheme_of
-from pipelines.benchmarks.strategies.scale import Network, predicted_rate
-from pipelines.benchmarks.strategies.strategy import Strategy, named_strategies
-from pipelines.benchmarks.strategies.trial import Reading, read_trial, settled_step
-from pipelines.engines.loading import load_engine
+from pipelines.compare.prediction import Evidence, Network, load_of, predicted_rate, scheme_of
+from pipelines.compare.processes import Usage
+from pipelines.compare.strategy import Strategy, named_strategies
+from pipelines.compare.trial import Reading, read_trial, settled_step
+from pipelines.engines.base import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
 from pipelines.settings import load as configuration

@@ -1,0 +1,1 @@
+"""Other libraries' own ways to train, which `compare` measures beside the engines."""

@@ -1,0 +1,209 @@
+"""What a recipe brings to questions of people, from documents alone.
+
+The documents of each set in ``evaluation.retrieval_sets`` are trained on by the settings, a few
+times by their seed, and never its questions and judgements, by which start and models are measured.
+Beside them stands what pairs that were held out of the same documents say: whether these tell where
+questions gain, and whether they ever say *better* where the questions say *worse*.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pipelines import evaluation_job, workflow
+from pipelines.errors import InputError
+from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, Observations, mean_intervals
+from pipelines.files import storage
+from pipelines.files.locations import RemotePath, location
+from pipelines.files.run_folder import RunFolder
+from pipelines.progress import next_part
+from pipelines.progress.screen import Screen
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+from pipelines.spark.session import spark_session
+
+logger = logging.getLogger(__name__)
+
+SEEDS = (0, 1, 2)
+FIGURE = "ndcg@10"
+HELD_OUT = "retrieval"
+_CORPUS = "corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model of one seed, measured beside its start.
+
+    Attributes:
+        before: Of the start, query by query, by set.
+        after: Of the model.
+        cpu_seconds: Of the steps of the training; None where the engine does not tell.
+    """
+
+    before: Mapping[str, Observations]
+    after: Mapping[str, Observations]
+    cpu_seconds: float | None
+
+
+def measure(config: Config, data: str | None) -> dict[str, Any]:
+    """Trains on the documents of each set, and measures.
+
+    Args:
+        config: With the recipe or any settings of a training, and `evaluation.retrieval_sets`.
+        data: Not used: the sets are those of the settings.
+
+    Returns:
+        ``sets``: by set what :func:`of_set` tells; ``mean_gain``; and ``spearman``, the rank
+        correlation, over the sets, of the gain on held-out pairs with that on the questions.
+
+    Raises:
+        InputError: There is no set, or one that is no folder.
+    """
+    given = config.evaluation.retrieval_sets
+    if not given:
+        raise InputError("evaluation.retrieval_sets", "it is empty", "name sets in BEIR's layout")
+    folders = [Path(one).expanduser().absolute() for one in given]
+    if len({folder.name for folder in folders}) < len(folders):
+        raise InputError("evaluation.retrieval_sets", "two have one name", "rename a folder")
+    for folder in folders:
+        if not (folder / _CORPUS).is_file():
+            raise InputError(
+                "evaluation.retrieval_sets",
+                f"there is no {folder / _CORPUS} to train on",
+                "name folders of this machine in BEIR's layout",
+            )
+    if isinstance(location(config.prepared.folder, config.storage), RemotePath):
+        raise InputError("prepared.folder", "it is in a store", "name a folder of this machine")
+    parent = Path(config.prepared.folder).absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="recipe-", dir=parent) as work:
+        sets = {one.name: of_set(one.name, _trained(config, one, Path(work))) for one in folders}
+    _print(sets)
+    told = [one for one in sets.values() if one["held_out"]["gain"] is not None]
+    return {
+        "sets": sets,
+        "mean_gain": round(statistics.fmean(one["gain"] for one in sets.values()), 2),
+        "spearman": _spearman([(one["held_out"]["gain"], one["gain"]) for one in told]),
+    }
+
+
+def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
+    """What came of the trainings on the documents of a set.
+
+    Args:
+        name: Of the set.
+        runs: One of each seed.
+
+    Returns:
+        ``queries``, ``before`` and ``after`` (of each seed; nDCG@10, times 100), the mean ``gain``
+        with its ``interval`` (of queries, each with the mean of its gains) and ``verdict``,
+        ``cpu_seconds`` (the median) and, under ``held_out``, queries, gain, interval and verdict of
+        the held-out pairs; nothing of these where the set has none.
+    """
+    seconds = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    return {
+        **_gain(name, runs),
+        "before": round(_mean(runs[0].before[name]), 2),
+        "after": [round(_mean(run.after[name]), 2) for run in runs],
+        "cpu_seconds": round(statistics.median(seconds), 1) if seconds else None,
+        "held_out": _gain(HELD_OUT, runs),
+    }
+
+
+def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
+    """How much a set gains, and how sure that is."""
+    if name not in runs[0].before:
+        return {"queries": 0, "gain": None, "interval": None, "verdict": CANNOT_BE_TOLD}
+    before = runs[0].before[name]
+    after = np.mean([run.after[name].values[FIGURE] for run in runs], axis=0)
+    of_all = Observations(before.items, {FIGURE: after})
+    interval = mean_intervals(before, of_all).get(FIGURE)
+    return {
+        "queries": len(before.items),
+        "gain": round(float(after.mean()) - _mean(before), 2),
+        "interval": None if interval is None else asdict(interval),
+        "verdict": CANNOT_BE_TOLD if interval is None else interval.told(),
+    }
+
+
+def _mean(found: Observations) -> float:
+    return float(found.values[FIGURE].mean())
+
+
+def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
+    """A training of each seed on the documents of a set."""
+    tree = config.model_dump(mode="json")
+    tree["corpus"] |= {"format": "jsonl", "inputs": [str(folder / _CORPUS)]}
+    tree["prepared"]["folder"] = str(work / f"prepared-{folder.name}")
+    tree["run"] |= {"folder": str(work / "run"), "overwrite": True}
+    tree["evaluation"] |= {"retrieval": True, "geometry": False, "samples": 0}
+    tree["evaluation"] |= {"retrieval_sets": [str(folder)], "guards": [], "hybrid": False}
+    runs = []
+    for seed in SEEDS:
+        next_part(f"{folder.name}, seed {seed}")
+        tree["training"] |= {"seed": seed, "resume": False}
+        one = parse(tree)
+        workflow.prepare(one)
+        workflow.train(one)
+        runs.append(_measured(one))
+        logger.info("%s, seed %d: %+.2f", folder.name, seed, _gain(folder.name, runs[-1:])["gain"])
+    return runs
+
+
+def _measured(config: Config) -> Trained:
+    run = RunFolder.of(config)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
+    found = evaluation_job.measure_models(session, config, run)
+    return Trained(
+        found.observations(evaluation_job.BEFORE),
+        found.observations(evaluation_job.AFTER),
+        storage.read_json(run.metrics)["training"].get("cpu_seconds"),
+    )
+
+
+def _spearman(gains: Sequence[tuple[float, float]]) -> float | None:
+    """Of pairs of numbers; None of fewer than three, or where one side is all alike."""
+    from scipy.stats import spearmanr
+
+    first, second = zip(*gains, strict=True) if gains else ((), ())
+    if len(gains) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    return round(float(spearmanr(first, second).statistic), 2)
+
+
+def _print(sets: Mapping[str, Mapping[str, Any]]) -> None:
+    table = Table(
+        "set", "queries", "start", "model, by seed", "gain", "CPU s", "held-out pairs", "their gain"
+    )
+    for name, found in sets.items():
+        held = found["held_out"]
+        table.add_row(
+            name,
+            f"{found['queries']:,}",
+            f"{found['before']:.2f}",
+            ", ".join(f"{figure:.2f}" for figure in found["after"]),
+            _told(found),
+            "" if found["cpu_seconds"] is None else f"{found['cpu_seconds']:.0f}",
+            f"{held['queries']:,}",
+            _told(held),
+        )
+    Screen().print(table)
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    if found["gain"] is None:
+        return ""
+    gain = f"{found['gain']:+.2f}"
+    if found["interval"] is None:
+        return gain
+    interval = Interval(**found["interval"])
+    return f"{gain} ({interval.low:+.2f} to {interval.high:+.2f}), {found['verdict']}"

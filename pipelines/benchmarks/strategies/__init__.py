@@ -1,1 +1,0 @@
-"""Which engine, and how many workers: strategies of training, measured side by side."""

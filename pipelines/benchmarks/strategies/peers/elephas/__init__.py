@@ -1,1 +1,0 @@
-"""Elephas as its readme uses it: a Keras model that each partition of an RDD trains apart."""

@@ -1,1 +1,0 @@
-"""BigDL's Orca as its documentation uses it: an Estimator of a PyTorch model in Spark tasks."""

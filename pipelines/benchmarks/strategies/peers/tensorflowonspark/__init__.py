@@ -1,1 +1,0 @@
-"""TensorFlowOnSpark as its examples use it: Spark feeds rows to a Keras model on each executor."""

@@ -1,0 +1,136 @@
+"""How much of what a machine's cores can multiply a training makes use of.
+
+The count is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
+arXiv:2204.02311, appendix B: each weight of a matrix product costs two operations forward and four
+back for each token, and attention in each layer twice the products of queries with keys and of
+probabilities with values. Nothing else is counted: no embeddings, norms, activations, no padding.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.compare.processes import own_environment
+from pipelines.errors import PipelineError
+from pipelines.models.architecture import architecture_of
+from pipelines.models.hf.spec import HfSpec
+from pipelines.models.spec import EncoderSpec
+
+FORWARD_AND_BACK = 6
+_TABLES = ("embed", "wpe.")
+"""In the names of what is looked up; `wpe` are the places of GPT-2."""
+SECONDS = 2.0
+"""For which each product is repeated."""
+DEADLINE_SECONDS = 300
+
+Product = tuple[int, int, int]
+"""Rows, inner width and columns of a matrix product."""
+
+
+def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
+    """The shapes of the weights that tokens are multiplied with."""
+    shapes = architecture_of(spec).weight_shapes(spec)
+    return [
+        (shape[0], shape[1])
+        for name, shape in shapes.items()
+        if len(shape) == 2 and not any(table in name for table in _TABLES)
+    ]
+
+
+def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
+    """Floating-point operations of training on one token.
+
+    Args:
+        spec: Of the encoder.
+        text_tokens: Tokens of a text, on average.
+        predicted: Share of the tokens for which words are predicted, from all of the vocabulary.
+    """
+    weights: float = sum(rows * columns for rows, columns in matrices(spec))
+    weights += predicted * spec.vocabulary * spec.hidden
+    return FORWARD_AND_BACK * (weights + 2 * _layers(spec) * spec.hidden * text_tokens)
+
+
+def _layers(spec: EncoderSpec) -> int:
+    if isinstance(spec, HfSpec):
+        # GPT-2 has another name for it.
+        known = spec.described_config
+        return int(known.get("num_hidden_layers", known.get("n_layer", 0)))
+    return int(getattr(spec, "layers", 0))
+
+
+def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
+    """How often each product is made for so many tokens, forward and back.
+
+    Args:
+        spec: Of the encoder.
+        tokens: That are multiplied at once.
+    """
+    return Counter(
+        shape
+        for rows, columns in matrices(spec)
+        for shape in (
+            (tokens, columns, rows),
+            (tokens, rows, columns),
+            (rows, tokens, columns),
+        )
+    )
+
+
+def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
+    """Operations per second that one core makes on products alone, in a process of its own.
+
+    Args:
+        shapes: How often each product is made; one at least.
+        precision: `fp32` or `bf16`.
+
+    Raises:
+        PipelineError: The process failed.
+    """
+    import subprocess
+
+    order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, order],
+            env=own_environment() | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=DEADLINE_SECONDS,
+        )
+    except subprocess.SubprocessError as error:
+        raise PipelineError(f"the rate of matrix products was not measured ({error})") from error
+    return float(done.stdout)
+
+
+def _measured(order: Mapping[str, Any]) -> float:
+    """All operations over all seconds, as many of each product as a training makes.
+
+    Each is repeated for so many seconds as are ordered.
+    """
+    import torch
+
+    from pipelines.models.frameworks.torch import multiplied
+
+    torch.set_num_threads(1)
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["precision"]]
+    operations = seconds = 0.0
+    for (rows, inner, columns), times in order["shapes"]:
+        left = torch.randn(rows, inner, dtype=kind)
+        right = torch.randn(columns, inner, dtype=kind)
+        multiplied(left, right)
+        made, began = 0, time.process_time()
+        while (spent := time.process_time() - began) < order["seconds"]:
+            multiplied(left, right)
+            made += 1
+        operations += times * 2 * rows * inner * columns
+        seconds += times * spent / made
+    return operations / seconds
+
+
+if __name__ == "__main__":
+    print(_measured(json.loads(sys.argv[1])))

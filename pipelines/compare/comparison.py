@@ -1,0 +1,221 @@
+"""What the strategies of a comparison have in common, and which of them can be measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pipelines.compare.prediction import scheme_of
+from pipelines.compare.strategy import OF_PAPER, Strategy
+from pipelines.compare.trial import Reading, reading_of, settled_steps
+from pipelines.errors import InputError
+from pipelines.files import records, storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.storage import LineLog
+from pipelines.lanes.files import LaneManifest
+from pipelines.models.folder import start_encoder
+from pipelines.models.spec import EncoderSpec
+from pipelines.settings import Config
+from pipelines.tokens.start import start_folder
+
+logger = logging.getLogger(__name__)
+
+FEWEST_STEPS = 5
+_ENOUGH_EPOCHS = 100_000
+_OF_STRATEGIES = {"workers", *OF_PAPER[0].training}
+"""Keys of `training` that differ between strategies."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        config: Of all trainings.
+        strategies: Those that can be measured here.
+        counts: Numbers of workers.
+        missing: Why others cannot, by name.
+        spec: Of the encoder.
+        manifest: Of the lanes.
+        compared: What all readings of a folder have in common.
+    """
+
+    config: Config
+    strategies: Sequence[Strategy]
+    counts: Sequence[int]
+    missing: Mapping[str, str]
+    spec: EncoderSpec
+    manifest: LaneManifest
+    compared: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, config: Config, chosen: Sequence[Strategy], counts: Sequence[int], steps: int
+    ) -> Comparison:
+        """The comparison of some strategies on prepared lanes.
+
+        Args:
+            config: Of the trainings.
+            chosen: The strategies.
+            counts: Numbers of workers.
+            steps: Of each training.
+
+        Raises:
+            InputError: So few steps tell no rate.
+        """
+        manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
+        spec, _ = start_encoder(config, manifest.vocabulary)
+        config = _shared_settings(config, counts, steps)
+        has_negatives = bool(manifest.negatives)
+        missing = {one.name: one.missing(config, has_negatives=has_negatives) for one in chosen}
+        for name, why in missing.items():
+            if why:
+                logger.info("strategies: %s is left out: %s", name, why)
+        strategies = [one for one in chosen if not missing[one.name]]
+        _check_steps(config, strategies, steps)
+        return cls(
+            config,
+            strategies,
+            counts,
+            {name: f"left out: {why}" for name, why in missing.items() if why},
+            spec,
+            manifest,
+            _compared(config, manifest),
+        )
+
+    @property
+    def step_examples(self) -> int:
+        """Examples of a step."""
+        return self.manifest.granule * self.config.training.granules_per_step
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether held-out pairs can be evaluated."""
+        return self.manifest.paired and self.config.corpus.evaluation_share > 0
+
+    @property
+    def predicted(self) -> float:
+        """Share of the tokens for which words are predicted."""
+        objective = self.config.objective
+        shares = {"clm": 1.0, "mlm": getattr(objective, "mask_ratio", 0.0)}
+        return shares.get(objective.name, 0.0)
+
+    @property
+    def text_tokens(self) -> float:
+        """Tokens of a text, on average."""
+        sides = 1 + self.manifest.paired + self.manifest.negatives
+        return self.manifest.tokens / self.manifest.placed / sides
+
+    def trials(self) -> list[tuple[Strategy, int]]:
+        """Each strategy with each of its numbers of workers."""
+        return [
+            (one, workers)
+            for one in self.strategies
+            for workers in ((1,) if one.is_alone else self.counts)
+        ]
+
+
+def _shared_settings(config: Config, counts: Sequence[int], steps: int) -> Config:
+    """The settings that all strategies have in common."""
+    training = {
+        "granules_per_step": math.lcm(*counts),
+        "max_steps": steps,
+        "epochs": _ENOUGH_EPOCHS,
+        "threads": 1,
+        "log_every": 1,
+        # The last state alone: writing is not what is compared.
+        "checkpoint_every": steps,
+        "checkpoint_minutes": None,
+        "restarts": 0,
+        "resume": False,
+        "start_seconds": 600,
+        "stall_seconds": 600,
+        # Neither choose among checkpoints nor end early: every strategy makes all steps.
+        "start_share": 0.0,
+        "keep_best": None,
+        "patience": None,
+    }
+    evaluation = config.evaluation.model_copy(update={"every_checkpoints": 0})
+    changed = config.training.model_copy(update=training)
+    return config.model_copy(update={"training": changed, "evaluation": evaluation})
+
+
+def _check_steps(config: Config, strategies: Sequence[Strategy], steps: int) -> None:
+    if steps < FEWEST_STEPS:
+        raise InputError("--steps", "there are too few for a rate", f"{FEWEST_STEPS} at least")
+    round_steps = config.training.round_steps
+    averaging = [one.name for one in strategies if scheme_of(one) == "averaging"]
+    if averaging and settled_steps(steps) < round_steps:
+        raise InputError(
+            "--steps",
+            f"{averaging[0]} averages every {round_steps} steps, and of {steps} only "
+            f"{settled_steps(steps)} count",
+            "more steps, or a smaller training.round_steps",
+        )
+
+
+def _compared(config: Config, manifest: LaneManifest) -> dict[str, Any]:
+    """By key, what has to be the same for figures to be comparable."""
+    training = config.training.model_dump(mode="json", exclude=_OF_STRATEGIES)
+    start = start_folder(config)
+    return {
+        "lanes": [*manifest.checksums],
+        "encoder": config.encoder.model_dump(mode="json"),
+        "start": "random" if start is None else storage.digest_folder(start),
+        "objective": config.objective.model_dump(mode="json"),
+        # A digest: its values may be secret.
+        "spark": sha256(config.spark.model_dump_json().encode()).hexdigest()[:16],
+        "machine": [platform.node(), os.cpu_count()],
+        **{f"training.{key}": value for key, value in training.items()},
+    }
+
+
+READINGS, COMPARED = "readings.jsonl", "comparison.json"
+
+
+class Record:
+    """The readings of a folder.
+
+    Args:
+        folder: Of the comparison; made if it is not there.
+        compared: What all its readings have in common.
+
+    Raises:
+        InputError: The folder has readings of something else.
+    """
+
+    def __init__(self, folder: Path, compared: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / READINGS
+        known = folder / COMPARED
+        wanted = json.loads(json.dumps(compared))
+        if known.is_file():
+            found = records.read(known, dict[str, Any])
+            other = [key for key in wanted if found.get(key) != wanted[key]]
+            if other:
+                raise InputError(
+                    "--output",
+                    f"{folder} holds a comparison with another {', '.join(other)}",
+                    "name another folder, or remove it",
+                )
+        storage.write_json(known, wanted)
+        self._lines = LineLog(self._path)
+        # What was killed while it wrote has left half a line.
+        self._lines.keep(
+            lambda line: records.read_line(self._path, line.encode(), dict, torn=True) is not None
+        )
+
+    def __iter__(self) -> Iterator[Reading]:
+        return map(reading_of, records.read_lines(self._path, dict[str, Any], torn=True))
+
+    def add(self, reading: Reading) -> None:
+        """Keeps a reading at once."""
+        self._lines.add(json.dumps(reading.as_json()))

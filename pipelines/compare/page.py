@@ -1,0 +1,257 @@
+"""A comparison drawn: rates side by side, and what more workers would make."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from pipelines.compare import advice as rule
+from pipelines.compare.advice import Summary, efficiency, told_workers
+from pipelines.compare.prediction import COUNTS, NETWORKS, TOLD, Projection
+from pipelines.compare.results import COLUMNS, Results, told
+from pipelines.compare.strategy import PAPER
+from pipelines.files import storage
+from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
+from pipelines.report.svg_charts import RUNS, Curve, Readings, Series, chart, picture_of, whole_tick
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+MOST = len(RUNS)
+"""Lines of a panel."""
+_WIDTH, _HEAD, _ROW = 9.6, 1.2, 0.3
+
+
+def comparison_picture(results: Results) -> str:
+    """An SVG document: rates by strategy, and beside them what is predicted, if anything is."""
+    names = [*dict.fromkeys(one.strategy for one in results.summaries)]
+    panels = 1 + bool(results.projections)
+
+    def draw(figure: Figure) -> None:
+        left, *right = figure.subplots(1, panels, squeeze=False)[0]
+        _draw_rates(left, results.summaries, names)
+        for axes in right:
+            network = next(iter(NETWORKS))
+            draw_predictions(axes, fastest_of(results.projections, network))
+            axes.set_title(f"more workers, {network}: predicted", loc="left", fontsize=10)
+
+    size = (_WIDTH * panels / 2, max(_HEAD + _ROW * len(names), 3.0))
+    return picture_of("Strategies compared", size, draw)
+
+
+def _draw_rates(axes: Axes, found: Sequence[Summary], names: Sequence[str]) -> None:
+    counts = sorted({one.workers for one in found})
+    height = 0.8 / len(counts)
+    for number, (workers, colour) in enumerate(zip(counts, RUNS, strict=False)):
+        own = [one for one in found if one.workers == workers]
+        places = [names.index(one.strategy) - 0.4 + (number + 0.5) * height for one in own]
+        rates = [one.examples_per_second for one in own]
+        label = told_workers(workers)
+        axes.barh(places, rates, height, color=colour, label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_xlabel("examples/s")
+    axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(counts), borderpad=0)
+
+
+def fastest_of(found: Sequence[Projection], network: str) -> list[Projection]:
+    """Of a network, those that are the fastest with most workers, as many as can be told apart."""
+    own = [one for one in found if one.network == network]
+    return sorted(own, key=lambda one: -one.rates[max(COUNTS)])[:MOST]
+
+
+def draw_predictions(axes: Axes, found: Sequence[Projection]) -> None:
+    """Draws predicted rates over numbers of workers."""
+    for one, colour in zip(found, RUNS, strict=False):
+        rates = [one.rates[count] for count in COUNTS]
+        axes.plot(COUNTS, rates, color=colour, label=one.strategy, linewidth=1.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(COUNTS[::3], [str(count) for count in COUNTS[::3]])
+    axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("workers")
+    axes.set_ylabel("examples/s")
+    axes.legend(loc="upper left", borderpad=0)
+
+
+TEMPLATE = "strategies.html"
+CSV, MARKDOWN = "strategies.csv", "strategies.md"
+PICTURE, PAGE = "strategies.svg", "strategies.html"
+CONCLUDED = (
+    "The paper, with GPT-2 in PyTorch on GPUs, concludes that distributed parameter servers with "
+    "mixed precision are the fastest on one node, and Horovod with mixed precision the most robust "
+    "on one or several."
+)
+
+
+def write_results(results: Results, folder: Path) -> Path:
+    """Writes the table as CSV and Markdown, a picture, and the page; returns the path of that."""
+    storage.write_text(folder / CSV, results.comma_separated())
+    storage.write_text(folder / MARKDOWN, results.markdown())
+    storage.write_text(folder / PICTURE, comparison_picture(results))
+    storage.write_text(folder / PAGE, strategies_page(results))
+    return folder / PAGE
+
+
+def strategies_page(results: Results) -> str:
+    """The page as HTML."""
+    fastest = max(results.summaries, key=lambda one: one.examples_per_second)
+    rows = results.rows()
+    return render(
+        TEMPLATE,
+        {
+            "name": "Strategies compared",
+            "kind": "comparison of strategies",
+            "sentence": "The same lanes, seed and examples a step, in turn on this machine",
+            "scores": [],
+            "tiles": {
+                "strategies": len({one.strategy for one in results.summaries}),
+                "trainings": len(results.readings),
+                f"examples/s, {fastest.strategy}": whole(fastest.examples_per_second),
+            },
+            "advice": results.advice,
+            "rule": rule_points(),
+            "rates": rate_bars(results.summaries),
+            "charts": _charts(results),
+            "scale": scale_charts(results.projections),
+            "told": TOLD,
+            "projections": [
+                {
+                    "name": one.strategy,
+                    "network": one.network,
+                    "rates": [whole(one.rates[count]) for count in TOLD],
+                    "until": _until(one),
+                }
+                for one in results.projections
+            ],
+            "paper": paper_lines(results),
+            "source": PAPER,
+            "concluded": CONCLUDED,
+            "columns": COLUMNS.values(),
+            "rows": [[told(name, row[name]) for name in COLUMNS] for row in rows],
+            "moment": duration(results.equal_time()),
+            "missing": results.missing,
+        },
+    )
+
+
+def rule_points() -> list[str]:
+    """The points of the rule of advice, as the module has them that applies it."""
+    text = inspect.cleandoc(rule.__doc__ or "")
+    for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
+        value = getattr(rule, name)
+        shown = f"{value:g}" if name in ("ERRORS", "PAYS") else f"{100 * value:.0f} %"
+        text = text.replace(f":data:`{name}`", shown)
+    return [" ".join(point.split()) for point in re.split(r"\n\d\. ", text)[1:]]
+
+
+def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
+    """The rates by number of workers, the fastest first."""
+    most = max(one.examples_per_second for one in found)
+    shares = efficiency(found)
+    bars: dict[str, list[Bar]] = {}
+    for workers in sorted({one.workers for one in found}):
+        own = [one for one in found if one.workers == workers]
+        own.sort(key=lambda one: -one.examples_per_second)
+        title = "One worker" if workers == 1 else f"{workers} workers"
+        bars[title] = [_bar(one, most, shares) for one in own]
+    return bars
+
+
+def _bar(one: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
+    drawn = bar(one.strategy, 0, one.examples_per_second / most)
+    share = shares.get((one.strategy, one.workers))
+    told = "" if share is None or one.workers == 1 else per_cent(share)
+    return Bar("kept", drawn.name, whole(one.examples_per_second), told, drawn.left, drawn.width)
+
+
+def _charts(results: Results) -> list[Chart]:
+    """Losses over examples and over time, of the fastest strategies."""
+    chosen = drawn_strategies(results.summaries)
+    by_examples, by_time = [], []
+    for one, colour in zip(chosen, RUNS, strict=False):
+        curve = results.of(one)[-1].curve
+        losses = _smooth([loss for _, _, loss in curve])
+        behind = len(curve) - len(losses)
+        name = f"{one.strategy}, {one.workers}"
+        examples = [float(count) for count, _, _ in curve[behind:]]
+        seconds = [second for _, second, _ in curve[behind:]]
+        by_examples.append(Curve(losses, colour, name, steps=examples))
+        by_time.append(Curve(losses, colour, name, steps=seconds))
+    return [
+        Chart("Loss after examples", _drawn("Loss after examples", by_examples, "examples")),
+        Chart("Loss after seconds", _drawn("Loss after seconds", by_time, "seconds")),
+    ]
+
+
+def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
+    """The fastest ones, each with the number of workers that it is fastest with."""
+    best: dict[str, Summary] = {}
+    for one in sorted(found, key=lambda one: -one.examples_per_second):
+        best.setdefault(one.strategy, one)
+    return [*best.values()][:MOST]
+
+
+def _smooth(losses: Sequence[float]) -> list[float]:
+    """Means of a tenth of the steps: those of single steps are of other batches each."""
+    window = max(1, len(losses) // 10)
+    return [float(one) for one in np.convolve(losses, np.ones(window) / window, "valid")]
+
+
+def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
+    places = curves[0].steps or ()
+    return chart(name, places, curves, size=(5.2, 3.2), from_zero=False, axis=axis)
+
+
+def _until(one: Projection) -> str:
+    return f"more than {one.pays_until}" if one.pays_until == max(COUNTS) else str(one.pays_until)
+
+
+def scale_charts(found: Sequence[Projection]) -> list[Chart]:
+    """Predicted rates over numbers of workers, a picture for each network."""
+    return [
+        Chart(network, _scale_picture(network, own))
+        for network in NETWORKS
+        if (own := fastest_of(found, network))
+    ]
+
+
+def _scale_picture(network: str, found: Sequence[Projection]) -> str:
+    def draw(figure: Figure) -> None:
+        draw_predictions(figure.add_subplot(), found)
+
+    series = [
+        Series(one.strategy, colour, COUNTS, [one.rates[count] for count in COUNTS])
+        for one, colour in zip(found, RUNS, strict=False)
+    ]
+    readings = Readings("workers", series, marked=False)
+    return picture_of(f"Predicted rates, {network}", (5.2, 3.6), draw, readings)
+
+
+def paper_lines(results: Results) -> list[dict[str, Any]]:
+    """The strategies of the paper, each with the number of workers that it is fastest with."""
+    own = [one for one in results.summaries if results.strategies[one.strategy].paper]
+    best: dict[str, Summary] = {}
+    for one in sorted(own, key=lambda one: -one.examples_per_second):
+        best.setdefault(one.strategy, one)
+    return [
+        {
+            "there": results.strategies[one.strategy].paper,
+            "here": one.strategy,
+            "workers": one.workers,
+            "rate": whole(one.examples_per_second),
+            "place": place,
+        }
+        for place, one in enumerate(best.values(), start=1)
+    ]

@@ -1,0 +1,491 @@
+"""What more workers would bring: a simulation from what was measured with few.
+
+What a worker does by itself is drawn from the seconds that were measured, so that stragglers are as
+frequent as they were. What travels is what was seen to travel, over links of a given bandwidth and
+latency, one for each worker and server, full duplex. Each scheme of exchange is simulated as it is
+built here:
+
+- ``all-reduce``: every step waits for the slowest worker; then gradients go around a ring in
+  :math:`2 (W - 1)` rounds of a part each (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+  algorithms for clusters of workstations", JPDC 69, 2009).
+- ``sharded``: weights are gathered twice and gradients scattered once a step, :math:`3 (W - 1)`
+  rounds of a part each (Rajbhandari et al., "ZeRO", SC 2020, section 7, with all state split).
+- ``averaging``: workers send weights and both moments to one server every so many steps, and get
+  their mean back.
+- ``servers``: each worker pulls, computes and pushes by itself; a server's link and its processor
+  serve one worker after the other, in the order in which they come (discrete events).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pipelines.compare.strategy import Strategy
+from pipelines.compare.trial import Reading
+
+STEPS = 60
+"""Simulated steps of each worker."""
+AVERAGED_ARRAYS = 3
+"""Weights, first and second moments."""
+STOPS_PAYING = 0.5
+"""Share of what a worker made before that a further one must make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What connects machines.
+
+    Attributes:
+        bandwidth: Bytes per second of each link, in each direction.
+        latency: Seconds of a message, one way.
+    """
+
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What one worker does in a step.
+
+    Attributes:
+        computing: Seconds without any exchange, of several steps; what is simulated is drawn from
+            them.
+        payload: Bytes of the gradients, and of the weights.
+        seconds_per_byte: Of a processor, for what is sent, received and added; where there are
+            servers, or one that averages, of theirs, which serve one worker after the other.
+        examples: In a step of one worker.
+        own_seconds: That a worker spends on each exchange with a server, beside other workers.
+        servers: That share the parameters, where there are some.
+        round_steps: Steps between two averages, where there are some.
+    """
+
+    computing: Sequence[float]
+    payload: float
+    seconds_per_byte: float
+    examples: int
+    own_seconds: float = 0.0
+    servers: int = 1
+    round_steps: int = 8
+
+
+Scheme = Callable[[Load, Network, int, np.random.Generator], float]
+"""Seconds of a step of each of so many workers, the mean of :data:`STEPS` at least."""
+
+
+def predicted_rate(
+    scheme: str, load: Load, network: Network, workers: int, seed: int = 17
+) -> float:
+    """Examples per second of all workers together.
+
+    Args:
+        scheme: A key of :data:`SCHEMES`.
+        load: Of each worker, who has so many examples a step however many there are.
+        network: That they are connected by.
+        workers: How many there are.
+        seed: Of what is drawn.
+    """
+    seconds = SCHEMES[scheme](load, network, workers, np.random.default_rng(seed))
+    return workers * load.examples / seconds
+
+
+def pays_until(rates: Mapping[int, float]) -> int:
+    """The number of workers from which on more of them stop paying.
+
+    Args:
+        rates: Examples per second by the number of workers.
+
+    Returns:
+        The least one beyond which further workers always make less than :data:`STOPS_PAYING` of
+        what one made before; the last where that is never so.
+    """
+    counts = sorted(rates)
+    found = counts[-1]
+    for fewer, more in reversed([*pairwise(counts)]):
+        further = (rates[more] - rates[fewer]) / (more - fewer)
+        if further >= STOPS_PAYING * rates[fewer] / fewer:
+            break
+        found = fewer
+    return found
+
+
+def _drawn(
+    load: Load, workers: int, generator: np.random.Generator, steps: int = STEPS
+) -> np.ndarray:
+    """Seconds of each step and worker without the exchange."""
+    return generator.choice(np.asarray(load.computing), (steps, workers))
+
+
+def _rounds(load: Load, network: Network, workers: int, times: int) -> float:
+    """Seconds in which parts go around a ring so many times, all links at once."""
+    if workers == 1:
+        return 0.0
+    part = load.payload / workers
+    each = network.latency + part / network.bandwidth + part * load.seconds_per_byte
+    return times * (workers - 1) * each
+
+
+def _all_reduce(
+    load: Load, network: Network, workers: int, generator: np.random.Generator
+) -> float:
+    slowest = _drawn(load, workers, generator).max(axis=1).mean()
+    return float(slowest + _rounds(load, network, workers, 2))
+
+
+def _sharded(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
+    slowest = _drawn(load, workers, generator).max(axis=1).mean()
+    return float(slowest + _rounds(load, network, workers, 3))
+
+
+def _averaging(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
+    rounds = -(-STEPS // load.round_steps)
+    seconds = _drawn(load, workers, generator, rounds * load.round_steps)
+    by_round = seconds.reshape(rounds, load.round_steps, workers)
+    slowest = float(by_round.sum(axis=1).max(axis=1).mean())
+    sent = AVERAGED_ARRAYS * load.payload * workers
+    # All of it passes the server's link, in and then out, and its processor.
+    exchange = 2 * (network.latency + sent / network.bandwidth + sent * load.seconds_per_byte)
+    return (slowest + load.own_seconds + exchange) / load.round_steps
+
+
+class _Server:
+    """One of those that share the parameters: two directions of a link, and a processor."""
+
+    def __init__(self, load: Load, network: Network) -> None:
+        part = load.payload / load.servers
+        self._travel = part / network.bandwidth
+        self._work = part * load.seconds_per_byte
+        self._latency = network.latency
+        self._sends = self._receives = self._works = 0.0
+
+    def pull(self, now: float) -> float:
+        """When a worker that asks now has this part of the parameters."""
+        self._sends = max(now + self._latency, self._sends) + self._travel
+        return self._sends + self._latency
+
+    def push(self, now: float) -> float:
+        """When a worker that sends a gradient now knows that it was applied."""
+        self._receives = max(now + self._latency, self._receives) + self._travel
+        self._works = max(self._receives, self._works) + self._work
+        return self._works + self._latency
+
+
+def _servers(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
+    return served(load, network, _drawn(load, workers, generator)).step
+
+
+class Served(NamedTuple):
+    """What comes of a simulation of servers.
+
+    Attributes:
+        step: Seconds of a step, until the last worker has made its last one.
+        exchange: Seconds that a worker spent on the exchange of a step, on average.
+    """
+
+    step: float
+    exchange: float
+
+
+def served(load: Load, network: Network, seconds: np.ndarray) -> Served:
+    """Simulates workers at their servers.
+
+    Args:
+        load: Of each worker.
+        network: That they are connected by.
+        seconds: Without the exchange, of each step (rows) and worker (columns).
+    """
+    steps, workers = seconds.shape
+    servers = [_Server(load, network) for _ in range(load.servers)]
+    # A worker's own link carries the parts of all servers.
+    own = load.payload / network.bandwidth
+    events = [(0.0, worker, 0, False) for worker in range(workers)]
+    ended = exchanged = 0.0
+    while events:
+        now, worker, step, computed = heapq.heappop(events)
+        if computed:
+            applied = max(now + own, *(server.push(now) for server in servers))
+            applied += load.own_seconds
+            exchanged += applied - now
+            if step + 1 < steps:
+                heapq.heappush(events, (applied, worker, step + 1, False))
+            ended = max(ended, applied)
+        else:
+            pulled = max(now + own, *(server.pull(now) for server in servers))
+            exchanged += pulled - now
+            heapq.heappush(events, (pulled + seconds[step, worker], worker, step, True))
+    return Served(ended / steps, exchanged / seconds.size)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "all-reduce": _all_reduce,
+    "sharded": _sharded,
+    "averaging": _averaging,
+    "servers": _servers,
+}
+
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_FREE = Network(bandwidth=math.inf, latency=0.0)
+"""The loopback interface, whose costs are those of processors."""
+_HALVINGS = 40
+TOLD = (8, 64, 512)
+"""Numbers of workers whose rates are told in a table."""
+NETWORKS: Mapping[str, Network] = {
+    "10 Gbit/s, 0.1 ms": Network(bandwidth=1.25e9, latency=1e-4),
+    "1 Gbit/s, 0.5 ms": Network(bandwidth=1.25e8, latency=5e-4),
+}
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What more workers of a strategy would make.
+
+    Attributes:
+        strategy: Its name.
+        scheme: How its workers exchange; see :mod:`pipelines.compare.prediction`.
+        network: A key of :data:`NETWORKS`.
+        rates: Examples per second by the number of workers.
+    """
+
+    strategy: str
+    scheme: str
+    network: str
+    rates: Mapping[int, float]
+
+    @property
+    def pays_until(self) -> int:
+        """From how many workers on more of them stop paying."""
+        return pays_until(self.rates)
+
+
+def scheme_of(strategy: Strategy) -> str:
+    """How the workers of a strategy exchange what they have computed."""
+    training = strategy.training
+    if training["mode"] != "sync":
+        return "servers"
+    if training["engine"] == "elephas":
+        return "averaging"
+    return "sharded" if training["sharding"] == "parameters" else "all-reduce"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The readings that tell what a worker of a strategy does.
+
+    Attributes:
+        several: With several workers, all with the same number of them.
+        alone: With one worker: it shares servers with nobody.
+        unsharded: Of the same engine with as many workers, each of which holds all weights: where
+            weights are sharded an engine cannot tell the exchange from the arithmetic.
+    """
+
+    several: Sequence[Reading]
+    alone: Sequence[Reading] = ()
+    unsharded: Sequence[Reading] = ()
+
+
+def load_of(
+    evidence: Evidence, strategy: Strategy, step_examples: int, round_steps: int
+) -> Load | None:
+    """What one worker does in a step; None where the readings do not tell.
+
+    Args:
+        evidence: Of a strategy.
+        strategy: It.
+        step_examples: Examples of a whole step.
+        round_steps: Steps between two averages, where it averages.
+    """
+    workers, scheme = evidence.several[0].workers, scheme_of(strategy)
+    sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
+    if len(sent) < len(evidence.several):
+        return None
+    servers = int(strategy.training["parameter_servers"])
+    blank = Load(
+        computing=(),
+        payload=statistics.median(sent) / _times_sent(scheme, workers, round_steps),
+        seconds_per_byte=0.0,
+        # Of servers a step is one worker's.
+        examples=step_examples if scheme == "servers" else step_examples // workers,
+        servers=servers,
+        round_steps=round_steps,
+    )
+    return _CALIBRATIONS[scheme](blank, evidence, workers)
+
+
+def _times_sent(scheme: str, workers: int, round_steps: int) -> float:
+    """How often the payload passes the network in a step, of all workers together."""
+    return {
+        "all-reduce": 2.0 * (workers - 1),
+        "sharded": 3.0 * (workers - 1),
+        "averaging": 2.0 * AVERAGED_ARRAYS * workers / round_steps,
+        "servers": 2.0,
+    }[scheme]
+
+
+def exchange_seconds(readings: Sequence[Reading], block: int = 1) -> float | None:
+    """Seconds of exchange of a worker's step, without those it waited for slower workers.
+
+    Args:
+        readings: Of a strategy; the median of them counts.
+        block: Steps after which all wait for the slowest.
+
+    Returns:
+        None where there are no readings, or one of them does not tell it.
+    """
+    found = [_exchange_seconds(one, block) for one in readings]
+    known = [one for one in found if one is not None]
+    return statistics.median(known) if known and len(known) == len(found) else None
+
+
+def _exchange_seconds(reading: Reading, block: int) -> float | None:
+    steps = min((len(rank) for rank in reading.computing), default=0) // block * block
+    if not steps:
+        return None
+    computing = np.asarray([rank[:steps] for rank in reading.computing])
+    by_block = computing.reshape(len(computing), -1, block).sum(axis=2)
+    waited = float((by_block.max(axis=0) - by_block.mean(axis=0)).mean()) / block
+    exchange = float(np.mean([rank[:steps] for rank in reading.exchange]))
+    return max(exchange - waited, 0.0)
+
+
+def _seconds_at_servers(readings: Sequence[Reading]) -> float | None:
+    """Seconds of exchange of a step, where nobody waits for the slowest."""
+    found = [[second for rank in one.exchange for second in rank] for one in readings]
+    if not found or not all(found):
+        return None
+    return statistics.median(statistics.fmean(one) for one in found)
+
+
+def _computing(readings: Sequence[Reading]) -> list[float]:
+    return [second for one in readings for rank in one.computing for second in rank]
+
+
+def _of_ring(load: Load, evidence: Evidence, workers: int) -> Load | None:
+    exchange = exchange_seconds(evidence.several)
+    if exchange is None:
+        return None
+    handled = load.payload * 2 * (workers - 1) / workers
+    return replace(
+        load, computing=_computing(evidence.several), seconds_per_byte=exchange / handled
+    )
+
+
+def _of_sharded(load: Load, evidence: Evidence, workers: int) -> Load | None:
+    """What a step takes longer than where all weights are whole is the exchange."""
+    known = [one.computing for one in evidence.unsharded] + [
+        one.step_seconds for one in evidence.several
+    ]
+    if not evidence.unsharded or not all(known):
+        return None
+    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
+    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several]
+    exchange = max(float(np.median(sharded) - np.median(whole)), 0.0)
+    handled = load.payload * 3 * (workers - 1) / workers
+    return replace(
+        load, computing=_computing(evidence.unsharded), seconds_per_byte=exchange / handled
+    )
+
+
+def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
+    """What grows with the workers is the server's, who takes them one after the other."""
+    alone = exchange_seconds(evidence.alone, load.round_steps)
+    several = exchange_seconds(evidence.several, load.round_steps)
+    if alone is None or several is None:
+        return None
+    each = max(several - alone, 0.0) / (workers - 1)
+    return replace(
+        load,
+        computing=_computing(evidence.several),
+        seconds_per_byte=each * load.round_steps / (2 * AVERAGED_ARRAYS * load.payload),
+        own_seconds=max(several - each * workers, 0.0) * load.round_steps,
+    )
+
+
+def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
+    """Bisects how much of a worker's exchange is the servers', who take one after the other.
+
+    With it the simulation spends as much on the exchange as was measured, with one worker and
+    with several.
+    """
+    alone = _seconds_at_servers(evidence.alone)
+    several = _seconds_at_servers(evidence.several)
+    if alone is None or several is None:
+        return None
+    load = replace(load, computing=_computing(evidence.several))
+    seconds = np.random.default_rng(0).choice(np.asarray(load.computing), (STEPS, workers))
+
+    def shared(serial: float) -> Load:
+        own = max(min(alone, several) - serial, 0.0)
+        each = serial * load.servers / load.payload
+        return replace(load, seconds_per_byte=each, own_seconds=own)
+
+    low, high = 0.0, several
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if served(shared(middle), _FREE, seconds).exchange < several:
+            low = middle
+        else:
+            high = middle
+    return shared(high)
+
+
+_CALIBRATIONS: Mapping[str, Callable[[Load, Evidence, int], Load | None]] = {
+    "all-reduce": _of_ring,
+    "sharded": _of_sharded,
+    "averaging": _of_averaging,
+    "servers": _of_servers,
+}
+"""By scheme: what completes a load, whose payload is known, from the readings."""
+
+
+def projections(
+    readings: Sequence[Reading],
+    strategies: Mapping[str, Strategy],
+    step_examples: int,
+    round_steps: int,
+) -> list[Projection]:
+    """Of each strategy that was measured with several workers, on each network.
+
+    Args:
+        readings: Of all trials.
+        strategies: By name.
+        step_examples: Examples of a step.
+        round_steps: ``training.round_steps``.
+    """
+    found = []
+    for name, strategy in strategies.items():
+        evidence = _evidence(readings, strategies, name)
+        load = load_of(evidence, strategy, step_examples, round_steps) if evidence else None
+        if load is None:
+            continue
+        scheme = scheme_of(strategy)
+        for network, link in NETWORKS.items():
+            rates = {count: predicted_rate(scheme, load, link, count) for count in COUNTS}
+            found.append(Projection(name, scheme, network, rates))
+    return found
+
+
+def _evidence(
+    readings: Sequence[Reading], strategies: Mapping[str, Strategy], name: str
+) -> Evidence | None:
+    """That of the greatest number of workers; None where there is none with several."""
+    most = max((one.workers for one in readings if one.strategy == name), default=1)
+    if most == 1:
+        return None
+
+    def of(strategy: str | None, workers: int) -> list[Reading]:
+        return [one for one in readings if (one.strategy, one.workers) == (strategy, workers)]
+
+    whole = {**strategies[name].training, "sharding": "none"}
+    unsharded = next(
+        (own for own, one in strategies.items() if one.training == whole and not one.is_peer), None
+    )
+    return Evidence(several=of(name, most), alone=of(name, 1), unsharded=of(unsharded, most))

@@ -1,0 +1,237 @@
+"""What a comparison has shown: a table, figures, files, and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pipelines.compare.advice import Summary, efficiency
+from pipelines.compare.prediction import Projection
+from pipelines.compare.strategy import Strategy
+from pipelines.compare.trial import Reading
+
+FIGURE = "ndcg@10"
+SET = "retrieval"
+
+Row = Mapping[str, Any]
+COLUMNS: Mapping[str, str] = {
+    "strategy": "strategy",
+    "workers": "workers",
+    "examples_per_second": "examples/s",
+    "lowest": "lowest",
+    "highest": "highest",
+    "tokens_per_second": "tokens/s",
+    "efficiency": "efficiency",
+    "examples_per_cpu_second": "examples/CPU-s",
+    "of_matrix_rate": "of the matrix rate",
+    "communication": "communication",
+    "megabytes_per_step": "MB/step",
+    "gigabytes": "memory, GB",
+    "loss": "loss",
+    "loss_at_equal_time": "loss, equal time",
+    "gain": "nDCG@10",
+    "gain_low": "from",
+    "gain_high": "to",
+}
+"""What is told of a strategy, and what it is called in tables."""
+SHORT = (
+    "strategy",
+    "workers",
+    "examples/s",
+    "efficiency",
+    "of the matrix rate",
+    "communication",
+    "GB",
+    "loss",
+)
+"""Columns of a terminal."""
+SHARES = ("efficiency", "of_matrix_rate", "communication")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a comparison has shown.
+
+    Attributes:
+        readings: Of all trials.
+        summaries: Of them, in the order of the strategies.
+        strategies: By name.
+        rates: Operations per second of a core on matrix products alone, by precision.
+        operations_per_token: Of the training.
+        projections: What more workers would make.
+        advice: What follows, in sentences.
+        missing: Why a strategy was left out, by name.
+    """
+
+    readings: Sequence[Reading]
+    summaries: Sequence[Summary]
+    strategies: Mapping[str, Strategy]
+    rates: Mapping[str, float]
+    operations_per_token: float
+    projections: Sequence[Projection]
+    advice: Sequence[str]
+    missing: Mapping[str, str]
+
+    def rows(self) -> list[Row]:
+        """A row of :data:`COLUMNS` for each summary; None where something is not known."""
+        shares = efficiency(self.summaries)
+        moment = self.equal_time()
+        return [self._row(one, shares, moment) for one in self.summaries]
+
+    def equal_time(self) -> float:
+        """Seconds of training in which every strategy has come to an end, or some way towards it.
+
+        It is the time of the fastest: of all others the loss on the way is told.
+        """
+        return min(
+            statistics.median(one.curve[-1][1] for one in self.of(summary))
+            for summary in self.summaries
+        )
+
+    def of(self, summary: Summary) -> list[Reading]:
+        """The readings of a summary."""
+        key = (summary.strategy, summary.workers)
+        return [one for one in self.readings if (one.strategy, one.workers) == key]
+
+    def _row(self, one: Summary, shares: Mapping[tuple[str, int], float], moment: float) -> Row:
+        readings = self.of(one)
+        tokens = statistics.median(each.tokens_per_second for each in readings)
+        rate = self.rates.get(self.strategies[one.strategy].training["precision"])
+        used = tokens * self.operations_per_token / one.workers
+        sent = _median([each.bytes_per_step for each in readings])
+        return {
+            "strategy": one.strategy,
+            "workers": one.workers,
+            "examples_per_second": one.examples_per_second,
+            "lowest": one.spread[0],
+            "highest": one.spread[1],
+            "tokens_per_second": tokens,
+            "efficiency": shares.get((one.strategy, one.workers)),
+            "examples_per_cpu_second": _median([e.examples_per_cpu_second for e in readings]),
+            "of_matrix_rate": None if rate is None else used / rate,
+            "communication": one.communication,
+            "megabytes_per_step": None if sent is None else sent / 1e6,
+            "gigabytes": statistics.median(each.own_bytes for each in readings) / 1e9,
+            "loss": one.loss,
+            "loss_at_equal_time": _median([loss_at(each, moment) for each in readings]),
+            **_gain(readings),
+        }
+
+    def table(self) -> Table:
+        """For a terminal: what fits side by side; the files have all of it."""
+        table = Table(*SHORT)
+        for row in self.rows():
+            cells = {
+                "strategy": row["strategy"],
+                "workers": str(row["workers"]),
+                "examples/s": f"{told('rate', row['examples_per_second'])} {_between(row)}",
+                "efficiency": told("efficiency", row["efficiency"]),
+                "of the matrix rate": told("of_matrix_rate", row["of_matrix_rate"]),
+                "communication": told("communication", row["communication"]),
+                "GB": told("gigabytes", row["gigabytes"]),
+                "loss": told("loss", row["loss"]),
+            }
+            table.add_row(*(cells[name] for name in SHORT))
+        return table
+
+    def markdown(self) -> str:
+        """The table, and what follows from it."""
+        lines = [_line(COLUMNS.values()), _line("---" for _ in COLUMNS)]
+        lines += [_line(told(name, row[name]) for name in COLUMNS) for row in self.rows()]
+        return "\n".join([*lines, "", *self.advice, ""])
+
+    def comma_separated(self) -> str:
+        """All figures as they are, under their names."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [*COLUMNS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
+        return text.getvalue()
+
+    def figures(self) -> dict[str, Any]:
+        """For the line of JSON."""
+        return {
+            "strategies": [
+                {
+                    name: round(value, 5) if isinstance(value, float) else value
+                    for name, value in row.items()
+                }
+                for row in self.rows()
+            ],
+            "matrix_operations_per_second": {k: round(v) for k, v in self.rates.items()},
+            "predicted": [
+                {
+                    "strategy": one.strategy,
+                    "network": one.network,
+                    "examples_per_second": {str(n): round(r, 1) for n, r in one.rates.items()},
+                    "pays_until": one.pays_until,
+                }
+                for one in self.projections
+            ],
+            "advice": [*self.advice],
+        }
+
+
+def loss_at(reading: Reading, moment: float) -> float | None:
+    """The loss when so many seconds of training were over, the mean of some steps before.
+
+    None where fewer steps than that were made by then.
+    """
+    losses = [loss for _, _, loss in reading.curve]
+    seconds = [second for _, second, _ in reading.curve]
+    window = max(1, len(losses) // 10)
+    smooth = np.convolve(losses, np.ones(window) / window, "valid")
+    # The first mean is known when the last of its steps is done.
+    loss = float(np.interp(moment, seconds[window - 1 :], smooth, left=np.nan))
+    return None if np.isnan(loss) else loss
+
+
+def _gain(readings: Sequence[Reading]) -> dict[str, float | None]:
+    """Of the held-out pairs, in points; nothing where no model was evaluated."""
+    for one in readings:
+        figures = one.figures or {}
+        try:
+            before, after = (float(figures[when][SET][FIGURE]) for when in ("before", "after"))
+            interval = figures["interval"][SET][FIGURE]
+            low, high = float(interval["low"]), float(interval["high"])
+        except KeyError:
+            continue
+        return {"gain": after - before, "gain_low": low, "gain_high": high}
+    return {"gain": None, "gain_low": None, "gain_high": None}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return statistics.median(known) if len(known) == len(values) else None
+
+
+def told(name: str, value: Any) -> str:
+    """A figure for people."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if name in SHARES:
+        return f"{100 * value:.0f} %"
+    if name.startswith("gain"):
+        return f"{value:+.2f}"
+    if name.startswith("loss"):
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _between(row: Row) -> str:
+    """Lowest and highest of several rounds; empty where they are one."""
+    low, high = told("rate", row["lowest"]), told("rate", row["highest"])
+    return "" if low == high else f"({low} to {high})"
+
+
+def _line(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"

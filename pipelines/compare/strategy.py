@@ -1,0 +1,199 @@
+"""The strategies that are compared: those of a paper, and every way in which an engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipelines.catalog import ENGINES, LOSSES
+from pipelines.compare.plugins import provided
+from pipelines.compare.processes import stage_command
+from pipelines.engines.base import load_engine
+from pipelines.errors import EngineUnavailable, InputError, PipelineError
+from pipelines.models.architecture import check_framework
+from pipelines.models.start import start_architecture
+from pipelines.settings import Config
+
+PAPER = "Bai 2022, arXiv:2206.06356"
+"""Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
+2022."""
+MIXED = "-bf16"
+"""Behind the name of a strategy that multiplies matrices in bf16 and keeps its weights in fp32."""
+DEFAULT_WORKERS = (1, 2)
+_BASE = {"mode": "sync", "sharding": "none", "precision": "fp32", "parameter_servers": 1}
+
+
+class Peer(Protocol):
+    """Another library's own way to train."""
+
+    @property
+    def name(self) -> str:
+        """For people, and for the command line."""
+
+    @property
+    def framework(self) -> str:
+        """What computes: `tensorflow` or `torch`."""
+
+    @property
+    def missing(self) -> Callable[[Config, bool], str]:
+        """Takes settings, and whether the lanes hold hard negatives; see `Strategy.missing`."""
+
+    def command(self, config: Config, settings: Path) -> list[str]:
+        """The command that trains, with its settings written to a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A way to train.
+
+    Attributes:
+        name: For people, and for the command line.
+        training: The keys of the section `training` by which it differs from others.
+        paper: What :data:`PAPER` calls it; empty where it has no such strategy.
+        peer: Another library's own way to train, if it is one.
+    """
+
+    name: str
+    training: Mapping[str, Any]
+    paper: str = ""
+    peer: Peer | None = None
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another library trains."""
+        return self.peer is not None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has one worker, whatever others have."""
+        return bool(self.training["engine"] == "local") and not self.is_peer
+
+    def configured(self, config: Config, workers: int) -> Config:
+        """The settings of a training with so many workers, each with one thread."""
+        training = {**self.training, "workers": workers}
+        return config.model_copy(update={"training": config.training.model_copy(update=training)})
+
+    def command(self, config: Config, settings: Path) -> list[str]:
+        """The command of a training, whose settings are written to a file."""
+        if self.peer is not None:
+            return self.peer.command(config, settings)
+        return stage_command("train", config, settings)
+
+    def missing(self, config: Config, *, has_negatives: bool = False) -> str:
+        """Why it cannot be measured here; empty if it can.
+
+        Args:
+            config: Of the trainings.
+            has_negatives: Whether the lanes hold hard negatives.
+        """
+        own = self.configured(config, 1)
+        if self.peer is not None:
+            return self.peer.missing(own, has_negatives)
+        try:
+            load_engine(self.training["engine"]).check_libraries(own)
+            LOSSES.load(own.objective.name).form(own.training.framework)
+            check_framework(start_architecture(own), own)
+        except PipelineError as error:
+            return str(error)
+        return ""
+
+
+def _of_paper(paper: str, name: str, **training: Any) -> Strategy:
+    return Strategy(
+        name=name, training={**_BASE, "framework": "tensorflow", **training}, paper=paper
+    )
+
+
+_SERVED = {"engine": "tensorflowonspark", "mode": "async"}
+OF_PAPER = (
+    _of_paper("single worker", "single-worker", engine="local"),
+    _of_paper("single parameter server", "single-server", **_SERVED),
+    _of_paper(
+        "distributed parameter server", "distributed-servers", **_SERVED, parameter_servers=2
+    ),
+    _of_paper("Horovod", "horovod", engine="horovod"),
+    _of_paper(
+        "distributed parameter server, mixed precision",
+        f"distributed-servers{MIXED}",
+        **_SERVED,
+        parameter_servers=2,
+        precision="bf16",
+    ),
+    _of_paper("Horovod, mixed precision", f"horovod{MIXED}", engine="horovod", precision="bf16"),
+)
+"""The six of the paper, all with one framework, so that nothing else differs between them."""
+
+
+def all_strategies() -> dict[str, Strategy]:
+    """Those of the paper by name, each engine with its modes, frameworks and shardings, peers."""
+    found = {one.name: one for one in OF_PAPER}
+    for engine in ENGINES:
+        for strategy in _of_engine(engine):
+            if all(strategy.training != one.training for one in OF_PAPER):
+                found[strategy.name] = strategy
+    return found | {name: _of_peer(peer) for name, peer in provided("peers").items()}
+
+
+def _of_peer(peer: Peer) -> Strategy:
+    training = {**_BASE, "engine": "local", "framework": peer.framework}
+    return Strategy(name=peer.name, training=training, peer=peer)
+
+
+def _of_engine(name: str) -> Iterator[Strategy]:
+    try:
+        engine = load_engine(name)
+    except EngineUnavailable:
+        # One line says so when it is to be measured.
+        yield Strategy(name=name, training={**_BASE, "engine": name})
+        return
+    choices = {
+        "mode": tuple(engine.modes),
+        "framework": engine.frameworks,
+        "sharding": engine.shardings,
+    }
+    for values in product(*choices.values()):
+        chosen = dict(zip(choices, values, strict=True))
+        # What is no choice, and the absence of sharding, is left out of the name.
+        told = [one for key, one in chosen.items() if len(choices[key]) > 1 and one != "none"]
+        yield Strategy(name="-".join([name, *told]), training={**_BASE, "engine": name, **chosen})
+
+
+def named_strategies(names: str | None) -> list[Strategy]:
+    """The strategies of a list with commas; all of them by default.
+
+    Any name may be followed by ``-bf16``, for the same in mixed precision.
+
+    Raises:
+        InputError: There is no such strategy.
+    """
+    known = all_strategies()
+    if names is None:
+        return [*known.values()]
+    return [_named(name, known) for name in dict.fromkeys(map(str.strip, names.split(",")))]
+
+
+def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
+    if name in known:
+        return known[name]
+    base = known.get(name.removesuffix(MIXED))
+    if base is None:
+        listed = ", ".join(known)
+        raise InputError("--cases", f"there is no strategy `{name}`", f"some of {listed}")
+    return replace(base, name=name, training={**base.training, "precision": "bf16"}, paper="")
+
+
+def worker_counts(text: str | None) -> Sequence[int]:
+    """The numbers of workers of a list with commas; 1 and 2 by default.
+
+    Raises:
+        InputError: One is no whole number above 0.
+    """
+    if text is None:
+        return DEFAULT_WORKERS
+    counts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() and int(one) for one in counts):
+        raise InputError("--workers", f"`{text}` is no list of numbers", "for example 1,2,4")
+    return sorted({int(one) for one in counts})

@@ -1,0 +1,279 @@
+"""One training of a strategy in processes of its own, and what can be read off it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.compare.processes import (
+    Usage,
+    measure_command,
+    own_environment,
+    stage_command,
+)
+from pipelines.errors import PipelineError
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.runs.step_metrics import read_metrics_lines
+from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_SECONDS = 1800.0
+WARM_UP = 0.2
+"""Share of the steps whose rates do not count: frameworks compile, caches fill."""
+WARM_UP_STEPS = 16
+"""The least of them, but for half of the steps: oneDNN compiles kernels for each number of rows
+that TensorFlow meets, over some dozen steps."""
+
+LOOPBACK = "lo"
+
+Command = Callable[[Config, Path], list[str]]
+"""The command line of a training, whose settings are written to a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a trial has shown.
+
+    Attributes:
+        strategy: Its name.
+        workers: How many trained.
+        round: Of the comparison, from 0 on.
+        seconds: Of the whole command, from its start to its end.
+        cpu_seconds: Of all its processes.
+        own_bytes: Memory of all its processes at its highest, see
+            :class:`pipelines.compare.processes.Usage`.
+        examples_per_second: Behind the warm-up, as all further rates.
+        tokens_per_second: Without padding.
+        examples_per_cpu_second: By the CPU time of the workers; None where that is not measured.
+        communication: Share of the workers' time in which numbers travelled, or in which they
+            waited for others; None where an engine cannot tell it from arithmetic.
+        bytes_per_step: That passed the loopback interface, so of everything on this machine; None
+            where too few steps were seen, there is no such interface, or executors run elsewhere.
+        step_seconds: Of each worker the seconds of its steps, in their order; empty where an
+            engine does not tell them.
+        exchange: Of these, the seconds in which numbers travelled, or in which the worker waited
+            for others; empty where an engine cannot tell them from arithmetic.
+        curve: Examples, seconds since the first step began, and loss, step by step.
+        figures: By set and metric, after the training; empty unless it was evaluated.
+    """
+
+    strategy: str
+    workers: int
+    round: int
+    seconds: float
+    cpu_seconds: float
+    own_bytes: int
+    examples_per_second: float
+    tokens_per_second: float
+    examples_per_cpu_second: float | None = None
+    communication: float | None = None
+    bytes_per_step: float | None = None
+    step_seconds: tuple[tuple[float, ...], ...] = ()
+    exchange: tuple[tuple[float, ...], ...] = ()
+    curve: tuple[tuple[int, float, float], ...] = ()
+    figures: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What no two trials of a comparison have in common."""
+        return (self.strategy, self.workers, self.round)
+
+    @property
+    def computing(self) -> tuple[tuple[float, ...], ...]:
+        """Of each worker the seconds of its steps without the exchange; empty if not known."""
+        return tuple(
+            tuple(whole - exchanged for whole, exchanged in zip(*steps, strict=True))
+            for steps in zip(self.step_seconds, self.exchange, strict=False)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For :func:`reading_of`."""
+        return asdict(self)
+
+
+def reading_of(told: Mapping[str, Any]) -> Reading:
+    """A reading from its JSON."""
+    lists = ("step_seconds", "exchange", "curve")
+    return Reading(**{**told, **{name: tuple(map(tuple, told[name])) for name in lists}})
+
+
+class Wire:
+    """Counts the bytes of the loopback interface while a run makes steps.
+
+    Args:
+        run: Of which ``metrics.jsonl`` says how far it is.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._seen: list[tuple[int, int]] = []
+
+    def look(self) -> None:
+        """Notes the last step and the bytes so far, if there is another step."""
+        import psutil
+
+        step = _last_step(self._run)
+        if step and (not self._seen or step != self._seen[-1][0]):
+            loopback = psutil.net_io_counters(pernic=True).get(LOOPBACK)
+            if loopback is not None:
+                self._seen.append((step, loopback.bytes_sent))
+
+    def bytes_per_step(self, first: int) -> float | None:
+        """Between the first moment behind a step and the last; None where nothing is known."""
+        settled = [one for one in self._seen if one[0] >= first]
+        if len(settled) < 2:
+            return None
+        (before, sent), (after, sent_then) = settled[0], settled[-1]
+        return (sent_then - sent) / (after - before) or None
+
+
+def _last_step(run: RunFolder) -> int:
+    if not run.step_metrics.is_file():
+        return 0
+    return max((line["step"] for line in read_metrics_lines(run.path)), default=0)
+
+
+def run_trial(
+    config: Config,
+    strategy: str,
+    round_number: int,
+    folder: Path,
+    *,
+    command: Command,
+    step_examples: int,
+    evaluated: bool,
+) -> Reading:
+    """Trains in a folder, which a caller removes.
+
+    Args:
+        config: Of the strategy, on prepared lanes; a line of metrics for each step.
+        strategy: Its name.
+        round_number: Of the comparison.
+        folder: For the run and its settings.
+        command: That trains.
+        step_examples: Examples of a step.
+        evaluated: Whether the model is evaluated afterwards.
+
+    Raises:
+        PipelineError: The training failed, or did not end in time.
+    """
+    placed = config.run.model_copy(update={"folder": str(folder / "run"), "overwrite": True})
+    config = config.model_copy(update={"run": placed})
+    run = RunFolder.of(config)
+    wire = Wire(run)
+    # Of libraries that leave files behind: not in the trial's folder, since sockets among them can
+    # have short paths only.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        usage = measure_command(
+            command(config, folder / "job.yaml"),
+            environment=own_environment() | {"TMPDIR": temporary},
+            deadline_seconds=DEADLINE_SECONDS,
+            on_look=wire.look,
+            log=folder / "train.log",
+        )
+    lines = [*read_metrics_lines(run.path)]
+    if len(lines) != config.training.max_steps:
+        raise PipelineError(f"it made {len(lines)} steps, not {config.training.max_steps}")
+    # Unset, it is this machine.
+    is_local = config.spark.conf.get("master", "local").startswith("local")
+    return read_trial(
+        lines,
+        usage,
+        step_examples,
+        strategy=strategy,
+        workers=config.training.workers,
+        round=round_number,
+        bytes_per_step=wire.bytes_per_step(settled_step(len(lines))) if is_local else None,
+        figures=_evaluated(config, folder) if evaluated else None,
+    )
+
+
+def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
+    """What the model is worth; None, with a warning, where that fails: rates are known then."""
+    try:
+        return _figures(config, folder)
+    except PipelineError as error:
+        logger.warning("strategies: its model was not evaluated: %s", error)
+        return None
+
+
+def _figures(config: Config, folder: Path) -> Mapping[str, Any]:
+    measure_command(
+        stage_command("evaluate", config, folder / "evaluate.yaml"),
+        environment=own_environment(),
+        deadline_seconds=DEADLINE_SECONDS,
+        log=folder / "evaluate.log",
+    )
+    told: dict[str, Any] = storage.read_json(RunFolder.of(config).metrics)
+    return {name: told[name] for name in ("before", "after", "interval") if name in told}
+
+
+def settled_step(steps: int) -> int:
+    """The last step of the warm-up."""
+    return max(1, min(max(WARM_UP_STEPS, round(WARM_UP * steps)), steps // 2))
+
+
+def settled_steps(steps: int) -> int:
+    """How many of the steps count."""
+    return steps - settled_step(steps)
+
+
+def read_trial(
+    lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **told: Any
+) -> Reading:
+    """The reading of a run's metrics lines, one for each step.
+
+    Args:
+        lines: Of ``metrics.jsonl``.
+        usage: Of its processes.
+        step_examples: Examples of a step.
+        told: Further fields of the reading.
+    """
+    settled = lines[settled_step(len(lines)) :]
+    before = lines[settled_step(len(lines)) - 1]["seconds"]
+    seconds = max(lines[-1]["seconds"] - before, 1e-9)
+    known = [line["cpu_seconds"] for line in settled if "cpu_seconds" in line]
+    cpu = math.fsum(known) if len(known) == len(settled) else 0.0
+    workers = [worker for line in settled for worker in line["workers"]]
+    rate = step_examples * len(settled) / seconds
+    per_example = [line["tokens_per_second"] / line["examples_per_second"] for line in settled]
+    return Reading(
+        seconds=usage.seconds,
+        cpu_seconds=usage.cpu_seconds,
+        own_bytes=usage.own_bytes,
+        examples_per_second=rate,
+        # All lines are of as many examples.
+        tokens_per_second=statistics.fmean(per_example) * rate,
+        examples_per_cpu_second=step_examples * len(settled) / cpu if cpu else None,
+        communication=_share(workers),
+        step_seconds=_by_rank(workers, "seconds"),
+        exchange=_by_rank(workers, "communication"),
+        curve=tuple(
+            (step_examples * line["step"], line["seconds"], line["loss"]) for line in lines
+        ),
+        **told,
+    )
+
+
+def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of the exchange in all seconds of all workers."""
+    if not workers or not all("communication" in one for one in workers):
+        return None
+    seconds = math.fsum(one["seconds"] for one in workers)
+    return math.fsum(one["communication"] for one in workers) / max(seconds, 1e-9)
+
+
+def _by_rank(workers: Sequence[Mapping[str, Any]], part: str) -> tuple[tuple[float, ...], ...]:
+    """Seconds of a part of each worker's steps; empty where one does not tell it."""
+    if not all(part in one for one in workers):
+        return ()
+    ranks = sorted({one["rank"] for one in workers})
+    return tuple(tuple(one[part] for one in workers if one["rank"] == rank) for rank in ranks)

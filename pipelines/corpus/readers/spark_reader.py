@@ -1,0 +1,389 @@
+"""The inputs of any format as a Spark DataFrame of raw rows of one shape; runs on the driver.
+
+Files of text are read by Python on the executors, a range of a file or several files a task
+(:mod:`pipelines.corpus.readers.ranges`); Parquet and tables by Spark
+(:mod:`pipelines.corpus.readers.parquet`, :mod:`pipelines.corpus.readers.tables`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, reduce
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.catalog import FORMATS
+from pipelines.corpus.readers import parquet
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
+from pipelines.corpus.readers.formats import Columns, Damaged, Format, Limits, Wanted
+from pipelines.corpus.readers.inputs import (
+    COLUMNS,
+    INPUTS,
+    Names,
+    columns_of,
+    find_files,
+    format_of,
+    has_columns,
+    named_columns,
+    nothing_readable,
+    stamp_of,
+    suffixes_of,
+    text_of,
+)
+from pipelines.corpus.readers.ranges import (
+    FileRange,
+    column_problem,
+    pack,
+    probe,
+    read_tasks,
+    split_file,
+)
+from pipelines.corpus.readers.rows import ROW_DDL
+from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.errors import InputError
+from pipelines.files.locations import Location
+from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.corpus import column_of
+from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.frames import read_columns
+from pipelines.spark.tasks import frame_from_tasks
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+def read_rows(
+    session: SparkSession,
+    settings: CorpusSettings,
+    stores: StorageSettings = DEFAULT_STORES,
+    damaged: Damaged = MappingProxyType({}),
+) -> DataFrame:
+    """The raw rows of `corpus.inputs`; see :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`.
+
+    Only first bytes and footers are read yet. What cannot be read later is a row with its reason
+    in `quarantined`.
+
+    Raises:
+        InputError: An input or a column is not there, no file can be read, or the settings do not
+            fit the format.
+    """
+    check_settings(settings)
+    known: Format = FORMATS.load(settings.format)
+    if known.read is not None:
+        return known.read(session, settings)
+    follow = settings.follow_links
+    files = find_files(settings.inputs, settings.format, stores=stores, follow_links=follow)
+    return read_files(session, settings, files, files, stores, damaged)
+
+
+def check_settings(settings: CorpusSettings) -> None:
+    """Refuses settings that do not fit the format.
+
+    Raises:
+        InputError: Names the setting.
+    """
+    if settings.score_column is not None and settings.pairs != "columns":
+        raise InputError(
+            "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
+        )
+    known: Format = FORMATS.load(settings.format)
+    inputs = f"{settings.format} files" if known.files else settings.format
+    if known.pairs is not None and settings.pairs not in known.pairs:
+        *others, last = known.pairs
+        remedy = f"{', '.join(others)} or {last}, or another corpus.format"
+        raise InputError("corpus.pairs", f"{inputs} cannot give `{settings.pairs}`", remedy)
+    columns = {
+        "corpus.group_column": settings.group_column,
+        "corpus.key_column": settings.key_column,
+    }
+    for key, column in columns.items():
+        if column and not known.columns:
+            raise InputError(key, f"{inputs} have no columns", "leave it out")
+
+
+def read_files(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
+    stores: StorageSettings = DEFAULT_STORES,
+    damaged: Damaged = MappingProxyType({}),
+) -> DataFrame:
+    """The raw rows of some files of a format of files.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
+        stores: How object stores are reached.
+        damaged: Those that cannot be read to their ends, which go to the quarantine.
+
+    Raises:
+        InputError: No file can be read.
+    """
+    known: Format = FORMATS.load(settings.format)
+    if known.read_files is not None:
+        return known.read_files(session, settings, files, read, damaged)
+    limits = Limits(record=settings.max_record_megabytes << 20)
+    if known.columns:
+        names = list(named_columns(settings))
+        wanted = Wanted(settings.format, columns_of(settings), limits, stores=stores)
+        wanted = replace(wanted, multiline=settings.csv_multiline, dialect=Dialect.of(settings))
+    else:
+        wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
+    _check_some_readable(files, wanted, names)
+    return _read(session, read, wanted)
+
+
+def without_damaged(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    act: Callable[[Damaged], Result],
+) -> Result:
+    """Have Spark read files, and where it cannot, once more without those that are damaged.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: That are read.
+        act: Reads them, given those that are damaged.
+
+    Raises:
+        PySparkException: Spark failed for another reason.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    find = FORMATS.load(settings.format).find_damaged
+    try:
+        return act({})
+    except (Py4JError, PySparkException):
+        columns = [name for _, name in named_columns(settings)]
+        damaged = {} if find is None else find(session, files, columns)
+        if not damaged:
+            raise
+    for file, problem in damaged.items():
+        logger.warning("%s cannot be read: %s", file, problem)
+    return act(damaged)
+
+
+@contextmanager
+def damage_named(
+    session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
+) -> Iterator[None]:
+    """Name the file, where Spark cannot read one in the block.
+
+    Args:
+        session: Has the files read once more.
+        key: The setting that names them.
+        files: Of which those of Parquet are looked at.
+        columns: That are wanted.
+
+    Raises:
+        InputError: A file is damaged.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException):
+        named = [file for file in files if format_of(file) == "parquet"]
+        for file, problem in parquet.find_damaged(session, named, columns).items():
+            raise InputError(key, f"{file} cannot be read ({problem})", "mend it") from None
+        raise
+
+
+def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> DataFrame:
+    tasks = planned_splits(session, files, wanted.format, multiline=wanted.multiline)
+    return frame_from_tasks(session, tasks, partial(read_tasks, wanted=wanted), ROW_DDL)
+
+
+def planned_splits(
+    session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
+) -> list[list[FileRange]]:
+    """The splits of files of a format, in their order: those that each task reads."""
+    splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
+    tasks = pack(splits, default_parallelism(session))
+    logger.info("reading %d files in %d tasks", len(files), len(tasks))
+    return [[(split.file, split.start, split.stop) for split in task] for task in tasks]
+
+
+def _check_some_readable(
+    files: Iterable[Location], wanted: Wanted, names: Names, key: str = INPUTS
+) -> None:
+    """Looks at first bytes until one file can be read.
+
+    Raises:
+        InputError: None can.
+    """
+    first: tuple[Location, str] | None = None
+    known: list[tuple[Location, Sequence[str]]] = []
+    for file in files:
+        try:
+            columns = shown_columns(file, wanted)
+        except UnreadableError as error:
+            first = first or (file, error.reason)
+            continue
+        if columns is None:
+            return
+        problem = column_problem((column_of(name, columns) for _, name in names), columns)
+        if problem is None:
+            return
+        first = first or (file, problem)
+        known.append((file, columns))
+    if first is not None:
+        raise nothing_readable(first, known, names, key)
+
+
+def shown_columns(file: Location, wanted: Wanted) -> tuple[str, ...] | None:
+    """The columns that the first bytes of a file show; None where they cannot tell.
+
+    Raises:
+        UnreadableError: There should be some, and there are none, or it cannot be read.
+    """
+    probed = probe(file, wanted)
+    return probed.form.columns(probed) if probed.form.columns else None
+
+
+def texts_of(
+    session: SparkSession,
+    inputs: Sequence[str],
+    columns: Sequence[str],
+    key: str,
+    stores: StorageSettings = DEFAULT_STORES,
+    dialect: Dialect = RFC_4180,
+    *,
+    follow_links: bool = False,
+) -> DataFrame:
+    """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
+
+    Args:
+        session: Reads the files that are not Parquet once, to be sure that all of them can be.
+        inputs: Files, folders or globs.
+        columns: Those that a file has are taken; it has one at least.
+        key: The setting of the inputs; that of the columns is `<key>_columns`.
+        stores: How object stores are reached.
+        dialect: Of those that are CSV.
+        follow_links: Out of folders.
+
+    Raises:
+        InputError: Something of it cannot be read.
+    """
+    texts = [
+        frame
+        for file in find_files(inputs, COLUMNS, key, stores, follow_links=follow_links)
+        for frame in _texts_of_file(session, file, columns, key, stores, dialect)
+    ]
+    return reduce(DataFrame.unionByName, texts).where("text is not null")
+
+
+def _texts_of_file(
+    session: SparkSession,
+    file: Location,
+    columns: Sequence[str],
+    key: str,
+    stores: StorageSettings,
+    dialect: Dialect,
+) -> Iterator[DataFrame]:
+    kind, there = columns_in(file, key, dialect)
+    wanted = [name for name in columns if name in there]
+    if not wanted:
+        missing = " or ".join(f"`{name}`" for name in columns)
+        section = key.partition(".")[0]
+        remedy = has_columns(there, section) if there else "name files that hold text"
+        raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
+    if FORMATS.load(kind).form is None:
+        (footer,) = parquet.read_footers([file])
+        problem = footer.problem_with(wanted)
+        problem = problem or parquet.find_damaged(session, [file], wanted).get(file)
+        if problem is not None:
+            raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
+    for name in wanted:
+        if FORMATS.load(kind).form is None:
+            frame = read_columns(session, [file], [column_of(name, there)])
+            yield frame.select(text_of(name, there).alias("text"))
+        else:
+            wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
+            rows = _read(session, [file], wants)
+            _check_all_read(rows, key)
+            yield rows.select(F.col("text_0").alias("text"))
+
+
+def columns_in(
+    file: Location, key: str, dialect: Dialect = RFC_4180
+) -> tuple[str, tuple[str, ...]]:
+    """The format of a file with columns and their names, in CSV and JSON of its first row.
+
+    Args:
+        file: Its name tells the format.
+        key: The setting that names it.
+        dialect: Of a CSV file.
+
+    Raises:
+        InputError: It says no format, or cannot be read.
+    """
+    kind = format_of(file)
+    if kind is None:
+        remedy = f"its name must end in {suffixes_of(COLUMNS)}"
+        raise InputError(key, f"{file} says no format", remedy)
+    if FORMATS.load(kind).form is None:
+        (footer,) = parquet.read_footers([file])
+        problem, there = footer.problem, tuple(footer.types)
+    else:
+        problem, there = _first_columns_of(file, Wanted(kind, Columns(()), dialect=dialect))
+    if problem is not None:
+        raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
+    return kind, there
+
+
+def _first_columns_of(file: Location, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
+    try:
+        return None, tuple(shown_columns(file, wanted) or ())
+    except UnreadableError as error:
+        return error.reason, ()
+
+
+def _check_all_read(rows: DataFrame, key: str) -> None:
+    first = rows.where("quarantined is not null").orderBy("offset").first()
+    if first is not None:
+        place = f"{first['file']} at byte {first['offset']}"
+        raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
+
+
+def input_fingerprint(
+    settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any] | None:
+    """What changes when the inputs do, as JSON: sizes and times of files, versions of tables.
+
+    Returns:
+        None where no version can be known, of tables that have a name only.
+
+    Raises:
+        InputError: An input is not there.
+    """
+    fingerprint = FORMATS.load(settings.format).fingerprint
+    find = partial(find_files, stores=stores, follow_links=settings.follow_links)
+    told = (
+        {"files": _stamps(find(settings.inputs, settings.format))}
+        if fingerprint is None
+        else fingerprint(settings.inputs)
+    )
+    if told is None or not settings.exclude:
+        return told
+    excluded = find(settings.exclude, COLUMNS, "corpus.exclude")
+    return {**told, "exclude": _stamps(excluded)}
+
+
+def _stamps(files: Iterable[Location]) -> list[list[str | int]]:
+    return [stamp_of(file) for file in files]

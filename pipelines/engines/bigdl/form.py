@@ -1,0 +1,296 @@
+"""What the architectures share in BigDL's dllib: a graph of layers in the driver's JVM.
+
+Matrix products, losses and the graph are dllib's; the layers that dllib has only as many general
+tensor operations are in :mod:`pipelines.engines.bigdl.jvm`. Texts are packed one behind the other,
+so that nothing is computed for padding.
+
+Source of dllib: Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data", SoCC 2019,
+arXiv:1804.05839.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pipelines.engines.bigdl.jvm import provide_classes
+from pipelines.models.architecture import form_of
+from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.weights import Weights, dense_name, weight_shapes
+from pipelines.quiet import quiet_import
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+with quiet_import():
+    from bigdl.dllib.nn import layer as dllib
+
+
+Groups = tuple[tuple[str, ...], ...]
+"""For each array of a layer, the weights in it by canonical names, one behind another."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The encoder's place in a graph.
+
+    Attributes:
+        inputs: Token ids [tokens] and lengths [texts].
+        embeddings: [texts, embedding width].
+        layers: The layers that have weights, in the JVM, with the names of these.
+    """
+
+    inputs: tuple[Any, Any]
+    embeddings: Any
+    layers: tuple[tuple[Any, Groups], ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where weights stand in the one vector of all of them.
+
+    Attributes:
+        names: Canonical names, one behind another.
+        start: Place of the first number.
+    """
+
+    names: tuple[str, ...]
+    start: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with its weights, as one vector.
+
+    Attributes:
+        spec: The encoder's shape.
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
+        model: dllib's module, in the JVM.
+        weights: Its vector: a tensor in the JVM.
+        slots: What stands where in the vector.
+        size: Of the vector.
+    """
+
+    spec: EncoderSpec
+    classes: Any
+    model: Any
+    weights: Any
+    slots: tuple[Slot, ...]
+    size: int
+
+
+class Builder:
+    """Adds layers to a graph, and remembers those that have weights.
+
+    Attributes:
+        layers: The layers that have weights, in the JVM, with the names of these.
+
+    Args:
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
+        lengths: The node of the lengths [texts].
+    """
+
+    def __init__(self, classes: Any, lengths: Any) -> None:
+        self.classes = classes
+        self.lengths = lengths
+        self.layers: list[tuple[Any, Groups]] = []
+
+    def add(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
+        """A node of one of dllib's layers.
+
+        Args:
+            layer: The layer.
+            inputs: A node, or a list of them.
+            groups: The weights that it has.
+        """
+        if groups:
+            self.layers.append((layer.value, groups))
+        return layer(inputs)
+
+    def add_own(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
+        """A node of a layer of :mod:`pipelines.engines.bigdl.jvm`; see :meth:`add`."""
+        return self.add(dllib.Layer(layer, "float"), inputs, groups)
+
+    def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:
+        """The sum of a token's rows of up to three tables: words, positions, and segment.
+
+        Args:
+            ids: The node of the token ids [tokens].
+            tables: Rows by name.
+            hidden: Width of the rows.
+        """
+        rows = self.classes.Floats.integers(np.array([*tables.values()], "<i4").tobytes())
+        layer = self.classes.TokenVectors(rows, hidden)
+        return self.add_own(layer, [ids, self.lengths], tuple((name,) for name in tables))
+
+    def pool(self, vectors: Any, tokens: str, hidden: int) -> Any:
+        """The mean of some of a text's vectors, [texts, hidden].
+
+        Args:
+            vectors: Node [tokens, hidden].
+            tokens: `all`, `weighted` by their places, `first`, `last`, or `inner`: all but the
+                first and the last.
+            hidden: Their width.
+        """
+        return self.add_own(self.classes.Pool(hidden, tokens), [vectors, self.lengths])
+
+
+POOLED: Mapping[Pooling, str] = {
+    "mean": "all",
+    "cls": "first",
+    "lasttoken": "last",
+    "weightedmean": "weighted",
+}
+"""What :meth:`Builder.pool` calls the ways of pooling."""
+
+
+class Form(Protocol):
+    """What an architecture registers for `bigdl`: its part of the graph."""
+
+    def __call__(self, spec: Any, builder: Builder, ids: Any) -> Any:
+        """The node of [texts, hidden], before dense layers, from token ids [tokens]."""
+        ...
+
+
+def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
+    """Begins a graph with the encoder. Runs on the driver.
+
+    Args:
+        context: With dllib on the class path.
+        spec: The shape.
+    """
+    encode: Form = form_of(spec, "bigdl")
+    ids, lengths = dllib.Input(), dllib.Input()
+    builder = Builder(provide_classes(context), lengths)
+    embeddings = encode(spec, builder, ids)
+    width = spec.hidden
+    for number, dense in enumerate(spec.dense):
+        parts = ("weight", "bias") if dense.bias else ("weight",)
+        groups = tuple((dense_name(number, part),) for part in parts)
+        product = dllib.Linear(width, dense.width, with_bias=dense.bias)
+        embeddings = builder.add(product, embeddings, groups)
+        embeddings = dllib.Tanh()(embeddings) if dense.activation == "tanh" else embeddings
+        width = dense.width
+    embeddings = dllib.Normalize(2.0)(embeddings) if spec.normalise else embeddings
+    return Nodes((ids, lengths), embeddings, tuple(builder.layers))
+
+
+def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any) -> Graph:
+    """Closes a graph. Runs on the driver.
+
+    Args:
+        context: With dllib on the class path.
+        spec: The encoder's shape.
+        nodes: Of the encoder.
+        output: The node that the graph gives.
+    """
+    model = dllib.Model(list(nodes.inputs), [output]).value
+    # From here on the layers' arrays are parts of one vector.
+    vector = model.getParameters()._1()
+    slots = []
+    for layer, groups in nodes.layers:
+        arrays = layer.parameters()._1()
+        slots += [
+            Slot(names, arrays[place].storageOffset() - vector.storageOffset())
+            for place, names in enumerate(groups)
+        ]
+    return Graph(
+        spec, provide_classes(context), model, vector, tuple(slots), int(vector.nElement())
+    )
+
+
+def encoder_graph(context: SparkContext, spec: EncoderSpec) -> Graph:
+    """A graph from token ids and lengths to embeddings [texts, hidden]. Runs on the driver."""
+    with quiet(context):
+        nodes = encoder_nodes(context, spec)
+        return graph_of(context, spec, nodes, nodes.embeddings)
+
+
+@contextmanager
+def quiet(context: SparkContext) -> Iterator[None]:
+    """Keeps to itself what dllib prints for every layer, and its JVM side when it begins."""
+    jvm: Any = context._jvm
+    system, nowhere = jvm.java.lang.System, jvm.java.io.OutputStream.nullOutputStream()
+    streams = system.out, system.err
+    system.setOut(jvm.java.io.PrintStream(nowhere))
+    system.setErr(jvm.java.io.PrintStream(nowhere))
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        system.setOut(streams[0])
+        system.setErr(streams[1])
+
+
+def flattened(graph: Graph, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Weights, or moments, in canonical names as the graph's vector, fp32."""
+    vector = np.empty(graph.size, np.float32)
+    for slot in graph.slots:
+        start = slot.start
+        for name in slot.names:
+            end = start + weights[name].size
+            vector[start:end] = weights[name].reshape(-1)
+            start = end
+    return vector
+
+
+def unflattened(graph: Graph, vector: np.ndarray) -> Weights:
+    """The graph's vector as arrays in canonical names; views of it."""
+    shapes = weight_shapes(graph.spec)
+    weights: Weights = {}
+    for slot in graph.slots:
+        start = slot.start
+        for name in slot.names:
+            end = start + int(np.prod(shapes[name]))
+            weights[name] = vector[start:end].reshape(shapes[name])
+            start = end
+    # In canonical order, in which files are written.
+    return {name: weights[name] for name in shapes}
+
+
+def set_weights(graph: Graph, vector: np.ndarray) -> None:
+    """Puts a vector into the graph. Runs on the driver, by a file: its pipe to the JVM is slow."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.bin"
+        vector.astype("<f4", copy=False).tofile(path)
+        graph.classes.FlatFile.load(str(path), graph.weights)
+
+
+def packed_texts(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The ids of padded texts one behind the other.
+
+    Args:
+        token_ids: int32 [texts, width].
+        lengths: int32 [texts].
+    """
+    return token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]]
+
+
+def forward(graph: Graph, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Embeds texts in the driver's JVM.
+
+    Args:
+        graph: Of :func:`encoder_graph`, with its weights.
+        token_ids: int32 [texts, width], padded with any valid id.
+        lengths: int32 [texts].
+
+    Returns:
+        fp32 [texts, embedding width].
+    """
+    ids = packed_texts(token_ids, lengths)
+    head = [0, 1, len(ids), len(lengths), 0]
+    excluded = [0]
+    content = np.concatenate([head, ids, lengths, excluded]).astype("<i4").tobytes()
+    output = graph.model.forward(graph.classes.Granules.read(content).getInput())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "embeddings.bin"
+        graph.classes.FlatFile.save(str(path), output)
+        return np.fromfile(path, "<f4").reshape(len(lengths), graph.spec.embedding_width)

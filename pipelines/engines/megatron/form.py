@@ -1,0 +1,236 @@
+"""Encoders of Megatron-Core's layers, a stage at a time. Runs on executors.
+
+Megatron's layers hold a member's part of each matrix and exchange what has to be summed. Around
+them the encoder is that of :mod:`pipelines.models.frameworks.torch`: weights and hidden states are
+fp32, matrix products are of the precision that is asked for, and masks of dropout follow from
+seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    copy_to_tensor_model_parallel_region,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional
+
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, finished
+from pipelines.models.frameworks.torch_division import Inputs
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import part_bounds
+from pipelines.settings.training import Place, Placement
+
+
+class MegatronEncode(Protocol):
+    """The forward pass of a stage, over weights of its own; a module of PyTorch.
+
+    Attributes:
+        weights: The parameters of this worker, by canonical name: its part of each.
+    """
+
+    weights: Mapping[str, torch.nn.Parameter]
+
+    def first_states(self, batch: Batch, masks: DropoutMasks | None) -> torch.Tensor:
+        """fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+        ...
+
+    def run_layers(
+        self, states: torch.Tensor, batch: Batch, masks: DropoutMasks | None
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden] behind the layers of the stage."""
+        ...
+
+    def pooled(self, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden]; of the last stage."""
+        ...
+
+
+class MegatronForm(Protocol):
+    """What an architecture registers for `megatron`."""
+
+    def __call__(
+        self,
+        spec: Any,
+        config: TransformerConfig,
+        shapes: Mapping[str, Sequence[int]],
+        dtype: torch.dtype,
+        *,
+        checkpointed: bool,
+    ) -> MegatronEncode:
+        """Makes the layers of a stage, whose weights are set later.
+
+        Args:
+            spec: Of the whole encoder.
+            config: Of Megatron's layers.
+            shapes: Of the weights that the stage holds, as they are in the whole encoder.
+            dtype: Of the matrix products.
+            checkpointed: Whether activations are computed again for their gradients.
+        """
+        ...
+
+
+def layer_config(
+    spec: EncoderSpec, layers: int, heads: int, placement: Placement
+) -> TransformerConfig:
+    """What Megatron's layers and schedules have to know of an encoder."""
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=heads,
+        tensor_model_parallel_size=placement.members,
+        pipeline_model_parallel_size=placement.stages,
+        pipeline_dtype=torch.float32,
+        # Weights come from a checkpoint, and go to the device as a whole.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+    )
+
+
+def shared_input(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What goes into divided matrices; the members' gradients of it are summed in fp32."""
+    shared: torch.Tensor = copy_to_tensor_model_parallel_region(states)
+    return shared.to(dtype)
+
+
+class RowDivided(ColumnParallelLinear):  # type: ignore[misc] # the library has no types
+    """A matrix [out, in] that is divided by its rows: members have parts of what comes out.
+
+    What goes in comes from :func:`shared_input`. (Megatron names it after the transposed matrix.)
+    """
+
+    def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
+        rows, columns = shape
+        super().__init__(
+            columns, rows, config=config, init_method=_no_start, disable_grad_reduce=True
+        )
+
+    def product(self, states: torch.Tensor) -> torch.Tensor:
+        """[tokens, part of out], of the type of the states."""
+        output: torch.Tensor = self(states)[0]
+        return output
+
+    def _forward_impl(self, input: Any, weight: Any, *, bias: Any, **others: Any) -> Any:
+        cast, of_output = weight.to(input.dtype), bias.to(input.dtype)
+        return super()._forward_impl(input, cast, bias=of_output, **others)
+
+
+class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has no types
+    """A matrix [out, in] that is divided by its columns: members have parts of what goes in.
+
+    The sum over them is made in fp32.
+    """
+
+    def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
+        rows, columns = shape
+        super().__init__(
+            columns,
+            rows,
+            config=config,
+            init_method=_no_start,
+            bias=True,
+            input_is_parallel=True,
+            skip_bias_add=False,
+        )
+
+    def product(self, states: torch.Tensor) -> torch.Tensor:
+        """fp32 [tokens, out]."""
+        output: torch.Tensor = self(states)[0]
+        return output
+
+    def _forward_impl(self, input: Any, weight: Any, **others: Any) -> Any:
+        return super()._forward_impl(input, weight.to(input.dtype), **others).float()
+
+
+class DividedWords(VocabParallelEmbedding):  # type: ignore[misc] # the library has no types
+    """The word embedding, divided by its rows, of which members may have one more or less.
+
+    Megatron itself wants as many for each, and pads the vocabulary for that.
+    """
+
+    def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
+        rows, width = shape
+        members = config.tensor_model_parallel_size
+        padded = -(-rows // members) * members
+        super().__init__(padded, width, init_method=_no_start, config=config)
+        bounds = part_bounds(rows, members, self.tp_group.rank())
+        self.vocab_start_index, self.vocab_end_index = bounds
+        own = torch.empty(bounds[1] - bounds[0], width)
+        self.weight = torch.nn.Parameter(own)
+
+
+def _no_start(weight: torch.Tensor) -> None:
+    """Leaves a weight as it is: it is set from a checkpoint."""
+
+
+class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
+    """A stage of an encoder as Megatron's schedules call it.
+
+    Between stages, states travel as a tensor [rows, 1, hidden] with the tokens of all sides of a
+    micro-batch, which has as many rows for each as the one with the most tokens needs.
+
+    Args:
+        spec: Of the whole encoder.
+        config: Of Megatron's layers.
+        encode: The forward pass.
+        finish: Weights of the dense layers behind pooling; of the last stage.
+        place: Of this worker.
+        placement: Of all.
+    """
+
+    model_type = ModelType.encoder_or_decoder
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        config: TransformerConfig,
+        encode: MegatronEncode,
+        finish: Mapping[str, torch.nn.Parameter],
+        place: Place,
+        placement: Placement,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.encode = encode
+        self._dense = torch.nn.ParameterList(finish.values())
+        self.weights: dict[str, torch.nn.Parameter] = {**encode.weights, **finish}
+        self._spec = spec
+        self._is_last = place.stage == placement.stages - 1
+        self._states: torch.Tensor | None = None
+
+    def set_input_tensor(self, states: Sequence[torch.Tensor | None]) -> None:
+        """Takes what the stage before has sent; nothing in the first stage."""
+        (self._states,) = states
+
+    def forward(self, sides: Sequence[Inputs], rows: int) -> Any:
+        """The states for the next stage, or the embeddings of each side, of length 1.
+
+        Args:
+            sides: Of a micro-batch.
+            rows: Of what travels.
+        """
+        counts = [len(side.batch.token_ids) for side in sides]
+        if self._states is None:
+            parts = [self.encode.first_states(*side) for side in sides]
+        else:
+            parts = self._states[: sum(counts), 0].split(counts)
+        after = [
+            self.encode.run_layers(part, *side) for part, side in zip(parts, sides, strict=True)
+        ]
+        if not self._is_last:
+            states = functional.pad(torch.cat(after), (0, 0, 0, rows - sum(counts)))
+            return states[:, None].contiguous()
+        pooled = [
+            self.encode.pooled(states, side.batch)
+            for states, side in zip(after, sides, strict=True)
+        ]
+        return [
+            functional.normalize(finished(self._spec, self.weights, one), dim=-1) for one in pooled
+        ]

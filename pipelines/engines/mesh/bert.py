@@ -1,0 +1,181 @@
+"""BERT in Mesh TensorFlow; see :class:`pipelines.engines.mesh.form.Form`.
+
+Heads, the wide layer and the vocabulary lie along the mesh's axis of members, so that each has some
+of the heads and a part of either matrix behind them, as in :mod:`.spec`. Which sums this takes
+follows from the dimensions that a product drops: nothing here says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.engines.mesh.form import (
+    HEADS,
+    HIDDEN,
+    VOCABULARY,
+    WIDE,
+    Form,
+    Shape,
+    Side,
+    locally,
+    look_up,
+)
+from pipelines.engines.mesh.library import mtf
+from pipelines.lean_tensorflow import tensorflow as tf
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
+from pipelines.models.weights import WORDS
+
+_ATTENTION_MASK = -1e9
+"""Added to the score of padding, whose probability then is exactly zero."""
+_MEMORY = "memory"
+"""The tokens that attention looks at, where those that look are another dimension."""
+
+
+class _Dimensions:
+    """The dimensions of an encoder's weights."""
+
+    def __init__(self, spec: BertSpec) -> None:
+        self.hidden = mtf.Dimension(HIDDEN, spec.hidden)
+        self.words = mtf.Dimension("word_width", spec.word_width) if spec.projects else self.hidden
+        self.heads = mtf.Dimension(HEADS, spec.heads)
+        self.head = mtf.Dimension("head", spec.hidden // spec.heads)
+        self.wide = mtf.Dimension(WIDE, spec.intermediate)
+        self.vocabulary = mtf.Dimension(VOCABULARY, spec.vocabulary)
+        self.positions = mtf.Dimension("positions", spec.positions)
+        self.segments = mtf.Dimension("segments", spec.type_vocabulary)
+
+
+def shapes(spec: BertSpec) -> Mapping[str, Shape]:
+    """The dimensions of each weight."""
+    own = _Dimensions(spec)
+    found: dict[str, Shape] = {
+        WORDS: [own.vocabulary, own.words],
+        POSITIONS: [own.positions, own.words],
+        "embeddings.LayerNorm.weight": [own.words],
+        "embeddings.LayerNorm.bias": [own.words],
+    }
+    if spec.type_vocabulary:
+        found[SEGMENTS] = [own.segments, own.words]
+    if spec.projects:
+        found |= {
+            f"{PROJECTION}.weight": [own.hidden, own.words],
+            f"{PROJECTION}.bias": [own.hidden],
+        }
+    for layer in range(spec.layers):
+        found |= _layer_shapes(own, layer_prefix(layer))
+    return found
+
+
+def _layer_shapes(own: _Dimensions, prefix: str) -> dict[str, Shape]:
+    matrices: dict[str, tuple[Shape, Shape]] = {
+        "attention.self.query": ([own.heads, own.head], [own.hidden]),
+        "attention.self.key": ([own.heads, own.head], [own.hidden]),
+        "attention.self.value": ([own.heads, own.head], [own.hidden]),
+        "attention.output.dense": ([own.hidden], [own.heads, own.head]),
+        "intermediate.dense": ([own.wide], [own.hidden]),
+        "output.dense": ([own.hidden], [own.wide]),
+    }
+    found: dict[str, Shape] = {}
+    for name, (rows, columns) in matrices.items():
+        found |= {f"{prefix}{name}.weight": [*rows, *columns], f"{prefix}{name}.bias": rows}
+    for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+        found |= {f"{prefix}{name}.weight": [own.hidden], f"{prefix}{name}.bias": [own.hidden]}
+    return found
+
+
+def encode(spec: BertSpec, weights: Mapping[str, Any], side: Side) -> Any:
+    """One forward pass; fp32 [replica, examples, hidden]."""
+    return _Pass(spec, weights, side).embeddings()
+
+
+class _Pass:
+    """One forward pass, and what its parts share."""
+
+    def __init__(self, spec: BertSpec, weights: Mapping[str, Any], side: Side) -> None:
+        self._spec = spec
+        self._own = _Dimensions(spec)
+        self._weights = weights
+        self._side = side
+        *self._texts, self._tokens = side.token_ids.shape
+        self._memory = mtf.Dimension(_MEMORY, self._tokens.size)
+        padding = (1.0 - side.is_token) * _ATTENTION_MASK
+        self._attention_bias = mtf.rename_dimension(padding, self._tokens.name, _MEMORY)
+
+    def embeddings(self) -> Any:
+        """fp32 [replica, examples, hidden]."""
+        hidden_states = self._side.dropout(self._embedding_output())
+        if self._spec.projects:
+            hidden_states = self._dense(PROJECTION, hidden_states, [self._own.hidden])
+        for number in range(self._spec.layers):
+            hidden_states = self._layer(layer_prefix(number), hidden_states)
+        shape = [*self._texts, self._own.hidden]
+        return mtf.einsum([hidden_states, self._side.pooled], output_shape=shape)
+
+    def _embedding_output(self) -> Any:
+        """Words, positions and segment, normalised."""
+        words = look_up(self._weights[WORDS], self._side.token_ids)
+        table = self._weights[POSITIONS]
+        positions = mtf.slice(table, 0, self._tokens.size, self._own.positions.name)
+        positions = mtf.rename_dimension(positions, self._own.positions.name, self._tokens.name)
+        if self._spec.type_vocabulary:
+            # A single sentence is all of the first segment.
+            first = mtf.slice(self._weights[SEGMENTS], 0, 1, self._own.segments.name)
+            positions += mtf.reshape(first, [self._own.words])
+        return self._normalise("embeddings.", words + positions)
+
+    def _layer(self, prefix: str, hidden_states: Any) -> Any:
+        """Attention, then the feed-forward block, each added to what it came from."""
+        own, dropout = self._own, self._side.dropout
+        context = self._attention(prefix, hidden_states)
+        output = dropout(self._dense(f"{prefix}attention.output.dense", context, [own.hidden]))
+        # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+        hidden_states = self._normalise(f"{prefix}attention.output.", hidden_states + output)
+        wide = self._dense(f"{prefix}intermediate.dense", hidden_states, [own.wide])
+        # GELU is of each number alone, so that the wide layer may be divided all the same.
+        wide = locally(_gelu, wide, whole=None)
+        output = dropout(self._dense(f"{prefix}output.dense", wide, [own.hidden]))
+        return self._normalise(f"{prefix}output.", hidden_states + output)
+
+    def _attention(self, prefix: str, hidden_states: Any) -> Any:
+        """The values mixed by softmax of query times key, [..., tokens, heads, head]."""
+        own = self._own
+        seen = mtf.rename_dimension(hidden_states, self._tokens.name, _MEMORY)
+        by_head = [own.heads, own.head]
+        query = self._dense(f"{prefix}attention.self.query", hidden_states, by_head)
+        key, value = (
+            self._dense(f"{prefix}attention.self.{name}", seen, by_head)
+            for name in ("key", "value")
+        )
+        shape = [*self._texts, own.heads, self._tokens, self._memory]
+        scores = mtf.einsum([query * (1 / math.sqrt(own.head.size)), key], output_shape=shape)
+        probs = locally(tf.nn.softmax, scores + self._attention_bias, whole=self._memory)
+        # BERT drops probabilities and not scores: a text then misses a token.
+        probs = self._side.dropout(probs, attention=True)
+        shape = [*self._texts, self._tokens, *by_head]
+        return mtf.einsum([probs, value], output_shape=shape)
+
+    def _dense(self, name: str, values: Any, after: Shape) -> Any:
+        matrix = self._weights[f"{name}.weight"]
+        kept = [one for one in values.shape if one not in matrix.shape.dims]
+        product = mtf.einsum([values, matrix], output_shape=[*kept, *after])
+        return product + self._weights[f"{name}.bias"]
+
+    def _normalise(self, prefix: str, values: Any) -> Any:
+        """Layer norm over the last dimension."""
+
+        def standard(slices: tf.Tensor) -> tf.Tensor:
+            centred = slices - tf.reduce_mean(slices, axis=-1, keepdims=True)
+            variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+            return centred * tf.math.rsqrt(variance + self._spec.layer_norm_epsilon)
+
+        scale, shift = (self._weights[f"{prefix}LayerNorm.{name}"] for name in ("weight", "bias"))
+        return locally(standard, values, whole=values.shape[-1]) * scale + shift
+
+
+def _gelu(values: tf.Tensor) -> tf.Tensor:
+    return tf.nn.gelu(values, approximate=False)
+
+
+FORM = Form(shapes=shapes, encode=encode)

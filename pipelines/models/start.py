@@ -1,0 +1,121 @@
+"""What a model starts from: which architecture, how long its texts may be, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.catalog import ARCHITECTURES
+from pipelines.errors import InputError
+from pipelines.models.architecture import Architecture
+from pipelines.models.spec import UNLIMITED
+from pipelines.settings import Config
+from pipelines.settings.preparing import LONGEST_UNASKED
+from pipelines.tokens.start import (
+    WITHOUT_LAYERS,
+    check_vocabulary,
+    folder_modules,
+    refusing_damage,
+    start_folder,
+)
+from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
+
+
+def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
+    """The architecture of the model in a folder; the first one if none recognises it.
+
+    That one's reading then says what is wrong with the folder.
+    """
+    architectures: list[Architecture] = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
+    found = (one for one in architectures if one.folder.recognises(folder, modules))
+    return next(found, architectures[0])
+
+
+def start_architecture(config: Config) -> Architecture:
+    """The architecture that is trained: that of the start checkpoint, or the one that is set.
+
+    Raises:
+        InputError: There is no such start, or it is damaged.
+    """
+    folder = start_folder(config)
+    if config.encoder.keep_layers == 0 or folder is None:
+        without = config.encoder.keep_layers == 0
+        named: Architecture = ARCHITECTURES.load(WITHOUT_LAYERS if without else config.encoder.kind)
+        return named
+    with refusing_damage(folder):
+        return folder_architecture(folder, folder_modules(folder))
+
+
+def model_length(config: Config) -> int:
+    """Tokens of a text that the model reads, when it is trained, [CLS] and [SEP] included.
+
+    As many as ``encoder.max_length`` says, or else the start reads; ``tokens.max_length`` may ask
+    for more, since a model reads what it was trained on. A transformer that starts from nothing
+    reads no more than that either, since nothing would train the positions behind it.
+
+    Raises:
+        InputError: There is no such start, or it has fewer positions.
+    """
+    told = config.tokens.max_length
+    own, most = _start_lengths(config)
+    asked = None if config.encoder.max_length == "corpus" else config.encoder.max_length
+    length = asked or max(own, told or 0)
+    if length > most:
+        raise InputError(
+            "tokens.max_length" if asked is None else "encoder.max_length",
+            f"{length} is more than the start's {most} positions",
+            f"at most {most}",
+        )
+    return length
+
+
+def longest_unasked(config: Config) -> int:
+    """Tokens of a text that a model can read, of as many as anybody gets who names no number."""
+    return min(_start_lengths(config)[1], LONGEST_UNASKED)
+
+
+def _start_lengths(config: Config) -> tuple[int, int]:
+    """Tokens of a text that the start reads, and that it can read.
+
+    Raises:
+        InputError: There is no such start, or it is damaged.
+    """
+    encoder, folder = config.encoder, start_folder(config)
+    if folder is None:
+        architecture: Architecture = ARCHITECTURES.load(encoder.kind)
+        return architecture.random_lengths(config.tokens.max_length)
+    with refusing_damage(folder):
+        modules = folder_modules(folder)
+        own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
+    return own, UNLIMITED if encoder.keep_layers == 0 else most
+
+
+def reading_limit(config: Config) -> int:
+    """Tokens of a text that training may read: as many as are set, or as the model reads.
+
+    Unset it is no more than :data:`~pipelines.settings.preparing.LONGEST_UNASKED`.
+
+    Raises:
+        InputError: See :func:`model_length`.
+    """
+    return config.tokens.max_length or min(model_length(config), LONGEST_UNASKED)
+
+
+def check_tokenizer(config: Config) -> Path | None:
+    """The folder of the tokenizer that ``tokens.vocabulary`` names; None if one is to be trained.
+
+    Raises:
+        InputError: There is no such tokenizer, or it does not fit the start checkpoint.
+    """
+    check_vocabulary(config)
+    if config.tokens.vocabulary == "train":
+        return None
+    key, source = "tokens.vocabulary", named_tokenizer(config)
+    if config.tokens.vocabulary == "start":
+        key = "encoder.start"
+    ends = checked_ends(key, source)
+    if start_architecture(config).leaves_ends_out and ends != (1, 1):
+        raise InputError(
+            key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
+        )
+    return source

@@ -1,0 +1,372 @@
+"""What a run folder says of its jobs: when they ran, what they took, and what they were told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from pipelines.errors import DamagedFileError
+from pipelines.files import records, storage
+from pipelines.files.locations import Location, location
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.provenance import command_arguments, commit_of, host_name
+from pipelines.runs.learning_rate import Horizon
+from pipelines.runs.run import Restart
+from pipelines.settings import Config
+from pipelines.settings.redaction import without_password, without_secret_arguments
+from pipelines.settings.resuming import recorded_settings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
+
+PROGRAM = "sentence-pipelines"
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a job began, by the calendar and by a clock that nobody sets."""
+
+    moment: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has worked on a run.
+
+    Attributes:
+        name: `train` or `evaluate`.
+        began: UTC, as ISO 8601 has it.
+        host: Of the driver.
+        command: Its command line without secrets; None where it was called from Python.
+        commit: Of the folder that it was run in, if that is known.
+        seconds: By the clock; None where it has not ended, or not by itself.
+    """
+
+    name: str
+    began: str
+    host: str
+    command: str | None
+    commit: str | None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class PreparedStage:
+    """A stage of the preparation.
+
+    Attributes:
+        name: `corpus`.
+        seconds: That it took when it was run.
+        is_kept: Whether an earlier preparation had run it.
+    """
+
+    name: str
+    seconds: float
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class JobsRecord:
+    """All of ``jobs.json``.
+
+    Attributes:
+        jobs: In the order in which they began.
+        preparation: Of what the run was trained on, as it was when the training began.
+        prepared_folder: Relative to the run folder, or the address of a store; None if not known.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    preparation: tuple[PreparedStage, ...] = ()
+    prepared_folder: str | None = None
+
+
+class _StageRecord(TypedDict):
+    """An entry of ``stages.json`` of a preparation."""
+
+    stage: str
+    seconds: float
+    kept: bool
+
+
+def begin_job(run_folder: Location, name: str, start: Start) -> None:
+    """Notes that a job works on a run from now on; :func:`end_job` notes how long it took."""
+    arguments = command_arguments()
+    command = None
+    if arguments is not None:
+        command = shlex.join([PROGRAM, *without_secret_arguments(arguments)])
+    began = start.moment.isoformat(timespec="seconds")
+    job = Job(name, began, host_name(), command, commit_of(Path()))
+    known = read_jobs(run_folder)
+    _write(run_folder, replace(known, jobs=(*known.jobs, job)))
+
+
+def end_job(run_folder: Location, start: Start) -> None:
+    """Notes that the job that was begun last has come to its end."""
+    known = read_jobs(run_folder)
+    *earlier, job = known.jobs
+    ended = replace(job, seconds=round(time.monotonic() - start.clock, 2))
+    _write(run_folder, replace(known, jobs=(*earlier, ended)))
+
+
+def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
+    """Notes what the run is trained on, which another preparation may replace later."""
+    path = PreparedFolder(prepared_folder).stages
+    told: list[_StageRecord] = records.read(path, list[_StageRecord]) if path.is_file() else []
+    stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in told)
+    folder = _relative(prepared_folder, run_folder)
+    _write(
+        run_folder,
+        replace(read_jobs(run_folder), preparation=stages, prepared_folder=folder),
+    )
+
+
+def read_jobs(run_folder: Location) -> JobsRecord:
+    """What is known of the jobs of a run; nothing of a run of an earlier release.
+
+    Raises:
+        DamagedFileError: The file does not hold jobs.
+    """
+    path = RunFolder(run_folder).jobs
+    known: JobsRecord = records.read(path, JobsRecord) if path.is_file() else JobsRecord()
+    return known
+
+
+def prepared_folder_of(
+    run_folder: Location, stores: StorageSettings = DEFAULT_STORES
+) -> Location | None:
+    """The folder of the preparation that a run was trained on, if it is known.
+
+    Args:
+        run_folder: Moved together with it, or not at all; otherwise another place is named.
+        stores: How object stores are reached.
+    """
+    folder = read_jobs(run_folder).prepared_folder
+    if folder is None:
+        return None
+    found = location(folder, stores)
+    if not isinstance(found, Path) or found.is_absolute() or not isinstance(run_folder, Path):
+        return found
+    # Not by way of what a link stands for, as the folder was named.
+    return Path(os.path.normpath(run_folder.absolute() / found))
+
+
+def _relative(folder: Location, run_folder: Location) -> str:
+    if isinstance(folder, Path) and isinstance(run_folder, Path):
+        return Path(os.path.relpath(folder.absolute(), run_folder.absolute())).as_posix()
+    return without_password(str(folder))
+
+
+def _write(run_folder: Location, record: JobsRecord) -> None:
+    storage.write_json(RunFolder(run_folder).jobs, asdict(record))
+
+
+logger = logging.getLogger(__name__)
+
+# Preparing is mostly kept, and steps are counted.
+STAGES = ("evaluating",)
+# Where files are and who is told decide no time, and what is in the others may be secret.
+_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """All of ``run_seconds.json``.
+
+    Attributes:
+        of: Digest of the settings.
+        seconds: By stage.
+    """
+
+    of: str
+    seconds: dict[str, float]
+
+
+def expected_seconds(config: Config) -> dict[str, float]:
+    """Seconds by stage, of the last run on this preparation if it had the same settings."""
+    file = PreparedFolder.of(config).run_seconds
+    if not file.is_file():
+        return {}
+    try:
+        known: _Known = records.read(file, _Known)
+    except DamagedFileError as error:
+        # It is written anew at the end, and decides nothing but a display.
+        logger.debug("%s", error)
+        return {}
+    return known.seconds if known.of == _digest(config) else {}
+
+
+def keep_seconds(config: Config, seconds: Mapping[str, float]) -> None:
+    """Notes what a run took that has ended."""
+    found = {stage: seconds[stage] for stage in STAGES if stage in seconds}
+    storage.write_json(
+        PreparedFolder.of(config).run_seconds, asdict(_Known(_digest(config), found))
+    )
+
+
+def _digest(config: Config) -> str:
+    settings = config.model_dump(mode="json", exclude=_OTHERS)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chapter:
+    """Steps that were made with the same settings.
+
+    Attributes:
+        step: The first of them.
+        last_step: One past the last step of the run, as it was to end then.
+        settings: Those that may change while a run goes on, by key.
+    """
+
+    step: int
+    last_step: int
+    settings: dict[str, Any]
+
+
+def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
+    """Records the step from which changed settings apply, and logs the changes.
+
+    Args:
+        folder: Folder of the run.
+        config: What holds from now on.
+        first_step: The next step. What is known of it and of later ones is forgotten: they are
+            made again.
+        last_step: One past the last step.
+
+    Returns:
+        Where the run was to end, from the first step on.
+    """
+    chapters = _read(folder)
+    if first_step < last_step:
+        before = [chapter for chapter in chapters if chapter.step < first_step]
+        settings = dict(recorded_settings(config))
+        # A run without a history has been as it is now.
+        step = first_step if before else 0
+        new = Chapter(step=step, last_step=last_step, settings=settings)
+        is_same = before and (before[-1].settings, before[-1].last_step) == (settings, last_step)
+        if before and not is_same:
+            _log_changes(before[-1], new)
+        chapters = before if is_same else [*before, new]
+        lines = [asdict(chapter) for chapter in chapters]
+        storage.write_json(RunFolder(folder).history, lines, durable=True)
+    return _horizons(chapters) or (Horizon(step=0, last_step=last_step),)
+
+
+def last_step_of(folder: Location) -> int | None:
+    """One past the last step of a run, as it was to end when it last went on, where it says."""
+    chapters = _read(folder)
+    return chapters[-1].last_step if chapters else None
+
+
+def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
+    """The chapters at which the end of the run was moved, and the first."""
+    horizons: list[Horizon] = []
+    for chapter in chapters:
+        if not horizons or horizons[-1].last_step != chapter.last_step:
+            horizons.append(Horizon(step=chapter.step, last_step=chapter.last_step))
+    return tuple(horizons)
+
+
+def _log_changes(before: Chapter, now: Chapter) -> None:
+    changed = [
+        f"{key} {value} (it was {before.settings.get(key)})"
+        for key, value in now.settings.items()
+        if value != before.settings.get(key)
+    ]
+    if changed:
+        logger.info("from step %d on: %s", now.step, ", ".join(changed))
+    if now.last_step == before.last_step:
+        return
+    rate = "decays to the new end from where it is"
+    if now.step >= before.last_step:
+        rate = "rises and decays once more, with a warm-up of its own"
+    logger.info(
+        "the run ends at step %d instead of %d: unless training.schedule is constant, "
+        "the learning rate %s",
+        now.last_step,
+        before.last_step,
+        rate,
+    )
+
+
+def _read(folder: Location) -> list[Chapter]:
+    path = RunFolder(folder).history
+    known: list[Chapter] = records.read(path, list[Chapter]) if path.exists() else []
+    return known
+
+
+def add_restart(run_folder: Location, restart: Restart) -> None:
+    """Adds a restart, as the last one."""
+    known = [*read_restarts(run_folder), restart]
+    path = RunFolder(run_folder).restarts
+    storage.write_json(path, [asdict(one) for one in known], durable=True)
+
+
+def read_restarts(run_folder: Location) -> list[Restart]:
+    """The restarts within all jobs of a run, the oldest first; none if there is no file.
+
+    Raises:
+        DamagedFileError: The file does not hold restarts.
+    """
+    path = RunFolder(run_folder).restarts
+    known: list[Restart] = records.read(path, list[Restart]) if path.exists() else []
+    return known
+
+
+class EvaluationLine(TypedDict):
+    """What every line has, beside figures by metric."""
+
+    step: int
+    evaluation: str
+
+
+def add_evaluations(
+    run_folder: Location, step: int, figures: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Adds a line for each evaluation, in place of an earlier one of the same step.
+
+    Args:
+        step: Steps that had been made; 0 for the start.
+        figures: By evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives
+            them.
+    """
+    new = [{"step": step, "evaluation": name, **metrics} for name, metrics in figures.items()]
+    kept = [
+        line
+        for line in read_evaluations(run_folder)
+        if line["step"] != step or line["evaluation"] not in figures
+    ]
+    _write_lines(run_folder, sorted([*kept, *new], key=lambda line: line["step"]))
+
+
+def forget_evaluations(run_folder: Location, after: int) -> None:
+    """Drops the lines of steps that are made again, those after a step."""
+    lines = read_evaluations(run_folder)
+    if any(line["step"] > after for line in lines):
+        _write_lines(run_folder, [line for line in lines if line["step"] <= after])
+
+
+def read_evaluations(run_folder: Location) -> list[dict[str, Any]]:
+    """The lines: ``step``, ``evaluation`` and the figures by metric; none if there is no file.
+
+    Raises:
+        DamagedFileError: A line is none of them.
+    """
+    return list(records.read_lines(RunFolder(run_folder).evaluations, EvaluationLine))
+
+
+def _write_lines(run_folder: Location, lines: list[dict[str, Any]]) -> None:
+    storage.write_text(
+        RunFolder(run_folder).evaluations, "".join(f"{json.dumps(line)}\n" for line in lines)
+    )

@@ -1,0 +1,346 @@
+"""What settings of several sections contradict one another; see `Settings.check` for one section.
+
+Each function takes the sections that it compares, the one whose keys are at fault first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipelines.catalog import ARCHITECTURES, LOSSES
+from pipelines.errors import InputError
+from pipelines.settings.corpus import SourceSettings
+from pipelines.settings.encoder import EncoderSettings, LoraSettings
+from pipelines.settings.evaluation import EvaluationSettings
+from pipelines.settings.objective import ObjectiveSettings
+from pipelines.settings.preparing import START, TeacherSettings, TokenSettings
+from pipelines.settings.training import TrainingSettings
+
+
+def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
+    """Refuses longer texts than the encoder is to read."""
+    longest = encoder.max_length
+    if isinstance(longest, int) and longest < (tokens.max_length or 0):
+        raise InputError(
+            "tokens.max_length",
+            f"{tokens.max_length} is more than encoder.max_length",
+            f"at most {longest}",
+        )
+
+
+def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
+    """Refuses two teachers, or a width of none.
+
+    Raises:
+        InputError: Of `teacher.vectors` or `teacher.dimensions`.
+    """
+    if teacher.model is not None and teacher.vectors:
+        raise InputError("teacher.vectors", "teacher.model is set too", "leave one of them out")
+    if teacher.model == START and encoder.start == "random":
+        raise InputError("teacher.model", "a random start teaches nothing", "name a model's folder")
+    if teacher.dimensions is not None and teacher.model is None:
+        raise InputError(
+            "teacher.dimensions", "it is of teacher.model", "set that, or leave it out"
+        )
+
+
+def check_encoder(encoder: EncoderSettings, training: TrainingSettings) -> None:
+    """Refuses shapes that no encoder has, and parts that an engine cannot leave untrained."""
+    for key, is_on in (("freeze", encoder.freeze.is_on), ("lora.rank", encoder.lora.rank > 0)):
+        if is_on:
+            _check_partly_trained(f"encoder.{key}", training)
+    if not encoder.lora.rank:
+        for key, field in LoraSettings.model_fields.items():
+            if getattr(encoder.lora, key) != field.default:
+                raise InputError(
+                    "encoder.lora.rank",
+                    f"it is 0, and encoder.lora.{key} is set",
+                    "16, for example, or leave the section out",
+                )
+    if encoder.start == "default" and encoder.kind != EncoderSettings.model_fields["kind"].default:
+        raise InputError(
+            "encoder.kind",
+            f"encoder.start `default` is no `{encoder.kind}`",
+            "set encoder.start: random",
+        )
+    if encoder.start == "random" and encoder.keep_layers is not None:
+        raise InputError(
+            "encoder.keep_layers", "a random start has no layers to keep", "set encoder.layers"
+        )
+    ARCHITECTURES.load(encoder.kind).check_settings(encoder)
+
+
+def _check_partly_trained(key: str, training: TrainingSettings) -> None:
+    """Refuses a training that computes the gradients of all weights, whatever is asked for.
+
+    Raises:
+        InputError: With the key that asks for less.
+    """
+    if training.framework == "bigdl":
+        raise InputError(
+            key, "`bigdl` trains all weights", "leave it out, or training.framework: torch"
+        )
+    if training.sharding != "none":
+        raise InputError(
+            key,
+            f"with training.sharding `{training.sharding}` all weights are trained",
+            "leave it out, or training.engine: torch with training.sharding: none",
+        )
+
+
+def check_dimensions(objective: ObjectiveSettings, training: TrainingSettings) -> None:
+    """Refuses dimensions and weights that no embeddings can have."""
+    often = len(set(objective.dimensions)) < len(objective.dimensions)
+    if often or any(dimension < 1 for dimension in objective.dimensions):
+        raise InputError(
+            "objective.dimensions",
+            f"it is {', '.join(map(str, objective.dimensions))}",
+            "whole numbers above 0, each once",
+        )
+    weights = objective.dimension_weights
+    if weights and len(weights) != len(objective.dimensions):
+        raise InputError(
+            "objective.dimension_weights",
+            f"it has {len(weights)} weights for {len(objective.dimensions)} dimensions",
+            "one for each, or none",
+        )
+    if any(weight <= 0 for weight in weights):
+        raise InputError(
+            "objective.dimension_weights",
+            f"it is {', '.join(map(str, weights))}",
+            "numbers above 0",
+        )
+    if objective.dimensions and training.framework == "bigdl":
+        raise InputError(
+            "training.framework",
+            "bigdl trains embeddings of the whole width only",
+            "one of tensorflow, torch, or leave objective.dimensions out",
+        )
+
+
+def check_training(
+    training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
+) -> None:
+    """Refuses what the framework cannot do, and steps that workers cannot share."""
+    if training.checkpoint_minutes and training.mode != "sync":
+        raise InputError(
+            "training.checkpoint_minutes",
+            f"in the mode `{training.mode}` the workers meet at checkpoints of known steps alone",
+            "leave it out, and set training.checkpoint_every",
+        )
+    if training.activation_checkpointing and training.framework != "torch":
+        raise InputError(
+            "training.activation_checkpointing",
+            f"`{training.framework}` keeps all activations",
+            "leave it out, or training.framework: torch",
+        )
+    if training.tokens_per_micro_batch and training.framework != "torch":
+        raise InputError(
+            "training.tokens_per_micro_batch",
+            f"`{training.framework}` embeds granules as they are",
+            "leave it out, or training.framework: torch",
+        )
+    _check_choice(training, encoder, evaluation)
+    check_sharing(training)
+
+
+def _check_choice(
+    training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
+) -> None:
+    """Refuses choices of the model that contradict one another, or that nobody can follow."""
+    averages = {
+        "training.ema": training.ema is not None,
+        "training.average_checkpoints": training.average_checkpoints > 1,
+    }
+    if all(averages.values()):
+        raise InputError(
+            "training.average_checkpoints", "training.ema averages already", "leave one out"
+        )
+    if training.keep_best and averages["training.average_checkpoints"]:
+        raise InputError(
+            "training.average_checkpoints",
+            "the model cannot be both this mean and the best checkpoint",
+            "leave it out, or training.keep_best",
+        )
+    lora = encoder.lora
+    is_adapter = lora.rank > 0 and lora.export == "adapter"
+    if training.start_share:
+        _check_share(encoder, is_adapter)
+    if is_adapter and averages["training.average_checkpoints"]:
+        raise InputError(
+            "training.average_checkpoints",
+            "a mean of LoRA's products is no adapter of the same rank",
+            "leave it out, or encoder.lora.export: merged",
+        )
+    if training.keep_best and not evaluation.every_checkpoints:
+        raise InputError(
+            "training.keep_best",
+            "no checkpoint is measured while training goes on",
+            "set evaluation.every_checkpoints to 1",
+        )
+    if training.patience and not training.keep_best:
+        raise InputError(
+            "training.patience", "nothing says what is a gain", "set training.keep_best"
+        )
+    if training.patience and training.feed == "spark":
+        raise InputError(
+            "training.patience",
+            "with training.feed `spark` all granules are sent to the workers",
+            "leave it out, or training.feed: lanes",
+        )
+    for name in ("ema", "patience"):
+        together = training.mode == "sync" and training.framework != "bigdl"
+        if getattr(training, name) and not together:
+            raise InputError(
+                f"training.{name}",
+                f"mode `{training.mode}` of framework `{training.framework}` has no such thing",
+                "leave it out, or training.mode: sync with another framework than bigdl",
+            )
+    if training.ema and training.sharding != "none":
+        raise InputError(
+            "training.ema",
+            f"with training.sharding `{training.sharding}` there is none",
+            "leave it out, or training.sharding: none",
+        )
+
+
+def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
+    """Refuses a share of a start that knows nothing, or that the export cannot hold."""
+    if encoder.start == "random":
+        raise InputError(
+            "training.start_share", "there is nothing in random weights to keep", "leave it out"
+        )
+    if is_adapter:
+        raise InputError(
+            "training.start_share",
+            "the adapter is of the trained weights alone",
+            "leave it out, or encoder.lora.export: merged",
+        )
+
+
+def check_sharing(training: TrainingSettings) -> None:
+    """Refuses steps that workers, or replicas, cannot share.
+
+    Raises:
+        InputError: Naming the key.
+    """
+    placement = training.placement
+    replicas = placement.replicas
+    if training.mode == "sync" and training.granules_per_step % replicas:
+        raise InputError(
+            "training.granules_per_step",
+            f"{training.granules_per_step} granules cannot be shared by {replicas} "
+            f"{placement.sharing}",
+            f"a multiple of {replicas}",
+        )
+
+
+def check_divided(training: TrainingSettings) -> None:
+    """Refuses what workers that hold the encoder together cannot do, of an engine that has them.
+
+    Raises:
+        InputError: Naming the key.
+    """
+    placement = training.placement
+    if not placement.is_divided:
+        return
+    key = "training.model_parallel" if placement.members > 1 else "training.pipeline_parallel"
+    if training.mode != "sync":
+        raise InputError(
+            key,
+            f"in the mode `{training.mode}` each worker holds the whole encoder",
+            "leave it 1, or training.mode: sync",
+        )
+    if training.workers % placement.per_replica:
+        raise InputError(
+            "training.workers",
+            f"{training.workers} workers make no whole replicas of {placement.members} x "
+            f"{placement.stages} (training.model_parallel x training.pipeline_parallel)",
+            f"a multiple of {placement.per_replica}",
+        )
+    if placement.stages > 1 and training.tokens_per_micro_batch is not None:
+        raise InputError(
+            "training.tokens_per_micro_batch",
+            "the micro-batches of a pipeline are whole granules",
+            "leave it out, and lower lanes.granule",
+        )
+
+
+def check_sources(
+    sources: Sequence[SourceSettings],
+    objectives: Sequence[ObjectiveSettings],
+    training: TrainingSettings,
+    teacher: TeacherSettings,
+) -> None:
+    """Refuses sources that cannot be told apart, or trained on beside one another.
+
+    Args:
+        sources: All of them.
+        objectives: Of each, its own or that of all.
+        training: How they are trained on.
+        teacher: Which they cannot have.
+
+    Raises:
+        InputError: Naming the key.
+    """
+    for name in (source.name for source in sources):
+        if re.fullmatch(r"[\w-]{1,64}", name, re.ASCII) is None:
+            raise InputError(
+                "corpus.sources.name",
+                f"`{name}` is no name of a source",
+                "letters, digits, `_` and `-`",
+            )
+        if sum(source.name == name for source in sources) > 1:
+            raise InputError(
+                "corpus.sources.name", f"two sources are called {name}", "name each its own"
+            )
+    weighted = [source.weight is not None for source in sources]
+    if any(weighted) and not all(weighted):
+        alone = next(source.name for source in sources if source.weight is None)
+        lacking = f"source {alone} has none"
+        raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
+    if training.framework == "bigdl":
+        raise InputError(
+            "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"
+        )
+    if teacher.is_asked:
+        raise InputError(
+            "corpus.sources",
+            "the vectors of a teacher are of a corpus without sources",
+            "leave one of them out",
+        )
+    _check_own_weights(objectives)
+
+
+def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
+    """Refuses an objective with weights of its own beside another: not all steps would train them.
+
+    Raises:
+        InputError: With the key of the sources' objectives.
+    """
+    with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
+    if with_own and len({*objectives}) > 1:
+        raise InputError(
+            "corpus.sources.objective",
+            f"`{with_own[0]}` has weights of its own, which every step must train",
+            "the same objective for all sources",
+        )
+
+
+def check_key_column(source: SourceSettings, key_column: str | None) -> None:
+    """Refuses a source whose rows `delete` would not find.
+
+    Args:
+        source: One of several.
+        key_column: Of the section `corpus`.
+
+    Raises:
+        InputError: It has another one.
+    """
+    if source.key_column not in (None, key_column):
+        raise InputError(
+            "corpus.sources.key_column",
+            f"`{source.key_column}` is not corpus.key_column, which `delete` goes by",
+            "name the same column, or set it to null for this source",
+        )

@@ -1,0 +1,44 @@
+"""Trainers that make steps when they are told."""
+
+import pytest
+from corpus_factory import small_config
+
+from pipelines.errors import PipelineError
+from pipelines_bench.train import Contender, _ratio, _trainer, computes_in_bf16
+
+
+def test_a_trainer_makes_the_steps_that_are_ordered(prepared):
+    with _trainer(small_config(prepared), Contender("here", "tensorflow", "fp32")) as trainer:
+        for steps in (3, 1, 2):
+            trainer.order(steps)
+            answer = trainer.answer()
+            assert answer["steps"] == steps
+            assert answer["cpu_seconds"] > 0
+            assert answer["seconds"] > 0
+
+
+def test_a_trainer_that_has_ended_is_named(tmp_path):
+    nobody = Contender("nobody", "torch", "fp32")
+    with (
+        pytest.raises(PipelineError, match=r"the trainer nobody .* has ended"),
+        _trainer(small_config(tmp_path), nobody) as trainer,
+    ):
+        trainer.order(1)
+        trainer.answer()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fma avx2", False), ("avx512_bf16 amx_tile", True), ("amx_bf16", True), ("asimd bf16", True)],
+)
+def test_a_cpu_without_the_instructions_is_known(tmp_path, flags, expected):
+    information = tmp_path / "cpuinfo"
+    information.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    assert computes_in_bf16(information) is expected
+    assert not computes_in_bf16(tmp_path / "none")
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    rates = {"ours": [2.0, 9.0, 4.0], "theirs": [1.0, 3.0, 1.0]}
+    assert _ratio(rates, "ours", "theirs") == 3.0
+    assert _ratio(rates, "ours", "nobody") is None
