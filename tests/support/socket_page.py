@@ -19,7 +19,8 @@ class SocketRow:
     """A row.
 
     Attributes:
-        runs: Which runs have the socket: an engine, an engine with a mode or with a framework.
+        runs: Which runs have the socket: an engine, one with a mode or with a framework, or one
+            whose workers hold the encoder together.
         process: Whose it is; see :data:`host_sockets.ROLES`.
         reach: Where it listens; see :class:`host_sockets.Listener`.
         number: The most that an executor has at once, or else a host; None where that differs.
@@ -34,6 +35,8 @@ class SocketRow:
         """Whether a run with these settings has the socket."""
         engine = training.engine
         is_for = {engine, f"{engine} {training.mode}", f"{engine} with {training.framework}"}
+        if training.placement.is_divided:
+            is_for.add(f"{engine} divided")
         return not is_for.isdisjoint(self.runs) or EVERY_ENGINE in self.runs
 
 
