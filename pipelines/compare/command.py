@@ -14,10 +14,9 @@ from pipelines.compare.advice import advice, summaries, told_workers
 from pipelines.compare.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.compare.comparison import Comparison, Record
 from pipelines.compare.data import prepared
-from pipelines.compare.plugins import provided
 from pipelines.compare.prediction import projections
 from pipelines.compare.results import Results
-from pipelines.compare.strategy import named_strategies, worker_counts
+from pipelines.compare.strategy import named_strategies, provided, worker_counts
 from pipelines.compare.trial import run_trial
 from pipelines.errors import InputError, PipelineError
 from pipelines.models.inference.processor import computes_in_bf16
@@ -63,7 +62,7 @@ def measure(
         cases: Names of strategies, with commas; all of them by default.
         workers: Numbers of workers, with commas; 1 and 2 by default.
         workload: `encoder` (what the configuration trains, by default), or one that another
-            distribution adds: see :mod:`pipelines.compare.plugins`.
+            distribution adds: see :mod:`pipelines.compare.strategy`.
         output: The folder of the readings and what is made of them; `strategies` by default.
 
     Returns:

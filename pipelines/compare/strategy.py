@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.catalog import ENGINES, LOSSES
-from pipelines.compare.plugins import provided
 from pipelines.compare.processes import stage_command
 from pipelines.engines.base import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
@@ -24,6 +24,25 @@ MIXED = "-bf16"
 """Behind the name of a strategy that multiplies matrices in bf16 and keeps its weights in fp32."""
 DEFAULT_WORKERS = (1, 2)
 _BASE = {"mode": "sync", "sharding": "none", "precision": "fp32", "parameter_servers": 1}
+
+
+GROUP = "sentence_pipelines.compare"
+"""Entry points by which other distributions add to a comparison: mappings of names, ``peers`` to
+:class:`Peer` and ``workloads`` to functions that take settings and a folder and return the settings
+of the workload."""
+
+
+def provided(kind: str) -> dict[str, Any]:
+    """What installed distributions add, by name.
+
+    Args:
+        kind: `peers` or `workloads`.
+    """
+    return {
+        name: value
+        for point in entry_points(group=GROUP, name=kind)
+        for name, value in point.load().items()
+    }
 
 
 class Peer(Protocol):
