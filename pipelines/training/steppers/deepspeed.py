@@ -38,11 +38,9 @@ from torch.distributed import get_rank, get_world_size
 from pipelines.models.architecture import Shapes, form_of
 from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.models.frameworks.torch import PRECISIONS, finished
-from pipelines.models.frameworks.torch_division import (
+from pipelines.models.frameworks.torch_division import Part
+from pipelines.models.frameworks.torch_module import (
     Inputs,
-    Members,
-    Part,
-    StageForm,
     Unit,
     allocate,
     copy_weights,
@@ -361,8 +359,8 @@ class DeepSpeedPipelineStepper(TorchRun):
             )
             for sides in texts
         ]
-        form: StageForm = form_of(self._spec, "torch_division")
-        dtype, part = PRECISIONS[self._training.precision], Part(self._own.layers, Members())
+        form = form_of(self._spec, "torch")
+        dtype, part = PRECISIONS[self._training.precision], Part(self._own.layers)
         weights = self._layer.weights
         is_last = self._place.stage == self._placement.stages - 1
         return StageModule(

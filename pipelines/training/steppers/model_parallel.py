@@ -39,17 +39,9 @@ from torch.nn import functional
 
 from pipelines.models.adaptation import effective
 from pipelines.models.architecture import form_of
-from pipelines.models.frameworks.torch import PRECISIONS, Encoder, finished
-from pipelines.models.frameworks.torch_division import (
-    DividedEncode,
-    DividedForm,
-    EncoderModule,
-    Inputs,
-    Part,
-    StageEncode,
-    StageForm,
-    divided_module,
-)
+from pipelines.models.frameworks.torch import PRECISIONS, Encoder, StageEncode, finished, prepare
+from pipelines.models.frameworks.torch_division import Part
+from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, encoder_module
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives, check_agreement
@@ -122,16 +114,11 @@ class ModelParallelStepper(TorchStepper):
 
     def _encoder(self) -> Encoder:
         weights = effective(self._weights, self._frozen, self._scale)
-        return Encoder(self._spec, weights, self._divided(weights))
+        return prepare(self._spec, weights, self._training.precision, self._part)
 
     @property
     def _part(self) -> Part:
         return Part(self._own.layers, self._members)
-
-    def _divided(self, weights: Mapping[str, torch.Tensor]) -> DividedEncode:
-        """The forward pass of this worker's part."""
-        form: DividedForm = form_of(self._spec, "torch_division")
-        return form(self._spec, weights, PRECISIONS[self._training.precision], self._part)
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The norm over all parts; what each member has counts once."""
@@ -190,7 +177,7 @@ class DividedFsdpStepper(FsdpStepper):
         return Checkpoint(step, self._spec, weights, moments)
 
     def _module(self) -> EncoderModule:
-        return divided_module(self._spec, self._training, self._groups.members)
+        return encoder_module(self._spec, self._training, self._groups.members)
 
     def _mesh(self) -> DeviceMesh:
         return DeviceMesh.from_group(self._groups.copies.group, self._device.type)
@@ -232,7 +219,7 @@ class PipelineStepper(ModelParallelStepper):
     exchange_seconds: float | None = None
 
     def _divided(self, weights: Mapping[str, torch.Tensor]) -> StageEncode:
-        form: StageForm = form_of(self._spec, "torch_division")
+        form: Callable[..., StageEncode] = form_of(self._spec, "torch")
         return form(self._spec, weights, PRECISIONS[self._training.precision], self._part)
 
     @property

@@ -35,10 +35,10 @@ from torch.nn.functional import normalize
 from pipelines.models.adaptation import Frozen
 from pipelines.models.architecture import Division, Shapes, architecture_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch_division import (
+from pipelines.models.frameworks.torch_division import Members
+from pipelines.models.frameworks.torch_module import (
     EncoderModule,
     Inputs,
-    Members,
     allocate,
     encoder_module,
 )
