@@ -178,7 +178,7 @@ class StepperFactory(Protocol[Stepper_co]):
 
 
 class Texts(NamedTuple):
-    """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.forward`.
+    """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.embed`.
 
     Attributes:
         side: Number of their side in what the loss takes.

@@ -53,7 +53,7 @@ def pick_specs(objective: Objective) -> Picks:
 
 
 def target_specs(objective: Objective) -> Any:
-    """Of the targets of a granule; see :class:`pipelines.losses.targets.Targets`."""
+    """Of the targets of a granule; see :class:`pipelines.losses.candidates.Targets`."""
     compared = {**_SCORES, "teacher": _vectors(objective)}
     return compared.get(objective.needs, pick_specs(objective))
 

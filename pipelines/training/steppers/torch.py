@@ -24,8 +24,7 @@ from torch.optim.adamw import adamw
 
 from pipelines.errors import InputError
 from pipelines.lanes.files import Granule
-from pipelines.losses.candidates import Picks
-from pipelines.losses.targets import Targets
+from pipelines.losses.candidates import Picks, Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import (
     Batch as DeviceBatch,
