@@ -262,7 +262,7 @@ def search(
     set_: Overrides = None,
 ) -> None:
     """Print the rows of an embedded table that are nearest to a query."""
-    from pipelines.search.text_search import read_queries
+    from pipelines.vectors.search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
     configured(lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_)

@@ -20,15 +20,15 @@ from typing_extensions import TypedDict
 
 from pipelines.corpus.readers.streams import BinaryError, find_encoding
 from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
-from pipelines.embedding.part_files import DeletedRows
-from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
-from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
+from pipelines.vectors.part_files import DeletedRows
+from pipelines.vectors.row_deletion import check_table, delete_from_table, has_rows_by
+from pipelines.vectors.teacher import forget_texts
 
 logger = logging.getLogger(__name__)
 

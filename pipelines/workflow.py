@@ -70,9 +70,9 @@ from pipelines.training_plan import batch_plan
 
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
-    from pipelines.embedding.table import EmbeddingSummary
-    from pipelines.mining.plan import MiningSummary
-    from pipelines.search.text_search import Hit
+    from pipelines.vectors.embed import EmbeddingSummary
+    from pipelines.vectors.mining_plan import MiningSummary
+    from pipelines.vectors.search import Hit
 
 Metrics = dict[str, dict[str, float]]
 
@@ -333,9 +333,8 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.embedding.plan import is_up_to_date, lock_file, output_folder
-    from pipelines.embedding.planning import check_job
-    from pipelines.embedding.table import embed_table
+    from pipelines.vectors.embed import check_job, embed_table
+    from pipelines.vectors.plan import is_up_to_date, lock_file, output_folder
 
     if config.embedding.served:
         served = {"model": str(stage.model_in_service(config))}
@@ -370,9 +369,9 @@ def _mine_prepared(config: Config) -> MiningSummary:
 
 
 def _mine(config: Config) -> MiningSummary:
-    from pipelines.embedding.plan import lock_file
-    from pipelines.mining.job import check_job, mine_negatives
-    from pipelines.mining.plan import output_folder
+    from pipelines.vectors.mine import check_job, mine_negatives
+    from pipelines.vectors.mining_plan import output_folder
+    from pipelines.vectors.plan import lock_file
 
     check_job(config)
     folder = output_folder(config)
@@ -418,9 +417,9 @@ def search(
 def _search(
     config: Config, queries: Sequence[str], k: int, *, indexed: bool, hybrid: bool
 ) -> list[Hit]:
-    from pipelines.embedding.store import open_table
-    from pipelines.search.index import has_index
-    from pipelines.search.text_search import find_texts, fits_in_process
+    from pipelines.vectors.index import has_index
+    from pipelines.vectors.search import find_texts, fits_in_process
+    from pipelines.vectors.store import open_table
 
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))

@@ -22,11 +22,11 @@ from pipelines.corpus.unit_rows import (
     without_deleted,
 )
 from pipelines.deletion import Deletion, read_keys
-from pipelines.embedding.store import open_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
+from pipelines.vectors.store import open_table
 
 __all__ = ["small_model"]
 
