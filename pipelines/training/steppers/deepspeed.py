@@ -20,7 +20,8 @@ from torch.distributed import get_rank, get_world_size
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import shapes_of
 from pipelines.models.frameworks.torch import finished
-from pipelines.models.frameworks.torch_division import Members, Part, Unit, allocate, copy_weights
+from pipelines.models.frameworks.torch_division import Part
+from pipelines.models.frameworks.torch_module import Unit, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
@@ -313,7 +314,7 @@ class DeepSpeedPipelineStepper(StagedWork):
         """Make the update too; return the loss over all workers, on each of them."""
         assert loss_of is not None, "refused before the start"
         weights, is_last = self._layer.weights, self._own.is_last
-        part = Part(self._own.layers, Members())
+        part = Part(self._own.layers)
         module = StageModule(
             lambda: stage_encode(self._spec, weights, self._training.precision, part),
             [self._inputs(batch) for batch in some],

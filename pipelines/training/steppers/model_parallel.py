@@ -39,16 +39,9 @@ from torch.nn import functional
 from pipelines.models.adaptation import Frozen
 from pipelines.models.architecture import Division, architecture_of, form_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch import PRECISIONS, Encoder, finished
-from pipelines.models.frameworks.torch_division import (
-    EncoderModule,
-    Inputs,
-    Members,
-    Part,
-    StageEncode,
-    StageForm,
-    divided_module,
-)
+from pipelines.models.frameworks.torch import PRECISIONS, Encoder, StageEncode, finished
+from pipelines.models.frameworks.torch_division import Members, Part
+from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, encoder_module
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
@@ -279,7 +272,7 @@ def stage_encode(
         precision: Of the matrix products.
         part: Which these are.
     """
-    form: StageForm = form_of(spec, "torch_division")
+    form: Callable[..., StageEncode] = form_of(spec, "torch")
     return form(spec, weights, PRECISIONS[precision], part)
 
 
@@ -367,7 +360,7 @@ class DividedFsdpStepper(DividedWork, FsdpStepper):
         return self._own.gathered(step, self._weight, self._moment, self._device)
 
     def _module(self) -> EncoderModule:
-        return divided_module(self._spec, self._training, self._groups.members)
+        return encoder_module(self._spec, self._training, self._groups.members)
 
     def _mesh(self) -> DeviceMesh:
         return DeviceMesh.from_group(self._groups.copies.group, self._device.type)

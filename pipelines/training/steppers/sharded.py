@@ -25,7 +25,7 @@ from torch.nn.functional import normalize
 from pipelines.errors import InputError
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch_division import EncoderModule, allocate, encoder_module
+from pipelines.models.frameworks.torch_module import EncoderModule, allocate, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives

@@ -33,7 +33,7 @@ from pipelines.models.frameworks.torch import (
     prepare,
     to_device,
 )
-from pipelines.models.frameworks.torch_division import Inputs
+from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask

@@ -16,7 +16,7 @@ from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.architecture import Shapes
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
-from pipelines.models.frameworks.torch_division import Unit
+from pipelines.models.frameworks.torch_module import Unit
 from pipelines.models.spec import EncoderSpec
 from pipelines.pretraining.start import generator
 from pipelines.pretraining.torch_head import View
@@ -98,7 +98,7 @@ class Rewriting:
         """
         precision = self.training.precision
         view = View(
-            encoder=prepare(self.spec, weights, precision, self.own.form),
+            encoder=prepare(self.spec, weights, precision),
             own=own,
             dtype=PRECISIONS[precision],
             dropout=self.training.dropout,
@@ -131,7 +131,7 @@ class RewritingUnit(Unit):
 
 
 class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """The same in the place of :class:`pipelines.models.frameworks.torch_division.EncoderModule`.
+    """The same in the place of :class:`pipelines.models.frameworks.torch_module.EncoderModule`.
 
     Args:
         rewriting: The objective.
@@ -148,7 +148,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """All parameters; see :attr:`pipelines.models.frameworks.torch_division.Unit.weights`."""
+        """All parameters; see :attr:`pipelines.models.frameworks.torch_module.Unit.weights`."""
         return self.whole.weights
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
