@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
 from pipelines.engines.base import ConfRule, Engine, load_engine
-from pipelines.engines.overview import all_rules
+from pipelines.engines.overview import all_rules, variants
 from pipelines.files import storage
 from pipelines.losses.loss import LABELS, NEEDS
 from pipelines.models.architecture import has_form_of_engine
@@ -105,7 +105,8 @@ def engines_page() -> str:
             ("engine, mode", "what it guarantees", "when to choose it", "what it needs"),
             (
                 (f"`{found.name}` {name}", mode.guarantee, mode.choose_when, mode.needs)
-                for found in engines
+                for engine in ENGINES
+                for found in variants(engine)
                 for name, mode in found.modes.items()
             ),
         ),
@@ -119,7 +120,7 @@ def engines_page() -> str:
             (
                 (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
                 for found in engines
-                for rule in all_rules(found)
+                for rule in all_rules(found.name)
             ),
         ),
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",

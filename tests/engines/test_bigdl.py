@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
 from pipelines.catalog import LOSSES
-from pipelines.engines.base import load_engine
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.engines.bigdl import dllib_engine as memory
 from pipelines.engines.bigdl import jars
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
@@ -271,13 +271,13 @@ def test_what_dllib_tells():
         ({}, {"negatives": "step"}, "objective.negatives"),
     ],
 )
-def test_what_dllib_cannot_do_is_refused(spark, training, keys, key):
+def test_what_dllib_cannot_do_is_refused(training, keys, key):
     config = Config(
         training=TrainingSettings(engine="bigdl", framework="bigdl", **training),
         objective=objective(**keys),
     )
     with pytest.raises(InputError, match=f"^{key}: "):
-        load_engine("bigdl").check(spark, config)
+        check_fit(load_engine("bigdl"), config)
 
 
 def test_class_paths_are_added_to_what_is_there():

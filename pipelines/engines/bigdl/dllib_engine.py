@@ -13,7 +13,13 @@ from typing_extensions import override
 from pipelines.catalog import LOSSES
 from pipelines.engines.base import LASTING_WORKERS, Mode
 from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
-from pipelines.engines.bigdl.jars import SPARK_MAJORS, check_class_paths, class_paths, jars
+from pipelines.engines.bigdl.jars import (
+    FRAMEWORKS,
+    SPARK_MAJORS,
+    check_class_paths,
+    class_paths,
+    jars,
+)
 from pipelines.engines.spark_engine import SparkEngine
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.files.prepared_folder import PreparedFolder
@@ -31,8 +37,6 @@ from pipelines.spark.session import executor_count, in_one_process, memory_mb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from pipelines.engines.bigdl.dllib import OnStep
 
 
 MB = 2**20
@@ -162,11 +166,7 @@ _MKL_NUMBERS = {"avx2": "5", "avx512": "7"}
 
 
 class DllibEngine(SparkEngine):
-    """Engine `bigdl` where dllib computes; see :class:`pipelines.engines.bigdl.engine`.
-
-    Args:
-        on_step: Called with dllib's times of each step.
-    """
+    """Engine `bigdl` where dllib computes; its Orca is :mod:`pipelines.engines.orca`."""
 
     name = "bigdl"
     modes: ClassVar = {
@@ -183,14 +183,11 @@ class DllibEngine(SparkEngine):
             " Spark's own.",
         )
     }
-    frameworks = ("bigdl",)
+    frameworks = FRAMEWORKS
     options = ("compression",)
     rules = LASTING_WORKERS
     with_profiles = False
     spark_majors = SPARK_MAJORS
-
-    def __init__(self, on_step: OnStep = lambda times: None) -> None:
-        self._on_step = on_step
 
     @override
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
@@ -244,13 +241,14 @@ class DllibEngine(SparkEngine):
         check_memory(session, config)
 
     @override
-    def attempt_on(
-        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
+        session = self._required(session)
         # Imports BigDL's Python package.
         from pipelines.engines.bigdl.dllib import train_with_dllib
 
-        return train_with_dllib(session, run, step_metrics, self._on_step)
+        return train_with_dllib(session, run, step_metrics)
 
 
 def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import NO_SPECULATION, Mode
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.checkpoint import load_checkpoint
@@ -24,7 +24,7 @@ _SHARED = _NEEDS + "four times the size of the weights, and twice more for each 
 _AVERAGED = _NEEDS + "seven times the size of the weights, and three times more for each worker."
 
 
-class ElephasEngine(SparkJobEngine):
+class ElephasEngine(SparkEngine):
     """Trains in the tasks of a Spark job, which exchange arrays with the driver."""
 
     name = "elephas"

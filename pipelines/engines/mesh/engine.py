@@ -11,7 +11,7 @@ from typing_extensions import override
 from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.mesh.cluster import WorkerMaker
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.libraries import check_installed
 from pipelines.losses.loss import spans_steps
@@ -19,7 +19,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 
 
-class MeshEngine(SparkJobEngine):
+class MeshEngine(SparkEngine):
     """Tensor parallel and data parallel in one graph, on the servers of all workers."""
 
     name = "mesh"
