@@ -18,6 +18,7 @@ from pipelines.losses.loss import LABELS, NEEDS
 from pipelines.models.architecture import has_form_of_engine
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
+from pipelines.settings.capabilities import LIMITS
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.java import RELEASES
@@ -121,6 +122,21 @@ def engines_page() -> str:
                 (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
                 for found in engines
                 for rule in all_rules(found.name)
+            ),
+        ),
+        "\n## What is not possible\n",
+        "Refused as soon as settings are read, or, of an engine, before Spark starts.\n",
+        *_table(
+            ("what", "setting", "not with", "since", "instead"),
+            (
+                (
+                    limit.feature.name,
+                    f"`{limit.feature.key}`",
+                    limit.scope.name,
+                    re.sub(r"`?\{.+?\}`?", "…", limit.problem),
+                    limit.remedy,
+                )
+                for limit in sorted(LIMITS, key=lambda limit: limit.feature.name.lower())
             ),
         ),
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",

@@ -27,6 +27,7 @@ from pipelines.runs.job_records import add_restart
 from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
+from pipelines.settings.capabilities import LIMITS, Limit, check_limits
 from pipelines.settings.checks import check_divided
 from pipelines.spark.java import check_spark
 from pipelines.training.control.authenticated_server import Identity
@@ -129,6 +130,8 @@ class Engine(ABC):
         feeds: Ways in which granules can reach its workers.
         shardings: What it can split between the workers instead of having each hold all of it.
         options: Those of :data:`OPTIONS` that it knows.
+        limits: What it cannot do, if the table of :mod:`pipelines.settings.capabilities` does not
+            say so already.
         libraries: Modules that must be installed; the extra of the engine's name installs them.
         rules: What the Spark conf must not contradict; :meth:`check_session` refuses by them.
         needs_spark: Whether it starts executors.
@@ -141,6 +144,7 @@ class Engine(ABC):
     feeds: ClassVar[tuple[str, ...]] = ("lanes", "memory")
     shardings: ClassVar[tuple[str, ...]] = ("none",)
     options: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[Limit, ...]] = ()
     libraries: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[ConfRule, ...]] = ()
     needs_spark: ClassVar[bool] = False
@@ -186,7 +190,7 @@ class Engine(ABC):
             check_installed("training.engine", library, self.name)
 
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
-        """Refuses settings that do not fit together on this engine; called before Spark starts.
+        """Refuse what is no limit of the table; called once, before Spark starts.
 
         Raises:
             InputError: Naming the key, and what would fit.
@@ -263,7 +267,7 @@ class Engine(ABC):
 
 
 def check_fit(engine: Engine, config: Config) -> None:
-    """Refuses settings that the engine does not know.
+    """Refuse settings that the engine does not know, or has no way to follow.
 
     Raises:
         InputError: Naming the key, and the values that fit.
@@ -289,12 +293,7 @@ def check_fit(engine: Engine, config: Config) -> None:
             )
     check_divided(config.training)
     engine.check_settings(config)
-    if config.training.offload != "none" and config.training.sharding == "none":
-        raise InputError(
-            "training.offload",
-            "with training.sharding `none` each worker keeps its state in its memory",
-            "leave it none, or training.sharding: parameters",
-        )
+    check_limits(config.asked, (*LIMITS, *engine.limits), engine.name)
 
 
 def monitor_for(

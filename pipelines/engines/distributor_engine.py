@@ -79,10 +79,6 @@ class DistributorEngine(SparkEngine):
                 f"with training.{division} engine {self.name} has no `{sharding}`",
                 f"one of {', '.join(choices)}",
             )
-        if division == "pipeline_parallel" and config.training.offload != "none":
-            raise InputError(
-                "training.offload", "the moments of stages stay in memory", "leave it none"
-            )
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:

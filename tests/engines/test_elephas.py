@@ -11,7 +11,7 @@ from pyspark import SparkConf
 from test_contract import check_state
 from unauthenticated import approach, tells_nothing
 
-from pipelines.engines.base import check_fit, load_engine
+from pipelines.engines.base import load_engine
 from pipelines.engines.elephas.spark_model import GranuleModel
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -128,13 +128,3 @@ def test_too_few_slots_and_speculation_are_refused(spark, make_run):
     )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
         load_engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)
-
-
-def test_negatives_of_a_step_that_nobody_sees_are_refused(make_run):
-    config = make_run(2).config
-    objective = config.objective.model_copy(update={"negatives": "step"})
-    config = config.model_copy(update={"objective": objective})
-    with pytest.raises(EngineUnavailable, match=r"objective\.negatives: .* granule"):
-        check_fit(load_engine("elephas"), config)
-    training = config.training.model_copy(update={"mode": "async"})
-    check_fit(load_engine("elephas"), config.model_copy(update={"training": training}))

@@ -21,10 +21,9 @@ from pipelines.engines.bigdl.jars import (
     jars,
 )
 from pipelines.engines.spark_engine import SparkEngine
-from pipelines.errors import EngineUnavailable, InputError
+from pipelines.errors import EngineUnavailable
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.losses.loss import spans_steps
 from pipelines.models.architecture import form_of
 from pipelines.models.folder import start_spec
 from pipelines.models.inference.processor import widest_unused_by_mkl
@@ -201,39 +200,6 @@ class DllibEngine(SparkEngine):
         return {"spark.jars": ",".join(map(str, jars())), **needed_memory(config)}
 
     @override
-    def check_settings(self, config: Config) -> None:
-        training = config.training
-        refused: tuple[tuple[bool, str, str, str], ...] = (
-            (
-                training.precision == "bf16",
-                "training.precision",
-                "dllib computes in fp32",
-                "set fp32",
-            ),
-            (
-                training.checkpoint_minutes is not None,
-                "training.checkpoint_minutes",
-                "dllib is told before a part of the run which checkpoints it is to write",
-                "leave it out, and set training.checkpoint_every",
-            ),
-            (
-                spans_steps(config.objective),
-                "objective.negatives",
-                "framework bigdl sees one granule at a time",
-                "set it to granule",
-            ),
-            (
-                _may_drop(config),
-                "training.dropout",
-                "framework bigdl has none, and unset it is that of the start",
-                "set it to 0",
-            ),
-        )
-        for is_asked, key, problem, remedy in refused:
-            if is_asked:
-                raise InputError(key, problem, remedy)
-
-    @override
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         conf = dict(session.sparkContext.getConf().getAll())
         check_class_paths(conf, on_driver=_finds_dllib(session))
@@ -259,12 +225,6 @@ def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
     """
     widest = widest_unused_by_mkl() if conf["spark.master"].startswith("local") else None
     return {_MKL_KERNELS: _MKL_NUMBERS[widest]} if widest else {}
-
-
-def _may_drop(config: Config) -> bool:
-    """Whether a start is to be trained with dropout: a checkpoint may have its own."""
-    told = config.training.dropout
-    return config.encoder.start != "random" if told is None else told > 0
 
 
 def _finds_dllib(session: SparkSession) -> bool:

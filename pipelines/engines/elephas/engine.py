@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.spark_engine import DriverSide, SparkEngine
-from pipelines.errors import EngineUnavailable
-from pipelines.losses.loss import spans_steps
 from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -51,27 +49,6 @@ class ElephasEngine(SparkEngine):
     frameworks = ("tensorflow",)
     libraries = ("elephas", "tensorflow")
     rules = (NO_SPECULATION,)
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        training = config.training
-        if (
-            training.mode == "sync"
-            and training.workers > 1
-            and any(spans_steps(one.objective) for one in config.by_source())
-        ):
-            raise EngineUnavailable(
-                "objective.negatives",
-                "the workers of engine elephas do not meet inside a step, so it cannot be `step`",
-                "set it to granule, or training.mode to async",
-            )
-        for name in ("ema", "patience"):
-            if training.mode == "sync" and getattr(training, name):
-                raise EngineUnavailable(
-                    f"training.{name}",
-                    "the workers of engine elephas have states of their own between two averages",
-                    "leave it out, or take another engine",
-                )
 
     @override
     def with_any_workers(self, config: Config) -> bool:

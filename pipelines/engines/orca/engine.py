@@ -10,7 +10,6 @@ from typing_extensions import override
 from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule, Mode
 from pipelines.engines.bigdl.jars import FRAMEWORKS, SPARK_MAJORS
 from pipelines.engines.spark_engine import DriverSide, SparkEngine
-from pipelines.errors import InputError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -45,13 +44,6 @@ class OrcaEngine(SparkEngine):
     rules = (*LASTING_WORKERS, NO_GPUS)
     job_name = "Orca's fit"
     spark_majors = SPARK_MAJORS
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        if config.training.compression != "none":
-            raise InputError(
-                "training.compression", "PyTorch's gradients travel as they are", "leave it none"
-            )
 
     @override
     def python_worker_role(self, config: Config) -> str:
