@@ -23,12 +23,14 @@ class Registry:
         key: The setting that chooses one, for errors.
         entries: ``module:attribute`` by name.
         renamed: Names of before, which are still read, and what they are called now.
+        variants: ``module:attribute`` by name and what decides, where a name stands for several.
     """
 
     kind: str
     key: str
     entries: Mapping[str, str]
     renamed: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -59,14 +61,19 @@ class Registry:
         """
         return self.entries[self.check(name)].partition(":")[0]
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, variant: str = "") -> Any:
         """What a name stands for; imports its module.
+
+        Args:
+            variant: Decides where the name stands for several things.
 
         Raises:
             InputError: There is nothing of that name.
             ImportError: Its module needs something that is not installed.
         """
-        module, _, attribute = self.entries[self.check(name)].partition(":")
+        name = self.check(name)
+        entry = self.variants.get((name, variant)) or self.entries[name]
+        module, _, attribute = entry.partition(":")
         return getattr(import_module(module), attribute)
 
 
@@ -180,7 +187,7 @@ ENGINES = Registry(
     key="training.engine",
     entries={
         "local": "pipelines.engines.local:LocalEngine",
-        "bigdl": "pipelines.engines.bigdl.engine:BigDLEngine",
+        "bigdl": "pipelines.engines.bigdl.dllib_engine:DllibEngine",
         "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
         "elephas": "pipelines.engines.elephas.engine:ElephasEngine",
         "horovod": "pipelines.engines.horovod.engine:HorovodEngine",
@@ -189,7 +196,9 @@ ENGINES = Registry(
         "tensorflowonspark": "pipelines.engines.tensorflowonspark.engine:TensorFlowOnSparkEngine",
         "torch": "pipelines.engines.torch:TorchEngine",
     },
+    variants={("bigdl", "torch"): "pipelines.engines.orca.engine:OrcaEngine"},
 )
+"""Those whose implementation depends on the framework have variants by it."""
 
 EVALUATIONS = Registry(
     kind="evaluation",

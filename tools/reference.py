@@ -12,12 +12,13 @@ import yaml
 
 from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
 from pipelines.engines.base import ConfRule, Engine, load_engine
-from pipelines.engines.overview import all_rules
+from pipelines.engines.overview import all_rules, variants
 from pipelines.files import storage
 from pipelines.losses.loss import LABELS, NEEDS
 from pipelines.models.architecture import has_form_of_engine
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
+from pipelines.settings.capabilities import LIMITS
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.java import RELEASES
@@ -105,7 +106,8 @@ def engines_page() -> str:
             ("engine, mode", "what it guarantees", "when to choose it", "what it needs"),
             (
                 (f"`{found.name}` {name}", mode.guarantee, mode.choose_when, mode.needs)
-                for found in engines
+                for engine in ENGINES
+                for found in variants(engine)
                 for name, mode in found.modes.items()
             ),
         ),
@@ -119,7 +121,22 @@ def engines_page() -> str:
             (
                 (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
                 for found in engines
-                for rule in all_rules(found)
+                for rule in all_rules(found.name)
+            ),
+        ),
+        "\n## What is not possible\n",
+        "Refused as soon as settings are read, or, of an engine, before Spark starts.\n",
+        *_table(
+            ("what", "setting", "not with", "since", "instead"),
+            (
+                (
+                    limit.feature.name,
+                    f"`{limit.feature.key}`",
+                    limit.scope.name,
+                    re.sub(r"`?\{.+?\}`?", "…", limit.problem),
+                    limit.remedy,
+                )
+                for limit in sorted(LIMITS, key=lambda limit: limit.feature.name.lower())
             ),
         ),
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",
