@@ -1,26 +1,25 @@
-"""The console command; the scripts in ``jobs/`` are the same commands, one each.
+"""The console command: the options of each command, whose work is in :mod:`pipelines.jobs`.
 
-Exit codes: 0 when done, 2 for what the user can correct (one line on standard error), 3 if the
-quality gate refuses a promotion, 4 if there is nothing new to work on, 1 for a failure at run time.
+The scripts in `jobs/` are the same commands, one each. Exit codes: 0 when done, 2 for what the user
+can correct (one line on standard error), 3 if the quality gate refuses a promotion, 4 if there is
+nothing new to work on, 1 for a failure at run time.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines import __version__
-from pipelines import command_jobs as jobs
-from pipelines.catalog import ENGINES
+from pipelines.catalog import COMMANDS, ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
-from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler, say
 from pipelines.provenance import given_on_command_line
 
@@ -36,7 +35,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
     "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
 )
-COMMANDS = "sentence_pipelines.commands"
+PLUGINS = "sentence_pipelines.commands"
 """Entry points of functions that take the arguments behind a command and return an exit code."""
 CTRL_C = 130
 """Typer's exit code of a command that is interrupted from the keyboard."""
@@ -85,7 +84,7 @@ def options(
 @app.command()
 def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    configured(jobs.prepare, config, set_, outcome)
+    _run("prepare", config, set_, outcome)
 
 
 @app.command()
@@ -98,13 +97,13 @@ def delete(
     set_: Overrides = None,
 ) -> None:
     """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
-    configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
+    _run("delete", config, set_, given=key or (), file=keys)
 
 
 @app.command()
 def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    configured(jobs.train, config, set_, outcome)
+    _run("train", config, set_, outcome)
 
 
 @app.command()
@@ -112,7 +111,7 @@ def evaluate(
     config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
 ) -> None:
     """Measure a run's model against its start, and write the report."""
-    configured(jobs.evaluate, config, set_, outcome)
+    _run("evaluate", config, set_, outcome)
 
 
 @app.command()
@@ -135,19 +134,19 @@ def report(
     set_: Overrides = None,
 ) -> None:
     """Write the report of a run again, or of an unfinished run; or compare several runs."""
-    configured(lambda found: jobs.report(found, runs or (), output), config, set_)
+    _run("report", config, set_, runs=runs or (), output=output)
 
 
 @app.command()
 def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    configured(jobs.promote, config, set_, outcome)
+    _run("promote", config, set_, outcome)
 
 
 @app.command()
 def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
-    configured(jobs.clean, config, set_, outcome)
+    _run("clean", config, set_, outcome)
 
 
 @app.command()
@@ -159,7 +158,7 @@ def rollback(
     set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    configured(lambda found: jobs.roll_back(found, to), config, set_)
+    _run("rollback", config, set_, to=to)
 
 
 @app.command()
@@ -188,15 +187,16 @@ def compare(
     set_: Overrides = None,
 ) -> None:
     """Train by each engine in turn, and tell which to take with how many workers."""
-    options = {
-        "steps": steps,
-        "runs": runs,
-        "cases": cases,
-        "workers": workers,
-        "workload": workload,
-        "output": output,
-    }
-    configured(lambda found: jobs.compare(found, data, **options), config, set_)
+    _run(
+        *("compare", config, set_),
+        data=data,
+        steps=steps,
+        runs=runs,
+        cases=cases,
+        workers=workers,
+        workload=workload,
+        output=output,
+    )
 
 
 # The options are those of the distribution that has the benchmarks.
@@ -209,7 +209,7 @@ def benchmark(context: typer.Context) -> None:
     if context.args[:1] == ["strategies"]:
         say("`benchmark strategies` is now called `compare`", file=sys.stderr)
         raise typer.Exit(_code_of(["compare", *context.args[1:]]))
-    (found,) = entry_points(group=COMMANDS, name="benchmark") or (None,)
+    (found,) = entry_points(group=PLUGINS, name="benchmark") or (None,)
     if found is None:
         raise InputError(
             "benchmark",
@@ -222,19 +222,19 @@ def benchmark(context: typer.Context) -> None:
 @app.command()
 def run(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Prepare, train and evaluate, one after the other."""
-    configured(jobs.run, config, set_)
+    _run("run", config, set_)
 
 
 @app.command()
 def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
-    configured(jobs.embed, config, set_, outcome)
+    _run("embed", config, set_, outcome)
 
 
 @app.command()
 def mine(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Add hard negatives to pairs: documents that a model finds near an anchor."""
-    configured(jobs.mine, config, set_, outcome)
+    _run("mine", config, set_, outcome)
 
 
 @app.command()
@@ -262,10 +262,7 @@ def search(
     set_: Overrides = None,
 ) -> None:
     """Print the rows of an embedded table that are nearest to a query."""
-    from pipelines.search.text_search import read_queries
-
-    asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    configured(lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_)
+    _run("search", config, set_, given=query or (), file=queries, k=k, index=index, hybrid=hybrid)
 
 
 @app.command()
@@ -279,14 +276,16 @@ def engines(
 ) -> None:
     """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
     if config is None and not set_ and not defaults:
-        jobs.show_engines(ENGINES if name is None else [name])
+        from pipelines.jobs.engines import show_engines
+
+        show_engines(ENGINES if name is None else [name])
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
-    configured(lambda found: jobs.show_conf(found, as_file=defaults), config, overrides)
+    _run("engines", config, overrides, as_file=defaults)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code."""
+    """Run a command and return its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[MessageHandler()])
     logging.getLogger("pipelines").setLevel(logging.INFO)
@@ -319,7 +318,7 @@ def _code_of(arguments: Sequence[str]) -> int:
 
 
 def _refused(error: PipelineError) -> int:
-    """Prints the error; returns its exit code."""
+    """Print the error; return its exit code."""
     from pipelines.settings.redaction import without_password
 
     said = without_password(str(error))
@@ -334,20 +333,33 @@ def _refused(error: PipelineError) -> int:
     return code
 
 
+def _run(
+    name: str,
+    path: str | None,
+    overrides: list[str] | None,
+    outcome: str | None = None,
+    **options: Any,
+) -> None:
+    """Run the command of a name in :mod:`pipelines.jobs`, with options of its own."""
+    # Its module is imported once the settings are known to be right.
+    configured(lambda config: COMMANDS.load(name)(config, **options), path, overrides, outcome)
+
+
 def configured(
-    command: Callable[[Config], Results | None],
+    command: Callable[[Config], Mapping[str, Any] | None],
     path: str | None,
     overrides: list[str] | None,
     outcome: str | None = None,
 ) -> None:
-    """Runs a command with the settings of a file and of overrides.
+    """Run a command with the settings of a file and of overrides.
 
     Args:
         command: Takes the settings; returns what came of it, for schedulers.
         path: The file; without one, the embedded default job.
-        overrides: ``KEY=VALUE`` over the file.
+        overrides: `KEY=VALUE` over the file.
         outcome: The file to write what came of it into.
     """
+    from pipelines.jobs.outcome import noted
     from pipelines.settings.load import parse, read_tree, storage_of
 
     with _ended_in_order():
@@ -363,7 +375,7 @@ def configured(
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Around a command that may start Spark: the session ends with it, and it with spark-submit."""
+    """End the session with a command that may start Spark, and the command with spark-submit."""
     from pipelines.spark.session import end_with_spark_submit, stopped_at_the_end
 
     end_with_spark_submit()

@@ -20,11 +20,11 @@ from pipelines.embedding.teacher import (
 )
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
+from pipelines.jobs.stages import STAGES, tokenise
 from pipelines.lanes.files import TeacherVectors
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.preparation import STAGES, tokenise
 from pipelines.settings.load import parse
 from pipelines.tokens.start import PROMPTS_FILE
 
