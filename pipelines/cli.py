@@ -11,7 +11,9 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import entry_points
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,40 +83,58 @@ def options(
     """Options before a command."""
 
 
-@app.command()
-def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object]:
+    """Make a command of a function that declares its options, with its docstring as the help.
+
+    `--config` and `--set` follow the options, and `--outcome` in commands that schedulers start.
+    The catalog has what the command does, by its name.
+    """
+
+    def register(declared: Callable[..., None]) -> object:
+        name = declared.__name__
+
+        def run(
+            config: ConfigFile = None,
+            set_: Overrides = None,
+            outcome: OutcomeFile = None,
+            **options: Any,
+        ) -> None:
+            configured(partial(_work_of, name, options), config, set_, outcome)
+
+        common = [*signature(run, eval_str=True).parameters.values()][: 3 if outcome else 2]
+        own = signature(declared, eval_str=True).parameters.values()
+        vars(run)["__signature__"] = Signature([*own, *common])
+        return app.command(name, help=declared.__doc__)(run)
+
+    return register
+
+
+@_command(outcome=True)
+def prepare() -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    _run("prepare", config, set_, outcome)
 
 
-@app.command()
+@_command()
 def delete(
     key: Annotated[
         list[str] | None, typer.Option("--key", help="Key of the rows; may be repeated.")
     ] = None,
     keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one a line.")] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
-    _run("delete", config, set_, given=key or (), file=keys)
 
 
-@app.command()
-def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def train() -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    _run("train", config, set_, outcome)
 
 
-@app.command()
-def evaluate(
-    config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
-) -> None:
+@_command(outcome=True)
+def evaluate() -> None:
     """Measure a run's model against its start, and write the report."""
-    _run("evaluate", config, set_, outcome)
 
 
-@app.command()
+@_command()
 def report(
     runs: Annotated[
         list[str] | None,
@@ -130,38 +150,30 @@ def report(
             "comparison.html in the working folder if there are several.",
         ),
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Write the report of a run again, or of an unfinished run; or compare several runs."""
-    _run("report", config, set_, runs=runs or (), output=output)
 
 
-@app.command()
-def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def promote() -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    _run("promote", config, set_, outcome)
 
 
-@app.command()
-def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def clean() -> None:
     """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
-    _run("clean", config, set_, outcome)
 
 
-@app.command()
+@_command()
 def rollback(
     to: Annotated[
         str | None, typer.Option(help="The version; by default the one in service before.")
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    _run("rollback", config, set_, to=to)
 
 
-@app.command()
+@_command()
 def compare(
     data: DataFolder = None,
     steps: Annotated[
@@ -183,20 +195,8 @@ def compare(
         str | None,
         typer.Option("--output", help="Folder of what was measured; strategies by default."),
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Train by each engine in turn, and tell which to take with how many workers."""
-    _run(
-        *("compare", config, set_),
-        data=data,
-        steps=steps,
-        runs=runs,
-        cases=cases,
-        workers=workers,
-        workload=workload,
-        output=output,
-    )
 
 
 # The options are those of the distribution that has the benchmarks.
@@ -219,25 +219,22 @@ def benchmark(context: typer.Context) -> None:
     raise typer.Exit(found.load()(context.args))
 
 
-@app.command()
-def run(config: ConfigFile = None, set_: Overrides = None) -> None:
+@_command()
+def run() -> None:
     """Prepare, train and evaluate, one after the other."""
-    _run("run", config, set_)
 
 
-@app.command()
-def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def embed() -> None:
     """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
-    _run("embed", config, set_, outcome)
 
 
-@app.command()
-def mine(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def mine() -> None:
     """Add hard negatives to pairs: documents that a model finds near an anchor."""
-    _run("mine", config, set_, outcome)
 
 
-@app.command()
+@_command()
 def search(
     query: Annotated[
         list[str] | None, typer.Option("--query", help="Text to search for; may be repeated.")
@@ -258,11 +255,8 @@ def search(
             "--hybrid", help="Rank by the words of the query too (BM25), and fuse both rankings."
         ),
     ] = False,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Print the rows of an embedded table that are nearest to a query."""
-    _run("search", config, set_, given=query or (), file=queries, k=k, index=index, hybrid=hybrid)
 
 
 @app.command()
@@ -281,7 +275,7 @@ def engines(
         show_engines(ENGINES if name is None else [name])
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
-    _run("engines", config, overrides, as_file=defaults)
+    configured(partial(_work_of, "engines", {"as_file": defaults}), config, overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -333,16 +327,10 @@ def _refused(error: PipelineError) -> int:
     return code
 
 
-def _run(
-    name: str,
-    path: str | None,
-    overrides: list[str] | None,
-    outcome: str | None = None,
-    **options: Any,
-) -> None:
-    """Run the command of a name in :mod:`pipelines.jobs`, with options of its own."""
-    # Its module is imported once the settings are known to be right.
-    configured(lambda config: COMMANDS.load(name)(config, **options), path, overrides, outcome)
+def _work_of(name: str, options: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
+    """Do what a command does; its module is imported once the settings are known to be right."""
+    result: Mapping[str, Any] | None = COMMANDS.load(name)(config, **options)
+    return result
 
 
 def configured(

@@ -180,9 +180,9 @@ def _text_of(file: str) -> str:
         raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
 
 
-def command(config: Config, given: Sequence[str], file: str | None) -> Results:
+def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
     """Delete the rows of keys of a command line and of a file, and print what became of them."""
-    deletion = delete(config, read_keys(given, file))
+    deletion = delete(config, read_keys(key or (), keys))
     say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
     if deletion.vectors is not None:
         say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")

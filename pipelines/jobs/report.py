@@ -37,6 +37,6 @@ def draw_report(config: Config) -> Location | None:
     return None if left_out("the report is", REPORT) else report(config)
 
 
-def command(config: Config, runs: Sequence[str], output: str | None) -> None:
+def command(config: Config, runs: Sequence[str] | None, output: str | None) -> None:
     """Draw a report, and print where it is."""
-    say(f"report  {report(config, runs, output)}")
+    say(f"report  {report(config, runs or (), output)}")

@@ -63,8 +63,14 @@ def search(
 
 
 def command(
-    config: Config, given: Sequence[str], file: str | None, k: int, *, index: bool, hybrid: bool
+    config: Config,
+    query: Sequence[str] | None,
+    queries: str | None,
+    k: int,
+    *,
+    index: bool,
+    hybrid: bool,
 ) -> None:
     """Print what is nearest to the queries of a command line and of a file."""
-    queries = [*given, *(read_queries(file) if file else ())]
-    Screen().print(hits_table(queries, search(config, queries, k, indexed=index, hybrid=hybrid)))
+    asked = [*(query or ()), *(read_queries(queries) if queries else ())]
+    Screen().print(hits_table(asked, search(config, asked, k, indexed=index, hybrid=hybrid)))
