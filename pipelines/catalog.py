@@ -229,8 +229,8 @@ MERGE_FORMATS = Registry(
     "table format",
     "embedding.merge_format",
     {
-        "delta": "pipelines.embedding.merge:DELTA",
-        "iceberg": "pipelines.embedding.merge:ICEBERG",
+        "delta": "pipelines.vectors.merge:DELTA",
+        "iceberg": "pipelines.vectors.merge:ICEBERG",
     },
 )
 
@@ -238,8 +238,8 @@ SEARCHES = Registry(
     "search",
     "mining.search",
     {
-        "exact": "pipelines.mining.choosing:EXACT",
-        "index": "pipelines.mining.choosing:INDEX",
+        "exact": "pipelines.vectors.negatives:EXACT",
+        "index": "pipelines.vectors.negatives:INDEX",
     },
 )
 
@@ -247,11 +247,11 @@ FILTERS = Registry(
     "filter",
     "mining",
     {
-        "known positive": "pipelines.mining.choosing:POSITIVE",
-        "same text": "pipelines.mining.choosing:TEXT",
-        "same group": "pipelines.mining.choosing:GROUP",
-        "above max_score": "pipelines.mining.choosing:SCORE",
-        "too near the positive": "pipelines.mining.choosing:MARGIN",
+        "known positive": "pipelines.vectors.negatives:POSITIVE",
+        "same text": "pipelines.vectors.negatives:TEXT",
+        "same group": "pipelines.vectors.negatives:GROUP",
+        "above max_score": "pipelines.vectors.negatives:SCORE",
+        "too near the positive": "pipelines.vectors.negatives:MARGIN",
     },
 )
 """In the order in which a document passes them; the names are the reasons in the figures."""

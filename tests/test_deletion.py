@@ -21,12 +21,12 @@ from pipelines.corpus.unit_rows import (
     hashed_keys,
     without_deleted,
 )
-from pipelines.embedding.store import open_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.delete import Deletion, command, read_keys
 from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
+from pipelines.vectors.store import open_table
 
 __all__ = ["small_model"]
 

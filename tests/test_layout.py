@@ -32,10 +32,9 @@ pretraining
 runs
 training
 engines
-lexical evaluation
+vectors
+evaluation
 embedding
-search
-mining
 report
 model_card
 promotion

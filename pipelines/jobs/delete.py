@@ -19,9 +19,6 @@ from typing_extensions import TypedDict
 from pipelines import progress
 from pipelines.corpus.readers.streams import BinaryError, find_encoding
 from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
-from pipelines.embedding.part_files import DeletedRows
-from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
-from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError, one_line
 from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
@@ -30,6 +27,9 @@ from pipelines.jobs.stages import check_prepared_folder, prepare_stages, shown_s
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
+from pipelines.vectors.part_files import DeletedRows
+from pipelines.vectors.row_deletion import check_table, delete_from_table, has_rows_by
+from pipelines.vectors.teacher import forget_texts
 
 logger = logging.getLogger(__name__)
 

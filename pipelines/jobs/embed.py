@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pipelines.embedding.plan import is_up_to_date, lock_file, output_folder
-from pipelines.embedding.planning import check_job
-from pipelines.embedding.table import EmbeddingSummary, embed_table
 from pipelines.errors import NothingNew
 from pipelines.files.folders import work_folder
 from pipelines.jobs.base import Results, job
@@ -15,6 +12,8 @@ from pipelines.promotion.stage import model_in_service
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings
+from pipelines.vectors.embed import EmbeddingSummary, check_job, embed_table
+from pipelines.vectors.plan import is_up_to_date, lock_file, output_folder
 
 
 @job("embedding", stalls=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pipelines.embedding.plan import lock_file
 from pipelines.files.folders import work_folder, working_in
 from pipelines.jobs.base import Results, job
-from pipelines.mining.job import check_job, mine_negatives
-from pipelines.mining.plan import MiningSummary, output_folder
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings
+from pipelines.vectors.mine import check_job, mine_negatives
+from pipelines.vectors.mining_plan import MiningSummary, output_folder
+from pipelines.vectors.plan import lock_file
 
 
 @job("mining", stalls=True)

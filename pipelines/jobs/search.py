@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.embedding.store import open_table
 from pipelines.jobs.base import job
 from pipelines.libraries import check_installed
 from pipelines.progress import activity
 from pipelines.progress.display import SHORT_SECONDS
 from pipelines.progress.screen import Screen
 from pipelines.report.verdict import hits_table
-from pipelines.search.index import has_index
-from pipelines.search.text_search import Hit, find_texts, fits_in_process, read_queries
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.vectors.index import has_index
+from pipelines.vectors.search import Hit, find_texts, fits_in_process, read_queries
+from pipelines.vectors.store import open_table
 
 
 @job("the search", stalls=True)

@@ -24,8 +24,6 @@ from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.unit_rows import code_versions, deleted_keys
-from pipelines.embedding.inputs import check_outside
-from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import storage
 from pipelines.files.ownership import PREPARED, check_ours
@@ -47,6 +45,8 @@ from pipelines.tokens.stage import prepare_tokens
 from pipelines.tokens.start import training_prompts
 from pipelines.tokens.summary import TokenSummary
 from pipelines.tokens.vocabulary import named_tokenizer
+from pipelines.vectors.inputs import check_outside
+from pipelines.vectors.teacher import check_teacher, prepare_teacher, teacher_digest
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipelines.catalog import LOSSES
-from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.lanes.files import LaneManifest
@@ -16,6 +15,7 @@ from pipelines.lanes.plan import BatchPlan, SourceShare, steps_by_weight
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import SOURCE, rows_by_source
+from pipelines.vectors.teacher import check_lanes_of_teacher
 
 
 def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:

@@ -2,9 +2,9 @@
 
 import pyarrow.parquet as pq
 
-from pipelines.mining.plan import Work, make_parts
-from pipelines.mining.staging import MOST_ROWS
 from pipelines.settings import MiningSettings
+from pipelines.vectors.mining_plan import Work, make_parts
+from pipelines.vectors.mining_texts import MOST_ROWS
 from pipelines_bench.mine import Measured, _print, _write
 
 

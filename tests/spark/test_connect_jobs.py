@@ -15,11 +15,11 @@ from corpus_factory import small_config
 from embedding_fixtures import lines, small_model
 
 from pipelines import workflow
-from pipelines.embedding.store import open_table
-from pipelines.search.text_search import find_texts
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.spark.frames import shape_of
+from pipelines.vectors.search import find_texts
+from pipelines.vectors.store import open_table
 
 __all__ = ["lines", "small_model"]
 

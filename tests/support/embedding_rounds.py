@@ -15,13 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.embedding import keys as kept_vectors
-from pipelines.embedding import planning, table
-from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, key_scans, match, scan_keys
-from pipelines.embedding.part_files import embed_parts, read_deleted, write_deleted
-from pipelines.embedding.partitions import partition_columns
-from pipelines.embedding.parts import RowRange
-from pipelines.embedding.plan import (
+from pipelines.files.locations import Location
+from pipelines.files.versions import current
+from pipelines.settings import Config
+from pipelines.vectors import embed as planning
+from pipelines.vectors import embed as table
+from pipelines.vectors import keys as kept_vectors
+from pipelines.vectors.embed import Asked
+from pipelines.vectors.keys import ROWS, TWICE, UNCHANGED, key_scans, match, scan_keys
+from pipelines.vectors.part_files import embed_parts, read_deleted, write_deleted
+from pipelines.vectors.parts import RowRange, partition_columns
+from pipelines.vectors.plan import (
     ATTEMPTS,
     KEPT,
     Plan,
@@ -36,11 +40,7 @@ from pipelines.embedding.plan import (
     publish,
     write_plan,
 )
-from pipelines.embedding.planning import Asked
-from pipelines.embedding.store import VectorTable, open_table
-from pipelines.files.locations import Location
-from pipelines.files.versions import current
-from pipelines.settings import Config
+from pipelines.vectors.store import VectorTable, open_table
 
 Rows = Sequence[tuple[int, str | None]]
 SLOTS = 2
