@@ -77,6 +77,28 @@ class Registry:
         return getattr(import_module(module), attribute)
 
 
+COMMANDS = Registry(
+    "command",
+    "command",
+    {
+        "prepare": "pipelines.jobs.prepare:command",
+        "delete": "pipelines.jobs.delete:command",
+        "train": "pipelines.jobs.train:command",
+        "evaluate": "pipelines.jobs.evaluate:command",
+        "report": "pipelines.jobs.report:command",
+        "promote": "pipelines.jobs.promote:command",
+        "clean": "pipelines.jobs.clean:command",
+        "rollback": "pipelines.jobs.roll_back:command",
+        "compare": "pipelines.jobs.compare:command",
+        "run": "pipelines.jobs.run:command",
+        "embed": "pipelines.jobs.embed:command",
+        "mine": "pipelines.jobs.mine:command",
+        "search": "pipelines.jobs.search:command",
+        "engines": "pipelines.jobs.engines:command",
+    },
+)
+"""What the console command does with settings; its options are in :mod:`pipelines.cli`."""
+
 RECIPES = Registry(
     kind="recipe",
     key="recipe",

@@ -32,7 +32,6 @@ from pyspark.ml.util import (
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
-from pipelines import workflow
 from pipelines.corpus.readers.inputs import local_path
 from pipelines.embedding.column import embed_column
 from pipelines.errors import InputError
@@ -40,6 +39,8 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import location
 from pipelines.files.ownership import FITTED, check_free
+from pipelines.jobs.prepare import prepare
+from pipelines.jobs.train import train
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -341,8 +342,8 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         storage.write_json(rows.parent / "pairs.json", {"columns": list(used)})
         storage.discard_folder(rows)
         write_parquet(dataset.select(*used), rows)
-        workflow.prepare(settings)
-        folder = workflow.train(settings)
+        prepare(settings)
+        folder = train(settings)
         model = SentenceEncoderModel(modelFolder=str(folder))
         self._copyValues(model)
         if not self.isSet(self.inputCol):

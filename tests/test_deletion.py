@@ -11,7 +11,7 @@ from embedding_fixtures import small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import command_jobs, workflow
+from pipelines import workflow
 from pipelines.corpus import kept_units as cutting
 from pipelines.corpus.unit_rows import (
     DELETED,
@@ -21,9 +21,9 @@ from pipelines.corpus.unit_rows import (
     hashed_keys,
     without_deleted,
 )
-from pipelines.deletion import Deletion, read_keys
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.delete import Deletion, command, read_keys
 from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
 from pipelines.vectors.store import open_table
@@ -92,8 +92,8 @@ def test_files_without_keys_are_refused(tmp_path, data, told):
 
 def test_keys_without_rows_are_named(capsys, monkeypatch):
     found = Deletion(50, 3, None, tuple(f"user {number}\x1b" for number in range(30)), ())
-    monkeypatch.setattr(workflow, "delete", lambda config, keys: found)
-    results = command_jobs.delete(parse({}), ["user 1"], None)
+    monkeypatch.setattr("pipelines.jobs.delete.delete", lambda config, keys: found)
+    results = command(parse({}), ["user 1"], None)
     told = capsys.readouterr().out
     assert "of 30 keys in corpus.inputs: user 0\\x1b, user 1" in told
     assert "user 19\\x1b and 10 more; compare" in told and "user 20" not in told

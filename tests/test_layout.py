@@ -39,12 +39,10 @@ report
 model_card
 promotion
 tracking
-preparation training_plan training_job evaluation_job
-deletion
+jobs compare
 workflow
 ml ml_params notebook
-compare
-outcome command_jobs cli __main__
+cli __main__
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else
@@ -73,8 +71,9 @@ HEAVY = {
     "transformers": ("*.hf.torch*",),
     "sentence_transformers": (),
 }
+JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
 # What a driver or a notebook imports first, before it knows which engine is asked for.
-FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "settings", "errors")
+FIRST = ("cli", *(f"jobs.{one}" for one in JOBS), "ml", "notebook", "settings", "errors")
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")
@@ -83,7 +82,7 @@ NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
 # What is asked of a place by functions of `pipelines.files`, which know its kind.
 ASKS_FOR_KIND = re.compile(r"isinstance\(.*\b(?:Remote)?Path\b.*\)", re.DOTALL)
-NOT_SWEPT = ("*.embedding.*", "*.mining.*", "*.search.*", "*.promotion.*")
+NOT_SWEPT = ("*.vectors.*", "*.promotion.*")
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
 FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
@@ -245,5 +244,5 @@ def test_only_sanitised_text_reaches_the_terminal() -> None:
         text = module.path.read_text(encoding="utf-8")
         own = name == "pipelines.progress.screen"
         assert own or "rich.console import Console" not in text, f"{name}: take Screen"
-        if name in ("pipelines.cli", "pipelines.command_jobs"):
+        if name == "pipelines.cli" or name.startswith("pipelines.jobs"):
             assert re.search(r"(?<![\w.])print\(", text) is None, f"{name}: take say"

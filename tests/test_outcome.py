@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
-from pipelines.outcome import noted
+from pipelines.jobs.outcome import noted
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from engine_cases import trained_here
 from pipelines import workflow
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import LaneReader
 from pipelines.models.folder import start_encoder
@@ -24,7 +25,6 @@ from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.training.steppers.base import lane_feed
-from pipelines.training_plan import batch_plan
 
 PAIRS, SCORED, TRIPLETS, ALONE = 500, 240, 160, 300
 NAMES = ["questions", "similar", "hard", "alone"]

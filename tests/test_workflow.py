@@ -20,8 +20,8 @@ from pipelines.catalog import FORMATS
 from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
+from pipelines.jobs.stages import check_prepared_folder
 from pipelines.models.folder import CARD_FILE, digest_model
-from pipelines.preparation import check_prepared_folder
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")

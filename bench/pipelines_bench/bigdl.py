@@ -23,11 +23,11 @@ from pipelines.compare.data import prepared
 from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.training import session_for
 from pipelines.lanes.files import LaneManifest
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
-from pipelines.training_job import session_for
 from pipelines_bench.rates import training_rate
 
 if TYPE_CHECKING:

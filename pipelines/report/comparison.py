@@ -220,7 +220,7 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
     Args:
         figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
             under `after`, and where they are known `interval` and `sets`. See
-            :class:`pipelines.evaluation_job.Measured`.
+            :class:`pipelines.jobs.evaluate.Measured`.
     """
     before, after = figures.get("before", {}), figures.get("after", {})
     intervals, sets = figures.get("interval", {}), figures.get("sets", {})

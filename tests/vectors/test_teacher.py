@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
+from pipelines.jobs.stages import STAGES, tokenise
 from pipelines.lanes.files import TeacherVectors
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.preparation import STAGES, tokenise
 from pipelines.settings.load import parse
 from pipelines.tokens.start import PROMPTS_FILE
 from pipelines.vectors.embed import embed_table

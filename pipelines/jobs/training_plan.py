@@ -19,7 +19,7 @@ from pipelines.vectors.teacher import check_lanes_of_teacher
 
 
 def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
-    """The order of the steps; refuses what the lanes do not allow."""
+    """Return the order of the steps; refuse what the lanes do not allow."""
     training = config.training
     placement = training.placement
     if training.mode == "sync" and placement.replicas > manifest.lanes:
@@ -36,8 +36,8 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
             f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
             f"one of {', '.join(map(str, fitting))}",
         )
-    for alone, lanes in zip(config.by_source(), _lanes_by_source(config, manifest), strict=True):
-        _check_lanes(alone, lanes)
+    for source, lanes in zip(config.by_source(), _lanes_by_source(config, manifest), strict=True):
+        _check_lanes(source, lanes)
     return BatchPlan(
         lanes=manifest.lanes,
         rows=manifest.rows,
@@ -48,7 +48,7 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
 
 
 def _lanes_by_source(config: Config, manifest: LaneManifest) -> Sequence[LaneManifest]:
-    """The lanes as each source sees them.
+    """Return the lanes as each source sees them.
 
     Raises:
         InputError: They hold other sources.
@@ -65,7 +65,7 @@ def _lanes_by_source(config: Config, manifest: LaneManifest) -> Sequence[LaneMan
 
 
 def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare, ...]:
-    """The parts of several sources in an epoch, which has as many steps as the lanes give.
+    """Return the parts of several sources in an epoch, which has the steps that the lanes give.
 
     Raises:
         InputError: The weight of a source gives it no step.
@@ -89,7 +89,7 @@ def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare,
 
 
 def _check_lanes(config: Config, manifest: LaneManifest) -> None:
-    """Refuses a loss that needs what the examples do not have."""
+    """Refuse a loss that needs what the examples do not have."""
     needs = LOSSES.load(config.objective.name).needs
     if needs not in ("singles", "teacher") and not manifest.paired:
         raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
@@ -110,16 +110,17 @@ def _check_lanes(config: Config, manifest: LaneManifest) -> None:
 
 
 def check_labels(config: Config, examples: Location) -> None:
-    """Refuses scores other than 0 and 1 where the loss takes them for labels.
+    """Refuse scores other than 0 and 1 where the loss takes them for labels.
 
     Args:
+        config: The settings.
         examples: What the lanes are made of; of its files only this column is read, and that of
             the sources.
 
     Raises:
         InputError: There is one.
     """
-    losses = {number: one.objective.name for number, one in enumerate(config.by_source())}
+    losses = {number: source.objective.name for number, source in enumerate(config.by_source())}
     labelled = {number: name for number, name in losses.items() if LOSSES.load(name).labels}
     for number, scores in _scores(examples) if labelled else ():
         others = scores[(scores != 0) & (scores != 1)]
@@ -132,7 +133,7 @@ def check_labels(config: Config, examples: Location) -> None:
 
 
 def _scores(examples: Location) -> Iterator[tuple[int, np.ndarray]]:
-    """The scores in each batch of examples, source by source, with its number."""
+    """Yield the scores in each batch of examples, source by source, with its number."""
     for path in data_files(examples):
         with pq.ParquetFile(arrow_source(path)) as file:
             columns = [name for name in ("score", SOURCE) if name in file.schema_arrow.names]

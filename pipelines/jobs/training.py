@@ -1,4 +1,4 @@
-"""The steps of the job `train`; :func:`pipelines.workflow.train` puts them in order.
+"""The steps of a training; :func:`pipelines.jobs.train.train` puts them in order.
 
 What can be refused is refused before the run folder is touched.
 """
@@ -31,11 +31,12 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
+from pipelines.jobs.training_plan import check_labels
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.model_card.card import model_card, write_card
-from pipelines.model_card.front_matter import CardFacts, read_facts
+from pipelines.model_card.front_matter import read_facts
 from pipelines.models.adaptation import (
     check_names,
     exports_adapter,
@@ -47,7 +48,6 @@ from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.folder import start_card, start_encoder, weight_change, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.embedding import with_terms
-from pipelines.models.spec import EncoderSpec
 from pipelines.models.start import longest_unasked, model_length
 from pipelines.models.weights import Weights, check_division
 from pipelines.pretraining.start import objective_weights, special_ids
@@ -69,7 +69,7 @@ from pipelines.runs.opening import (
     open_run_folder,
     tell_if_finished,
 )
-from pipelines.runs.run import TrainingOutcome, TrainingRun, with_axes
+from pipelines.runs.run import TrainingRun, with_axes
 from pipelines.runs.step_metrics import (
     MetricsLog,
     forget_earlier_model,
@@ -87,7 +87,6 @@ from pipelines.tokens.stage import check_tokens, corpus_length
 from pipelines.tracking import check_trackers
 from pipelines.tracking.base import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
-from pipelines.training_plan import check_labels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +98,7 @@ LOCK_CHECK_SECONDS = 1.0
 
 
 def check_settings(chosen: Engine, config: Config) -> None:
-    """Refuses settings that the engine or the trackers cannot follow."""
+    """Refuse settings that the engine or the trackers cannot follow."""
     check_fit(chosen, config)
     chosen.check_libraries(config)
     if config.encoder.lsa.dimensions:
@@ -108,7 +107,7 @@ def check_settings(chosen: Engine, config: Config) -> None:
 
 
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
-    """What a run begins with, once all has been looked at that can be before Spark starts."""
+    """Return what a run begins with, once all is checked that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
         goes_on = has_run and config.training.resume
@@ -118,7 +117,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_division(architecture_of(spec).division, spec, config)
         check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None
-        for objective in {one.objective: None for one in config.by_source()}:
+        for objective in {source.objective: None for source in config.by_source()}:
             objective.check_width(spec.embedding_width, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config, model_length(config))
         check_labels(config, prepared.tokens.examples)
@@ -139,7 +138,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
 
 
 def _begun(config: Config, folder: Location) -> Config:
-    """The settings of a run that goes on: what its start was made of is not made again."""
+    """Return the settings of a run that goes on: its start is not made again."""
     start = RunFolder(folder).start
     if config.encoder.keep_layers != 0 or not start.is_dir():
         return config
@@ -148,13 +147,13 @@ def _begun(config: Config, folder: Location) -> Config:
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
-    """Logs how much of the encoder is trained."""
-    numbers, others = (sum(one.size for one in part.values()) for part in (trained, frozen))
+    """Log how much of the encoder is trained."""
+    numbers, others = (sum(array.size for array in part.values()) for part in (trained, frozen))
     logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
-    """What a run needs at least: the model at its start and end, and two checkpoints.
+    """Return what a run needs at least: the model at its start and end, and two checkpoints.
 
     The first checkpoint holds what is trained alone, the second AdamW's two moments of each as
     well; beside them lies what is not trained.
@@ -166,10 +165,12 @@ def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.
 
 
 def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> SparkSession | None:
-    """The session that an engine trains in, if it needs one.
+    """Return the session that an engine trains in, if it needs one.
 
     Args:
-        stage: For which it is started, if there is none.
+        chosen: The engine.
+        config: The settings.
+        stage: For which the session is started, if there is none.
     """
     if not chosen.needs_spark:
         return None
@@ -181,7 +182,7 @@ def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> S
 
 
 def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequence[Snapshot]:
-    """What checkpoints are measured on while training goes on, if they are."""
+    """Return what checkpoints are measured on while training goes on, if they are."""
     if not config.evaluation.every_checkpoints:
         return ()
     work = "reading what checkpoints are measured on"
@@ -197,7 +198,7 @@ def open_run(
     manifest: LaneManifest,
     start: Checkpoint,
 ) -> TrainingRun:
-    """Opens the run folder, anew or to go on, and says which steps are left."""
+    """Open the run folder, anew or to go on, and say which steps are left."""
     folder, goes_on = open_run_folder(config, plan, manifest)
     run_begun()
     # From here on nothing counts that an earlier driver, or its workers, may still write there; nor
@@ -235,7 +236,7 @@ def open_run(
 
 
 def _write_start(folder: Location, prepared: PreparedFolder) -> None:
-    """Writes what a run begins with into its folder, where it is not yet."""
+    """Write what a run begins with into its folder, where it is not yet."""
     # Another preparation may take the place of this one before the report is drawn.
     tokens = storage.read_json(prepared.tokens.manifest)
     storage.write_json(RunFolder(folder).tokens, tokens)
@@ -263,92 +264,34 @@ def train_steps(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> None:
-    """Has the engine make the steps that are left, and adds up what the training was.
+    """Have the engine make the steps that are left, and add up what the training was.
 
-    Where none is left, checkpoints that were not compared yet for ``training.keep_best`` are.
+    Where none is left, checkpoints that were not compared yet for `training.keep_best` are.
     """
     folder = run.run_folder
+    measuring = _measuring(run, snapshots, tracking)
     # A run may have died between its last step and its model.
     if run.first_step < run.last_step:
         forget_earlier_model(folder)
         before = seconds_to(folder, run.first_step)
-        outcome = _train(chosen, session, run, snapshots, tracking)
+        with measuring, MetricsLog(run) as log:
+            listener = _Listener(log, tracking, measuring, locks.held_here())
+            outcome = chosen.train(session, run, listener)
         training, last = run.config.training, _newest_step(run)
         prune_checkpoints(folder, last, training.keep_checkpoints, training.averaged_steps(last))
         update_run_metrics(folder, {"training": training_figures(run, outcome, before)})
         return
     if run.config.training.keep_best:
-        with _measuring(run, snapshots, tracking):
+        with measuring:
             pass
     if figures := logged_figures(run):
         update_run_metrics(folder, {"training": figures})
 
 
-def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
-    """Writes the model that came out as a sentence-transformers folder."""
-    folder = run.run_folder
-    paths, step = RunFolder(folder), _newest_step(run)
-    share = start_share(run.config.training, prepared.corpus)
-    choice = choose(folder, run.config.training, step, share)
-    if run.config.training.keep_best and "best_by" not in choice.reasons:
-        logger.warning(
-            "no checkpoint was measured by %s: the model is the last state (training.keep_best)",
-            run.config.training.keep_best,
-        )
-    made, figures = choice.checkpoint, choice.figures
-    if step < (last_step_of(folder) or 0):
-        figures["early_end"] = step
-    spec, weights = made.spec, made.encoder_weights
-    if run.config.encoder.max_length == "corpus":
-        longest = longest_unasked(run.config)
-        spec = replace(spec, max_length=corpus_length(prepared, spec.max_length, longest))
-    if run.config.encoder.lsa.dimensions:
-        terms = corpus_terms(prepared, spec, run.config.encoder.lsa)
-        spec, weights = with_terms(spec, weights, terms)
-    card = model_card(_unmeasured(run, spec, figures))
-    write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, card)
-    if exports_adapter(run.config.encoder):
-        factors = without_objective(made.averages)
-        write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
-    change = weight_change(paths.model, paths.start)
-    update_run_metrics(folder, {"model": figures, "weight_change": change})
-    keep_doubts(folder)
-    # Figures that are there are of this model, if a finished training was asked for again.
-    write_card(paths, run.config, spec)
-
-
-def _unmeasured(run: TrainingRun, spec: EncoderSpec, figures: Mapping[str, Any]) -> CardFacts:
-    """What the card says of a model that is not there yet.
-
-    Args:
-        figures: Which state it is.
-    """
-    known = read_facts(RunFolder(run.run_folder), run.config, spec)
-    return replace(known, model=figures, comparisons=(), verdict="")
-
-
-def _newest_step(run: TrainingRun) -> int:
-    """The last step of a run that has come to its end, early or not."""
-    if is_to_end(run.run_folder):
-        return newest_checkpoint(run.run_folder)
-    return max(run.first_step, run.last_step)
-
-
-def _train(
-    chosen: Engine,
-    session: SparkSession | None,
-    run: TrainingRun,
-    snapshots: Sequence[Snapshot],
-    tracking: RunTracking,
-) -> TrainingOutcome:
-    with _measuring(run, snapshots, tracking) as measuring, MetricsLog(run) as log:
-        return chosen.train(session, run, _Listener(log, tracking, measuring, locks.held_here()))
-
-
 def _measuring(
     run: TrainingRun, snapshots: Sequence[Snapshot], tracking: RunTracking
 ) -> CheckpointEvaluation:
-    """While it is entered, the checkpoints of a run are measured."""
+    """Measure the checkpoints of a run while the value is entered."""
 
     def on_figures(step: int, figures: Figures) -> None:
         tracking.log(step, evaluation_values("evaluation", figures))
@@ -369,7 +312,7 @@ class _Listener:
         held: Sequence[locks.Lock],
     ) -> None:
         self._log = log
-        self._following = tracking
+        self._tracking = tracking
         self._measuring = measuring
         self._held = held
         self._checked = time.monotonic()
@@ -377,7 +320,7 @@ class _Listener:
     def __call__(self, line: dict[str, Any]) -> None:
         self._check_locks()
         self._log.add(line)
-        self._following.log(line["step"], training_values(line))
+        self._tracking.log(line["step"], training_values(line))
 
     def step_done(self, step: int) -> None:
         self._check_locks()
@@ -387,7 +330,7 @@ class _Listener:
         self._log.checkpoint_saved()
 
     def _check_locks(self) -> None:
-        """Looks at the locks, but not at each of a thousand steps a second."""
+        """Look at the locks, but not at each of a thousand steps a second."""
         now = time.monotonic()
         if now - self._checked < LOCK_CHECK_SECONDS:
             return
@@ -395,3 +338,43 @@ class _Listener:
         for lock in self._held:
             lock.check()
         self._measuring.check()
+
+
+def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
+    """Write the model that came out as a sentence-transformers folder."""
+    folder, config = run.run_folder, run.config
+    paths, step = RunFolder(folder), _newest_step(run)
+    choice = choose(folder, config.training, step, start_share(config.training, prepared.corpus))
+    if config.training.keep_best and "best_by" not in choice.reasons:
+        logger.warning(
+            "no checkpoint was measured by %s: the model is the last state (training.keep_best)",
+            config.training.keep_best,
+        )
+    made, figures = choice.checkpoint, choice.figures
+    if step < (last_step_of(folder) or 0):
+        figures["early_end"] = step
+    spec, weights = made.spec, made.encoder_weights
+    if config.encoder.max_length == "corpus":
+        longest = longest_unasked(config)
+        spec = replace(spec, max_length=corpus_length(prepared, spec.max_length, longest))
+    if config.encoder.lsa.dimensions:
+        terms = corpus_terms(prepared, spec, config.encoder.lsa)
+        spec, weights = with_terms(spec, weights, terms)
+    # What the card says of a model that is not measured yet.
+    facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
+    write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, model_card(facts))
+    if exports_adapter(config.encoder):
+        factors = without_objective(made.averages)
+        write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
+    change = weight_change(paths.model, paths.start)
+    update_run_metrics(folder, {"model": figures, "weight_change": change})
+    keep_doubts(folder)
+    # Figures that are there are of this model, if a finished training was asked for again.
+    write_card(paths, config, spec)
+
+
+def _newest_step(run: TrainingRun) -> int:
+    """Return the last step of a run that has come to its end, early or not."""
+    if is_to_end(run.run_folder):
+        return newest_checkpoint(run.run_folder)
+    return max(run.first_step, run.last_step)

@@ -1,10 +1,8 @@
-"""The job `delete`: rows of given keys leave the prepared folder and the table of vectors.
+"""`delete`: rows of given keys leave the prepared folder and the table of vectors, for good.
 
-They do not come back.
-
-The keys are listed in the folder, and it is prepared again without their rows: what one text
-decides of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and
-each stage takes the place of the one before as a whole. Files without such rows are not read.
+The folder keeps a list of the keys, and is prepared again without their rows: what one text decides
+of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and each
+stage takes the place of the one before as a whole. Files without such rows are not read.
 """
 
 from __future__ import annotations
@@ -18,12 +16,15 @@ from pathlib import Path
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
+from pipelines import progress
 from pipelines.corpus.readers.streams import BinaryError, find_encoding
 from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
-from pipelines.errors import InputError
+from pipelines.errors import InputError, one_line
 from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.preparation import prepare_stages
+from pipelines.jobs.base import Results, job
+from pipelines.jobs.stages import check_prepared_folder, prepare_stages, shown_stages
+from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.vectors.part_files import DeletedRows
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _MARK = "\ufeff"
+_NAMED_KEYS = 20
+_KEY_CHARACTERS = 60
 
 
 class _Statistics(TypedDict, total=False):
@@ -64,53 +67,22 @@ class Deletion:
     not_covered: tuple[str, ...]
 
 
-def read_keys(given: Sequence[str], file: str | None) -> list[str]:
-    """Return the keys of a command line.
+@job("deleting", works_in=("prepared.folder",), check=check_prepared_folder, stalls=True)
+def delete(config: Config, keys: Sequence[str]) -> Deletion:
+    """Remove the rows of keys from `prepared.folder`, and keep them out of it for good.
 
     Args:
-        given: One by one, taken literally.
-        file: A text file in UTF-8, or in UTF-16 or UTF-32, with a key a line. Blanks around a key,
-            blank lines, line ends of any system and byte order marks count for nothing.
-
-    Raises:
-        InputError: There is no key, or the file cannot be read.
-    """
-    keys = [key for key in given if key.strip()]
-    if file is not None:
-        found = [line.strip() for line in _LINE_END.split(_text_of(file).replace(_MARK, ""))]
-        keys += filter(None, found)
-        if not keys:
-            raise InputError(
-                "--keys", f"{file} holds no key", "name keys by --key or a file with a key a line"
-            )
-    if not keys:
-        raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
-    return keys
-
-
-def _text_of(file: str) -> str:
-    """Return the text of a file of keys; another encoding than Unicode's is not guessed."""
-    remedy = "name a text file with a key a line"
-    try:
-        data = Path(file).read_bytes()
-        encoding = find_encoding([data])
-        is_unicode = encoding.name.startswith("utf")
-        return data.decode(encoding.name if is_unicode else "utf-8")
-    except BinaryError:
-        raise InputError("--keys", f"{file} holds no text", remedy) from None
-    except UnicodeDecodeError as error:
-        problem = f"{file} is not UTF-8 at byte {error.start}"
-        raise InputError("--keys", problem, "save it as UTF-8") from None
-    except OSError as error:
-        raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
-
-
-def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
-    """Prepares again without the rows of some keys, and takes them out of a table of vectors.
+        config: That of the preparation; `corpus.key_column` says whose a row is.
+        keys: Values of that column, as text.
 
     Raises:
         InputError: No column has keys, nothing has been prepared, or a stage refuses.
     """
+    with progress.job("deleting", shown_stages(config)):
+        return _delete(config, keys)
+
+
+def _delete(config: Config, keys: Sequence[str]) -> Deletion:
     column = config.corpus.key_column
     if column is None:
         raise InputError(
@@ -164,4 +136,70 @@ def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
         f"pairs with hard negatives ({config.mining.output}): mine them again",
         "other tables of embeddings, and copies of tables in storage.cache_folder of machines that "
         "searched them",
+    )
+
+
+def read_keys(given: Sequence[str], file: str | None) -> list[str]:
+    """Return the keys of a command line.
+
+    Args:
+        given: One by one, taken literally.
+        file: A text file in UTF-8, or in UTF-16 or UTF-32, with a key a line. Blanks around a key,
+            blank lines, line ends of any system and byte order marks count for nothing.
+
+    Raises:
+        InputError: There is no key, or the file cannot be read.
+    """
+    keys = [key for key in given if key.strip()]
+    if file is not None:
+        found = [line.strip() for line in _LINE_END.split(_text_of(file).replace(_MARK, ""))]
+        keys += filter(None, found)
+        if not keys:
+            raise InputError(
+                "--keys", f"{file} holds no key", "name keys by --key or a file with a key a line"
+            )
+    if not keys:
+        raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
+    return keys
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file of keys; another encoding than Unicode's is not guessed."""
+    remedy = "name a text file with a key a line"
+    try:
+        data = Path(file).read_bytes()
+        encoding = find_encoding([data])
+        is_unicode = encoding.name.startswith("utf")
+        return data.decode(encoding.name if is_unicode else "utf-8")
+    except BinaryError:
+        raise InputError("--keys", f"{file} holds no text", remedy) from None
+    except UnicodeDecodeError as error:
+        problem = f"{file} is not UTF-8 at byte {error.start}"
+        raise InputError("--keys", problem, "save it as UTF-8") from None
+    except OSError as error:
+        raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
+
+
+def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
+    """Delete the rows of keys of a command line and of a file, and print what became of them."""
+    deletion = delete(config, read_keys(key or (), keys))
+    say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    if deletion.vectors is not None:
+        say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
+    if deletion.unmatched:
+        say(f"no row   {_told_keys(deletion.unmatched)}")
+    for line in deletion.not_covered:
+        say(f"not covered  {line}")
+    figures = {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
+    return {**figures, "unmatched": len(deletion.unmatched)}
+
+
+def _told_keys(unmatched: Sequence[str]) -> str:
+    """Name keys that no row has, the first of them."""
+    named = [one_line(key[:_KEY_CHARACTERS]) for key in unmatched[:_NAMED_KEYS]]
+    more = len(unmatched) - len(named)
+    end = f" and {more} more" if more else ""
+    return (
+        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}; compare them with "
+        "the values of corpus.key_column"
     )

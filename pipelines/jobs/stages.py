@@ -1,9 +1,9 @@
-"""The stages that turn text into lanes, each run again only if what it depends on changed.
+"""The stages of a preparation, each run again only if what it depends on changed.
 
-A stage folder is written as a whole and then gets `stage.json`: how long it took, and a
-fingerprint of everything that its content follows from (inputs with size and time of change,
-settings, the stages before). A job that died half way finds the stages that were finished, and
-does the rest; since every stage gives the same bytes for the same fingerprint, so do the lanes.
+A stage writes its folder as a whole, and then `stage.json`: how long it took, and a fingerprint of
+everything that its content follows from (inputs with size and time of change, settings, the stages
+before). After a job that died half way, the next one keeps the finished stages. The same
+fingerprint gives the same bytes, in the lanes too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -60,7 +60,6 @@ class Stage:
         run: Writes the folder; what it returns is logged, as a summary of what was done.
         inputs: What the content follows from besides the stages before, as plain values; None where
             that cannot be known, so that the stage is run each time.
-        after: Names of the stages before.
         choices: What the content follows from besides that, once it is there.
         is_asked: Whether the settings ask for it.
     """
@@ -68,15 +67,33 @@ class Stage:
     name: str
     run: Callable[[SparkSession, Config], object]
     inputs: Callable[[Config], Any]
-    after: tuple[str, ...] = ()
     choices: Callable[[Config], Any] = lambda config: None
     is_asked: Callable[[Config], bool] = lambda config: True
 
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Names of the stages before; none of the first."""
+        return BEFORE[self.name]
+
+
+class _Done(NamedTuple):
+    """A stage that is up to date; `fingerprint` is None where that cannot be known next time."""
+
+    fingerprint: str | None
+    record: StageRecord
+    kept: bool
+
+
+def shown_stages(config: Config) -> tuple[str, ...]:
+    """Return what a user sees of a preparation, stage by stage."""
+    return ("starting", *(stage.name for stage in STAGES if stage.is_asked(config)))
+
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
-    """Runs the stages that are not up to date; writes `stages.json` and the corpus report.
+    """Run the stages that are not up to date; write `stages.json` and the corpus report.
 
     Args:
+        config: The settings.
         trains: Whether this process trains afterwards, in the session that is started here.
 
     Raises:
@@ -84,34 +101,17 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     """
     folder = PreparedFolder.of(config)
     check_needs(config)
-    _tell_of_unused_teacher(config)
+    _warn_of_unused_teacher(config)
     folder.name_stages()
-    fingerprints: dict[str, str | None] = {}
-    made: dict[str, str] = {}
-    told = []
+    done: dict[str, _Done] = {}
     for stage in STAGES:
-        if not stage.is_asked(config):
-            continue
-        before = [fingerprints[name] for name in stage.after if name in fingerprints]
-        fingerprint = _fingerprint(before, stage.inputs(config))
-        known = read_stage_record(folder.stage_record(stage.name))
-        kept = _kept(config, known, fingerprint)
-        if kept is None:
-            seconds, name = _run(stage, config, trains=trains), uuid.uuid4().hex
-        else:
-            logger.info("%s: not changed, kept", stage.name)
-            seconds, name = kept.seconds, kept.made
-        after = {one: made[one] for one in stage.after if one in made}
-        deleted = None if stage.after else folder.deleted_digest
-        record = StageRecord(fingerprint, seconds, name, after, deleted)
-        if record != known:
-            # In the folder as it is now.
-            storage.write_json(folder.stage_record(stage.name), asdict(record))
-        made[stage.name] = name
-        if fingerprint is not None:
-            fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
-        fingerprints[stage.name] = fingerprint
-        told.append({"stage": stage.name, "seconds": seconds, "kept": kept is not None})
+        if stage.is_asked(config):
+            before = {name: done[name] for name in stage.after if name in done}
+            done[stage.name] = _brought_up_to_date(stage, config, before, trains=trains)
+    told = [
+        {"stage": name, "seconds": one.record.seconds, "kept": one.kept}
+        for name, one in done.items()
+    ]
     storage.write_json(folder.stages, told)
     asked = config.for_stage("prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
@@ -125,45 +125,33 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     return LaneManifest.load(folder.lanes.path)
 
 
-def _kept(config: Config, known: StageRecord | None, fingerprint: str | None) -> StageRecord | None:
-    """The record of a stage that is up to date; None of one that is to be run."""
+def _brought_up_to_date(
+    stage: Stage, config: Config, before: Mapping[str, _Done], *, trains: bool
+) -> _Done:
+    """Run a stage, or keep it where its fingerprint is that of its record."""
+    folder = PreparedFolder.of(config)
+    fingerprint = _fingerprint([one.fingerprint for one in before.values()], stage.inputs(config))
+    known = read_stage_record(folder.stage_record(stage.name))
     is_same = known is not None and fingerprint is not None and known.fingerprint == fingerprint
-    return known if is_same and config.prepared.reuse else None
-
-
-def check_needs(config: Config) -> None:
-    """Looks for what stages need that come hours later.
-
-    Raises:
-        InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
-    """
-    for one in config.by_source():
-        check_languages(one.corpus.languages)
-    check_tokenizer(config)
-    check_teacher(config)
-
-
-def check_prepared_folder(config: Config) -> None:
-    """Looks at ``prepared.folder`` before anything is written into it.
-
-    Raises:
-        InputError: A stage would replace what no preparation has written, or what is read is in it.
-    """
-    key, folder = "prepared.folder", PreparedFolder.of(config).path
-    check_ours(key, folder, PREPARED, whole=False)
-    evaluation = config.evaluation
-    for one in config.by_source():
-        check_outside(one.corpus.inputs, one.corpus.format, key, folder, config.storage)
-    read = (
-        *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
-        *(evaluation.similarity, evaluation.guards, evaluation.classification),
-    )
-    for given in read:
-        check_outside(given, None, key, folder, config.storage)
+    kept = known if is_same and config.prepared.reuse else None
+    if kept is None:
+        seconds, made = _run(stage, config, trains=trains), uuid.uuid4().hex
+    else:
+        logger.info("%s: not changed, kept", stage.name)
+        seconds, made = kept.seconds, kept.made
+    after = {name: one.record.made for name, one in before.items()}
+    deleted = None if stage.after else folder.deleted_digest
+    record = StageRecord(fingerprint, seconds, made, after, deleted)
+    if record != known:
+        # In the folder as it is now.
+        storage.write_json(folder.stage_record(stage.name), asdict(record))
+    if fingerprint is not None:
+        fingerprint = _fingerprint([fingerprint], stage.choices(config))
+    return _Done(fingerprint, record, kept is not None)
 
 
 def _run(stage: Stage, config: Config, *, trains: bool) -> float:
-    """Runs a stage; returns how long it took, without the start of Spark."""
+    """Run a stage; return how long it took, without the start of Spark."""
     asked = config.for_stage("prepare")
     session = spark_session(asked, trains=trains, needs_context=False)
     with stage_settings(session, config, "prepare"):
@@ -173,6 +161,37 @@ def _run(stage: Stage, config: Config, *, trains: bool) -> float:
         seconds = round(time.monotonic() - began, 2)
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
+
+
+def check_needs(config: Config) -> None:
+    """Look for what stages need that come hours later.
+
+    Raises:
+        InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
+    """
+    for source in config.by_source():
+        check_languages(source.corpus.languages)
+    check_tokenizer(config)
+    check_teacher(config)
+
+
+def check_prepared_folder(config: Config) -> None:
+    """Look at `prepared.folder` before anything is written into it.
+
+    Raises:
+        InputError: A stage would replace what no preparation has written, or what is read is in it.
+    """
+    key, folder = "prepared.folder", PreparedFolder.of(config).path
+    check_ours(key, folder, PREPARED, whole=False)
+    evaluation = config.evaluation
+    for source in config.by_source():
+        check_outside(source.corpus.inputs, source.corpus.format, key, folder, config.storage)
+    read = (
+        *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
+        *(evaluation.similarity, evaluation.guards, evaluation.classification),
+    )
+    for given in read:
+        check_outside(given, None, key, folder, config.storage)
 
 
 def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
@@ -190,7 +209,7 @@ _NOT_OF_THE_CORPUS: Mapping[str, Any] = {
 
 
 def _corpus_inputs(config: Config) -> Any:
-    told = [input_fingerprint(one.corpus, config.storage) for one in config.by_source()]
+    told = [input_fingerprint(source.corpus, config.storage) for source in config.by_source()]
     files = None if None in told else told if config.corpus.sources else told[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json", exclude=_NOT_OF_THE_CORPUS)
@@ -205,7 +224,7 @@ def _held_out_choices(config: Config) -> Any:
 
 
 def tokenise(session: SparkSession, config: Config) -> TokenSummary:
-    """Makes tokens of the corpus; see :func:`pipelines.tokens.stage.prepare_tokens`.
+    """Make tokens of the corpus; see :func:`pipelines.tokens.stage.prepare_tokens`.
 
     Raises:
         InputError: The tokenizer does not fit the start, too.
@@ -215,12 +234,11 @@ def tokenise(session: SparkSession, config: Config) -> TokenSummary:
 
 
 def _token_inputs(config: Config) -> Any:
-    vocabulary = config.tokens.vocabulary
     bucket = None if config.tokens.max_length else config.lanes.bucket
     settings = [config.tokens.model_dump(mode="json"), reading_limit(config), bucket]
-    prompts = [training_prompts(one) for one in config.by_source()]
+    prompts = [training_prompts(source) for source in config.by_source()]
     settings.append(prompts if config.corpus.sources else prompts[0])
-    if vocabulary == "train":
+    if config.tokens.vocabulary == "train":
         return [settings, config.encoder.start == "random"]
     source = named_tokenizer(config)
     files = sorted(source.glob("*token*.json")) + sorted(source.glob("vocab*"))
@@ -238,8 +256,12 @@ def _teacher_inputs(config: Config) -> Any:
     return told
 
 
-def _tell_of_unused_teacher(config: Config) -> None:
-    """Warns before every text is embedded for nothing, unless another training asks for it."""
+def _has_teacher(config: Config) -> bool:
+    return config.teacher.is_asked
+
+
+def _warn_of_unused_teacher(config: Config) -> None:
+    """Warn before every text is embedded for nothing, unless another training asks for it."""
     if config.teacher.is_asked and not config.objective.uses_teacher:
         logger.warning(
             "teacher.%s is set, and objective.name=%s uses no teacher: its vectors are made, and "
@@ -249,10 +271,6 @@ def _tell_of_unused_teacher(config: Config) -> None:
         )
 
 
-def _has_teacher(config: Config) -> bool:
-    return config.teacher.is_asked
-
-
 def _lane_inputs(config: Config) -> Any:
     # Lanes are arranged for steps of this many granules.
     return [FORMAT, config.lanes.model_dump(mode="json"), config.training.granules_per_step]
@@ -260,8 +278,8 @@ def _lane_inputs(config: Config) -> Any:
 
 STAGES = (
     Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
-    Stage("tokens", tokenise, _token_inputs, BEFORE["tokens"]),
-    Stage("teacher", prepare_teacher, _teacher_inputs, BEFORE["teacher"], is_asked=_has_teacher),
-    Stage("lanes", prepare_lanes, _lane_inputs, BEFORE["lanes"]),
+    Stage("tokens", tokenise, _token_inputs),
+    Stage("teacher", prepare_teacher, _teacher_inputs, is_asked=_has_teacher),
+    Stage("lanes", prepare_lanes, _lane_inputs),
 )
 """In their order."""
