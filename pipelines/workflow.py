@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines import evaluation_job
+from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import Engine, engine_of
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
@@ -150,6 +151,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
     start_of_job = Start()
+    config = config if chosen else with_engine(config)
     chosen = chosen or engine_of(config)
     check_settings(chosen, config)
     prepared = PreparedFolder.of(config)
@@ -301,6 +303,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.models.start import check_tokenizer
     from pipelines.preparation import check_needs
 
+    config = with_engine(config)
     chosen = engine_of(config)
     check_settings(chosen, config)
     # Preparing may take hours.
