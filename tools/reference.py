@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
+from pipelines.engines.automatic import CANDIDATES
 from pipelines.engines.base import ConfRule, Engine, load_engine
 from pipelines.engines.overview import all_rules, variants
 from pipelines.files import storage
@@ -99,6 +100,19 @@ def engines_page() -> str:
                     _spark(found),
                 )
                 for found in engines
+            ),
+        ),
+        "\n## Which one `auto` takes\n",
+        "Unless `training.engine` names one, the first is taken whose libraries are installed, "
+        "that knows the settings, and whose rules the conf of Spark keeps. Where the cluster "
+        "encrypts, none is taken that sends in clear text. The log names it and the others that "
+        "fit. A resumed run keeps its engine. Rates are those of "
+        "[strategies](strategies.md#an-example), in fp32.\n",
+        *_table(
+            ("", "engine", "framework", "examples/s of two workers, and when"),
+            (
+                (str(place), f"`{one.engine}`", one.framework, one.why)
+                for place, one in enumerate(CANDIDATES, 1)
             ),
         ),
         "\n## What each mode promises\n",

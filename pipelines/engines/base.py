@@ -134,6 +134,7 @@ class Engine(ABC):
             say so already.
         libraries: Modules that must be installed; the extra of the engine's name installs them.
         rules: What the Spark conf must not contradict; :meth:`check_session` refuses by them.
+        clear_text: What its library sends in clear text, also where the cluster encrypts.
         needs_spark: Whether it starts executors.
         spark_majors: The releases of Spark that its libraries are compiled for, if not any.
     """
@@ -147,6 +148,7 @@ class Engine(ABC):
     limits: ClassVar[tuple[Limit, ...]] = ()
     libraries: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[ConfRule, ...]] = ()
+    clear_text: ClassVar[str | None] = None
     needs_spark: ClassVar[bool] = False
     spark_majors: ClassVar[tuple[int, ...] | None] = None
 

@@ -118,12 +118,10 @@ class SparkEngine(Engine):
     Attributes:
         job_name: What the job of the workers is called in errors.
         with_profiles: Whether its tasks can have resources that are not the session's.
-        clear_text: What its library sends in clear text, also where the cluster encrypts.
     """
 
     needs_spark = True
     with_profiles: ClassVar[bool] = True
-    clear_text: ClassVar[str | None] = None
     job_name: ClassVar[str] = "the Spark job"
 
     @override

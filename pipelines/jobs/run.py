@@ -6,6 +6,7 @@ from pyspark.sql import SparkSession
 
 from pipelines import progress
 from pipelines.corpus.readers.spark_reader import input_fingerprint
+from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import engine_of
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.jobs.base import job
@@ -34,6 +35,7 @@ def run(config: Config) -> dict[str, Metrics]:
     """Prepare, train and evaluate; see :func:`pipelines.jobs.evaluate.evaluate` for the figures."""
     stages = (*shown_stages(config), "training", "evaluating")
     with progress.job("run", stages, expected_seconds(config)) as seconds:
+        config = with_engine(config)
         _check(config)
         prepare(config)
         train(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import Engine, engine_of
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -48,6 +49,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
     start_of_job = Start()
+    config = config if chosen else with_engine(config)
     engine = chosen or engine_of(config)
     check_settings(engine, config)
     prepared = PreparedFolder.of(config)

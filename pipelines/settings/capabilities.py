@@ -140,7 +140,10 @@ LAYERS = Feature(
 
 ANY_ENGINE = "*"
 
-NOT_TORCH = Scope("other frameworks than `torch`", lambda training: training.framework != "torch")
+NOT_TORCH = Scope(
+    "other frameworks than `torch`",
+    lambda training: training.framework != "torch" and not training.chooses_framework,
+)
 BIGDL = Scope("framework `bigdl`", lambda training: training.framework == "bigdl")
 ALONE = Scope("modes `async`, `hogwild`", lambda training: training.mode != "sync")
 NOT_TOGETHER = Scope(

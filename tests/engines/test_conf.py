@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.catalog import ENGINES
 from pipelines.cli import main
+from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import ConfRule, check_conf, engine_of, load_engine
 from pipelines.engines.overview import all_rules, conf_lines, submit_conf
 from pipelines.errors import EngineUnavailable
@@ -112,8 +113,8 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
 
 def test_lines_for_the_defaults_need_no_file(capsys):
     assert main(["engines", "--defaults"]) == 0
-    chosen, default = engine_of(Config()), Config()
+    default = with_engine(Config())
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert dict(lines) == submit_conf(chosen, default)
+    assert dict(lines) == submit_conf(engine_of(default), default)
     assert main(["engines", "torch", "--defaults"]) == 2
     assert capsys.readouterr().err.startswith("error: training.framework: ")
