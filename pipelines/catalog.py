@@ -220,16 +220,3 @@ SEARCHES = Registry(
         "index": "pipelines.vectors.negatives:INDEX",
     },
 )
-
-FILTERS = Registry(
-    "filter",
-    "mining",
-    {
-        "known positive": "pipelines.vectors.negatives:POSITIVE",
-        "same text": "pipelines.vectors.negatives:TEXT",
-        "same group": "pipelines.vectors.negatives:GROUP",
-        "above max_score": "pipelines.vectors.negatives:SCORE",
-        "too near the positive": "pipelines.vectors.negatives:MARGIN",
-    },
-)
-"""In the order in which a document passes them; the names are the reasons in the figures."""

@@ -26,8 +26,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
-from pipelines.vectors.part_files import DeletedRows
-from pipelines.vectors.row_deletion import check_table, delete_from_table, has_rows_by
+from pipelines.vectors.row_deletion import DeletedRows, check_table, delete_from_table, has_rows_by
 from pipelines.vectors.teacher import forget_texts
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pipelines.engines.base import Engine, load_engine
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
-from pipelines.files.folders import named_when_full, work_folder, working_in
+from pipelines.files.folders import named_when_full, working_in
 from pipelines.files.locations import Location, location
 from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.prepared_folder import PreparedFolder
@@ -71,7 +71,7 @@ from pipelines.training_plan import batch_plan
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
     from pipelines.vectors.embed import EmbeddingSummary
-    from pipelines.vectors.mining_plan import MiningSummary
+    from pipelines.vectors.mine import MiningSummary
     from pipelines.vectors.search import Hit
 
 Metrics = dict[str, dict[str, float]]
@@ -333,22 +333,21 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.vectors.embed import check_job, embed_table
-    from pipelines.vectors.plan import is_up_to_date, lock_file, output_folder
+    from pipelines.vectors.embed import EmbeddingJob
 
     if config.embedding.served:
         served = {"model": str(stage.model_in_service(config))}
         embedding = config.embedding.model_copy(update=served)
         config = config.model_copy(update={"embedding": embedding})
-    if config.run.only_new and is_up_to_date(config):
+    job = EmbeddingJob.of(config)
+    if config.run.only_new and job.is_up_to_date():
         output = config.embedding.output
         raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
-    check_job(config)
-    folder = output_folder(config.embedding, config.storage)
-    with work_folder("embedding.output", folder, "embed", lock_file(folder)):
+    job.check()
+    with job.working():
         session = spark_session(config.for_stage("embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
-            return embed_table(session, config)
+            return job.run(session)
 
 
 @file_failures("mining")
@@ -369,16 +368,13 @@ def _mine_prepared(config: Config) -> MiningSummary:
 
 
 def _mine(config: Config) -> MiningSummary:
-    from pipelines.vectors.mine import check_job, mine_negatives
-    from pipelines.vectors.mining_plan import output_folder
-    from pipelines.vectors.plan import lock_file
+    from pipelines.vectors.mine import MiningJob
 
-    check_job(config)
-    folder = output_folder(config)
-    with work_folder("mining.output", folder, "mine", lock_file(folder)):
+    job = MiningJob.of(config)
+    with job.working():
         session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
-            return mine_negatives(session, config)
+            return job.run(session)
 
 
 @file_failures("the search")
