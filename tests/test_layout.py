@@ -81,6 +81,9 @@ PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`"
 FOLDER = re.compile(r"(?<![\w/.-])(pipelines(?:/\w+)+)/?(?![\w.<-])")
 NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
+# What is asked of a place by functions of `pipelines.files`, which know its kind.
+ASKS_FOR_KIND = re.compile(r"isinstance\(.*\b(?:Remote)?Path\b.*\)", re.DOTALL)
+NOT_SWEPT = ("*.embedding.*", "*.mining.*", "*.search.*", "*.promotion.*")
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
 FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
@@ -135,6 +138,17 @@ def test_what_the_catalog_names_exists():
     named = ENTRY.findall(read_modules()["pipelines.catalog"].path.read_text(encoding="utf-8"))
     assert named
     assert [one for one in named if not name_exists(".".join(one))] == []
+
+
+def test_a_place_knows_what_kind_it_is():
+    asking = [
+        f"{name}:{node.lineno}"
+        for name, module in read_modules().items()
+        if name.split(".")[1:2] != ["files"] and not allowed(name, NOT_SWEPT)
+        for node in ast.walk(syntax_of(module.path))
+        if isinstance(node, ast.Call) and ASKS_FOR_KIND.fullmatch(ast.unparse(node))
+    ]
+    assert asking == []
 
 
 def test_the_package_knows_no_benchmark():

@@ -14,7 +14,7 @@ from typing import Any
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, RemotePath, is_within, location
+from pipelines.files.locations import Location, is_within, location
 from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
@@ -256,10 +256,7 @@ def _forget_run(folder: Location) -> None:
     begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
     """
     paths = RunFolder(folder)
-    if isinstance(folder, RemotePath):
-        storage.sweep(folder)
-    for path in (*paths.contents, *paths.marks):
-        storage.remove_left_aside(path)
+    storage.remove_left_aside(folder, (*paths.contents, *paths.marks))
     storage.sweep(paths.checkpoints)
     for path in paths.contents:
         _delete(path)

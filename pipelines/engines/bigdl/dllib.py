@@ -48,7 +48,7 @@ from pipelines.engines.bigdl.progress import (
 )
 from pipelines.errors import EngineError, InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, as_local
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import weight_shapes
@@ -126,8 +126,8 @@ def states_in(run_folder: Location, workers: int) -> Iterator[States]:
     Args:
         workers: How many slices of the state there are.
     """
-    checkpoints = RunFolder(run_folder).checkpoints
-    if not isinstance(checkpoints, Path):
+    checkpoints = as_local(RunFolder(run_folder).checkpoints)
+    if checkpoints is None:
         raise InputError(
             "run.folder",
             f"{run_folder} is in an object store, and BigDL's own layers exchange their states "
