@@ -11,26 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.errors import InputError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
 
 
 @cache
 def provided(group: str) -> Mapping[str, str]:
     """Return ``module:attribute`` by name of the entry points that distributions add to a group."""
-    return {point.name: point.value for point in _entry_points().select(group=group)}
-
-
-@cache
-def _entry_points() -> EntryPoints:
-    # Reads a file of every distribution that is installed.
+    # Not above: the command's help needs none.
     from importlib.metadata import entry_points
 
-    return entry_points().select()
+    return {point.name: point.value for point in entry_points(group=group)}
 
 
 @dataclass(frozen=True)
@@ -292,17 +284,3 @@ SEARCHES = Registry(
         "index": "pipelines.vectors.negatives:INDEX",
     },
 )
-
-FILTERS = Registry(
-    "filter",
-    "mining",
-    group="sentence_pipelines.filters",
-    entries={
-        "known positive": "pipelines.vectors.negatives:POSITIVE",
-        "same text": "pipelines.vectors.negatives:TEXT",
-        "same group": "pipelines.vectors.negatives:GROUP",
-        "above max_score": "pipelines.vectors.negatives:SCORE",
-        "too near the positive": "pipelines.vectors.negatives:MARGIN",
-    },
-)
-"""In the order in which a document passes them; the names are the reasons in the figures."""

@@ -27,8 +27,7 @@ from pipelines.jobs.stages import check_prepared_folder, prepare_stages, shown_s
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
-from pipelines.vectors.part_files import DeletedRows
-from pipelines.vectors.row_deletion import check_table, delete_from_table, has_rows_by
+from pipelines.vectors.row_deletion import DeletedRows, check_table, delete_from_table, has_rows_by
 from pipelines.vectors.teacher import forget_texts
 
 logger = logging.getLogger(__name__)

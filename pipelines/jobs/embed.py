@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pipelines.errors import NothingNew
-from pipelines.files.folders import work_folder
 from pipelines.jobs.base import Results, job
 from pipelines.progress import say
 from pipelines.promotion.stage import model_in_service
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings
-from pipelines.vectors.embed import EmbeddingSummary, check_job, embed_table
-from pipelines.vectors.plan import is_up_to_date, lock_file, output_folder
+from pipelines.vectors.embed import EmbeddingJob, EmbeddingSummary
 
 
 @job("embedding", stalls=True)
@@ -28,15 +26,15 @@ def embed(config: Config) -> EmbeddingSummary:
         served = {"model": str(model_in_service(config))}
         embedding = config.embedding.model_copy(update=served)
         config = config.model_copy(update={"embedding": embedding})
-    if config.run.only_new and is_up_to_date(config):
+    making = EmbeddingJob.of(config)
+    if config.run.only_new and making.is_up_to_date():
         output = config.embedding.output
         raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
-    check_job(config)
-    folder = output_folder(config.embedding, config.storage)
-    with work_folder("embedding.output", folder, "embed", lock_file(folder)):
+    making.check()
+    with making.working():
         session = spark_session(config.for_stage("embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
-            return embed_table(session, config)
+            return making.run(session)
 
 
 def command(config: Config) -> Results:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pipelines.files.folders import work_folder, working_in
+from pipelines.files.folders import working_in
 from pipelines.jobs.base import Results, job
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings
-from pipelines.vectors.mine import check_job, mine_negatives
-from pipelines.vectors.mining_plan import MiningSummary, output_folder
-from pipelines.vectors.plan import lock_file
+from pipelines.vectors.mine import MiningJob, MiningSummary
 
 
 @job("mining", stalls=True)
@@ -27,12 +25,11 @@ def mine(config: Config) -> MiningSummary:
 
 
 def _mine(config: Config) -> MiningSummary:
-    check_job(config)
-    folder = output_folder(config)
-    with work_folder("mining.output", folder, "mine", lock_file(folder)):
+    making = MiningJob.of(config)
+    with making.working():
         session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
-            return mine_negatives(session, config)
+            return making.run(session)
 
 
 _mine_prepared = working_in(reading=("prepared.folder",))(_mine)

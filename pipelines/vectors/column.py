@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.corpus.readers.inputs import has_columns
 from pipelines.errors import InputError
-from pipelines.models.inference.backends import GPU_BACKEND
+from pipelines.models.inference.backends import GPU_BACKEND, choose_backend
 from pipelines.spark.capacity import conf_value, task_threads
 from pipelines.spark.frames import holds_text
-from pipelines.vectors.embedding import (
-    SCALE_SUFFIX,
-    Columns,
-    EmbeddingOptions,
-    embed_batches,
-    embedding_options,
-)
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, embed_batches, embedding_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +31,7 @@ def embed_column(
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> DataFrame:
-    """The frame with a column of vectors added after the others; lazy, like any transformation.
+    """Add a column of vectors after the others of a frame; lazy, like any transformation.
 
     Args:
         frame: Has a column of strings.
@@ -55,6 +50,8 @@ def embed_column(
         InputError: The frame has no such column of strings, or has the output already; or
             options that do not fit the model.
     """
+    from pyspark.sql.types import ArrayType, ByteType, FloatType, StructField, StructType
+
     options = embedding_options(
         model,
         backend=backend_for(frame.sparkSession, backend),
@@ -65,27 +62,14 @@ def embed_column(
         dimensions=dimensions,
         quantise=quantise,
     )
-    return with_vectors(frame, options, Columns(text=text_column, vector=output_column))
-
-
-def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) -> DataFrame:
-    """See :func:`embed_column`."""
-    from pyspark.sql.types import (
-        ArrayType,
-        ByteType,
-        FloatType,
-        StructField,
-        StructType,
-    )
-
-    types = {field.name: field.dataType for field in frame.schema.fields}
-    check_columns({name: holds_text(kind) for name, kind in types.items()}, columns, options)
-    is_quantised = options.quantise != "none"
-    value = ByteType() if is_quantised else FloatType()
+    columns = Columns(text=text_column, vector=output_column)
+    is_text = {field.name: holds_text(field.dataType) for field in frame.schema.fields}
+    check_columns(is_text, columns, options)
+    value = ByteType() if options.is_quantised else FloatType()
     # Estimators such as KMeans take no array that might hold nulls.
     added = [StructField(columns.vector, ArrayType(value, containsNull=False))]
-    if is_quantised:
-        added.append(StructField(f"{columns.vector}{SCALE_SUFFIX}", FloatType()))
+    if options.is_quantised:
+        added.append(StructField(columns.scale, FloatType()))
     schema = StructType([*frame.schema.fields, *added])
     return frame.mapInArrow(partial(embed_batches, options=options, columns=columns), schema)
 
@@ -93,7 +77,7 @@ def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) 
 def check_columns(
     is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
 ) -> None:
-    """Makes sure that there is the column of texts, and none yet of the names to be written.
+    """Make sure that there is the column of texts, and none yet of the names to be written.
 
     Args:
         is_text: Whether a column holds strings, by its name.
@@ -108,21 +92,30 @@ def check_columns(
         problem = f"{where} has no column `{columns.text}`"
         raise InputError("embedding.text_column", problem, has_columns(is_text, "embedding"))
     if not is_text[columns.text]:
-        raise InputError(
-            "embedding.text_column",
-            f"`{columns.text}` of {where} holds no text",
-            "name a column of strings",
-        )
-    written = [columns.vector]
-    written += [f"{columns.vector}{SCALE_SUFFIX}"] if options.quantise != "none" else []
-    for name in written:
+        problem = f"`{columns.text}` of {where} holds no text"
+        raise InputError("embedding.text_column", problem, "name a column of strings")
+    for name in columns.stored if options.is_quantised else [columns.vector]:
         if name in is_text:
-            raise InputError(
-                "embedding.output_column", f"{where} has a column `{name}`", "give it another name"
-            )
+            problem = f"{where} has a column `{name}`"
+            raise InputError("embedding.output_column", problem, "give it another name")
+
+
+def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -> EmbeddingOptions:
+    """Return options as tasks of a session compute: with their threads, and on GPUs if they have.
+
+    Args:
+        session: Has the tasks.
+        options: Those of the driver.
+        backend: As the settings have it.
+
+    Raises:
+        InputError: The backend has no form of the model.
+    """
+    chosen = choose_backend(backend_for(session, backend), options.kind)
+    return replace(options, threads=task_threads(session), backend=chosen)
 
 
 def backend_for(session: SparkSession, name: str) -> str:
-    """The backend that is named; for ``auto``, the one for GPUs where tasks are given some."""
+    """Return the backend that is named; for ``auto``, the one for GPUs where tasks have some."""
     gpus = conf_value(session, "spark.task.resource.gpu.amount")
     return GPU_BACKEND if name == "auto" and gpus else name

@@ -27,18 +27,17 @@ from pipelines.files import records, storage
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import INDEX, check_ours
-from pipelines.files.versions import copy_file, current
+from pipelines.files.versions import current
 from pipelines.libraries import check_installed
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.tasks import collect_from_tasks
-from pipelines.vectors.near_duplicates import best_of_files, check_queries
+from pipelines.vectors.exact import best_of_files, check_queries
 from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours
-from pipelines.vectors.plan import INDEX_FOLDER
 from pipelines.vectors.store import KEY, VectorFile, VectorTable, read_blocks
+from pipelines.vectors.table_job import INDEX_FOLDER, link
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
 
 logger = logging.getLogger(__name__)
 
@@ -55,73 +54,13 @@ EXPANSION_SEARCH = 128
 """Candidates that are looked at for a query; more find more of the true neighbours."""
 
 
-def build_index(session: SparkSession, table: VectorTable) -> Location:
-    """Builds the index of each file of a table that has none; what is there of others goes.
+class _Known(TypedDict, total=False):
+    """What the file of an index says; see :class:`_Index`."""
 
-    Args:
-        session: Its executors build, one file a task.
-        table: What is to be searched.
-
-    Returns:
-        The folder, `_index` in the table's place.
-
-    Raises:
-        InputError: usearch is not installed, or the user has files where the index is to be.
-        PipelineError: An executor could not build an index; what was there stays.
-    """
-    check_installed("--index", "usearch")
-    target = index_folder(table)
-    check_ours(KEY, target, INDEX, whole=True)
-    with storage.new_folder(target) as folder:
-        files, digests = _without_index(table, folder)
-        work = partial(_build_task, table=table, folder=folder)
-        if files:
-            with executor_failures("building the index"):
-                digests |= dict(collect_from_tasks(session, files, work))
-        storage.write_json(folder / INDEX_FILE, {**_identity(table), "digests": digests})
-    logger.info("index: %d of %d files built", len(files), len(table.files))
-    return target
-
-
-def index_folder(table: VectorTable) -> Location:
-    """The place of a table's index: in its folder, of which a store has versions."""
-    folder = table.folder
-    if isinstance(folder, RemotePath):
-        return (folder.place or folder) / INDEX_FOLDER
-    return folder / INDEX_FOLDER
-
-
-def _without_index(
-    table: VectorTable, folder: Location
-) -> tuple[list[VectorFile], dict[str, str | None]]:
-    """The files whose index is to be built; links or copies those that are there into a folder.
-
-    Returns:
-        The files, and digests of the other indexes, by the names of their files.
-    """
-    there = _found(table)
-    missing, digests = [], {}
-    for file in table.files:
-        if there.has(file):
-            # Where links cannot be, it is built again.
-            with suppress(OSError):
-                _take_over(_path(there.folder, file), _path(folder, file))
-                digests[file.path.name] = there.digests.get(file.path.name)
-                continue
-        missing.append(file)
-    return missing, digests
-
-
-def _take_over(source: Location, target: Location) -> None:
-    if isinstance(source, RemotePath) and isinstance(target, RemotePath):
-        copy_file(source, target)
-    elif isinstance(source, Path) and isinstance(target, Path):
-        target.hardlink_to(source)
-
-
-def has_index(table: VectorTable) -> bool:
-    """Whether there is an index of the table as it is now."""
-    return _found(table).is_whole(table)
+    form: int
+    vector_column: str
+    files: dict[str, Stamp]
+    digests: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -138,6 +77,16 @@ class _Index:
     stamps: Mapping[str, Stamp]
     digests: Mapping[str, str | None]
 
+    @classmethod
+    def find(cls, table: VectorTable) -> _Index:
+        """Return those of a table."""
+        folder = current(index_folder(table))
+        path = folder / INDEX_FILE
+        known: _Known = records.read(path, _Known) if path.is_file() else {}
+        if known.get("form") != FORM or known.get("vector_column") != table.vector:
+            return cls(folder, {}, {})
+        return cls(folder, known.get("files", {}), known.get("digests", {}))
+
     def has(self, file: VectorFile) -> bool:
         return self.stamps.get(file.path.name, "none") == _stamp(file)
 
@@ -145,27 +94,61 @@ class _Index:
         return all(map(self.has, table.files))
 
 
-class _Known(TypedDict, total=False):
-    """What the file of an index says; see :class:`_Index`."""
+def build_index(session: SparkSession, table: VectorTable) -> Location:
+    """Build the index of each file of a table that has none; what is there of others goes.
 
-    form: int
-    vector_column: str
-    files: dict[str, Stamp]
-    digests: dict[str, str | None]
+    Args:
+        session: Its executors build, one file a task.
+        table: What is to be searched.
+
+    Returns:
+        The folder, `_index` in the table's place.
+
+    Raises:
+        InputError: usearch is not installed, or the user has files where the index is to be.
+        PipelineError: An executor could not build an index; what was there stays.
+    """
+    check_installed("--index", "usearch")
+    target = index_folder(table)
+    check_ours(KEY, target, INDEX, whole=True)
+    there = _Index.find(table)
+    missing, digests = [], {}
+    with storage.new_folder(target) as folder:
+        for file in table.files:
+            if there.has(file):
+                # Where links cannot be, it is built again.
+                with suppress(OSError):
+                    link(_path(there.folder, file), _path(folder, file))
+                    digests[file.path.name] = there.digests.get(file.path.name)
+                    continue
+            missing.append(file)
+        if missing:
+            work = partial(_build_task, table=table, folder=folder)
+            with executor_failures("building the index"):
+                digests |= dict(collect_from_tasks(session, missing, work))
+        # What the indexes follow from: the table's files as they are.
+        stamps = {file.path.name: _stamp(file) for file in table.files}
+        known = _Known(form=FORM, vector_column=table.vector, files=stamps, digests=digests)
+        storage.write_json(folder / INDEX_FILE, known)
+    logger.info("index: %d of %d files built", len(missing), len(table.files))
+    return target
 
 
-def _found(table: VectorTable) -> _Index:
-    folder = current(index_folder(table))
-    path = folder / INDEX_FILE
-    known: _Known = records.read(path, _Known) if path.is_file() else {}
-    is_of_column = known.get("vector_column") == table.vector
-    if known.get("form") != FORM or not is_of_column:
-        return _Index(folder, {}, {})
-    return _Index(folder, known.get("files", {}), known.get("digests", {}))
+def index_folder(table: VectorTable) -> Location:
+    """Return the place of a table's index: in its folder, of which a store has versions."""
+    folder = table.folder
+    if isinstance(folder, RemotePath):
+        return (folder.place or folder) / INDEX_FOLDER
+    return folder / INDEX_FOLDER
+
+
+def has_index(table: VectorTable) -> bool:
+    """Return whether there is an index of the table as it is now."""
+    return _Index.find(table).is_whole(table)
 
 
 def _stamp(file: VectorFile) -> Stamp:
-    """What tells the content of a file; None of one that is gone, which its reader reports.
+    """Return what tells a file's content; None of one that is gone, which its reader reports.
 
     When it was written; in a store, where a part that stays is copied, what its footer calls it.
     """
@@ -174,55 +157,6 @@ def _stamp(file: VectorFile) -> Stamp:
     with suppress(FileNotFoundError):
         return file.path.stat().st_mtime_ns
     return None
-
-
-def search_index(
-    table: VectorTable,
-    queries: np.ndarray,
-    k: int,
-    session: SparkSession | None = None,
-    *,
-    expansion: int = EXPANSION_SEARCH,
-) -> Neighbours:
-    """About the k rows of highest cosine for each query.
-
-    They are fewer where the graph leads to fewer, as it does among many equal vectors.
-
-    Args:
-        table: Has an index.
-        queries: [queries, dimensions].
-        k: Neighbours of a query.
-        session: Its executors search; without one, this process does.
-        expansion: Candidates that are looked at, in each file.
-
-    Raises:
-        InputError: There is no index of this table, or the queries do not fit.
-        PipelineError: An executor could not search.
-    """
-    check_installed("--index", "usearch")
-    there = _found(table)
-    if not there.is_whole(table):
-        raise InputError(
-            "embedding.output", f"{table.folder} has no index of its rows", "build one first"
-        )
-    search = partial(_search_file, there=there, table=table, k=k, expansion=max(expansion, k))
-    return best_of_files(table, check_queries(table, queries), k, search, session)
-
-
-def _check_digest(copy: Path, *, digest: str | None) -> None:
-    """Looks at a copy of an index.
-
-    Raises:
-        OSError: It is not what was written.
-    """
-    if digest is not None and _sha256(copy) != digest:
-        raise OSError(f"{copy.name} was not copied as it was written, build the index again")
-
-
-def _identity(table: VectorTable) -> dict[str, Any]:
-    """What an index follows from: the table's files as they are."""
-    stamps = {file.path.name: _stamp(file) for file in table.files}
-    return {"form": FORM, "vector_column": table.vector, "files": stamps}
 
 
 def _path(folder: Location, file: VectorFile) -> Location:
@@ -244,7 +178,7 @@ def _open(dimensions: int) -> Any:
 def _build_task(
     files: Iterable[VectorFile], *, table: VectorTable, folder: Location
 ) -> Iterator[tuple[str, str]]:
-    """Yields the names of files and the digests of their indexes. Runs on an executor."""
+    """Yield the names of files and the digests of their indexes. Runs on an executor."""
     for file in files:
         index = _open(table.dimensions)
         for block in read_blocks(table, [file]):
@@ -261,6 +195,37 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def search_index(
+    table: VectorTable,
+    queries: np.ndarray,
+    k: int,
+    session: SparkSession | None = None,
+    *,
+    expansion: int = EXPANSION_SEARCH,
+) -> Neighbours:
+    """Find about the k rows of highest cosine for each query.
+
+    They are fewer where the graph leads to fewer, as it does among many equal vectors.
+
+    Args:
+        table: Has an index.
+        queries: [queries, dimensions].
+        k: Neighbours of a query.
+        session: Its executors search; without one, this process does.
+        expansion: Candidates that are looked at, in each file.
+
+    Raises:
+        InputError: There is no index of this table, or the queries do not fit.
+        PipelineError: An executor could not search.
+    """
+    check_installed("--index", "usearch")
+    there = _Index.find(table)
+    if not there.is_whole(table):
+        raise InputError(KEY, f"{table.folder} has no index of its rows", "build one first")
+    search = partial(_search_file, there=there, table=table, k=k, expansion=max(expansion, k))
+    return best_of_files(table, check_queries(table, queries), k, search, session)
+
+
 def _search_file(
     queries: np.ndarray,
     file: VectorFile,
@@ -270,7 +235,7 @@ def _search_file(
     k: int,
     expansion: int,
 ) -> Neighbours:
-    """The best of a file, whose index is mapped, not read. Runs on an executor."""
+    """Find the best of a file, whose index is mapped, not read. Runs on an executor."""
     check = partial(_check_digest, digest=there.digests.get(file.path.name))
     index = _open(table.dimensions)
     index.view(str(local_file(_path(there.folder, file), check)))
@@ -285,3 +250,13 @@ def _search_file(
     rows = np.repeat(np.arange(len(queries)), counts)
     scores = np.round(1.0 - distances[is_found].astype(float), SCORE_DECIMALS)
     return Neighbours(rows, keys[is_found].astype(np.int64) + file.first, scores)
+
+
+def _check_digest(copy: Path, *, digest: str | None) -> None:
+    """Look at a copy of an index.
+
+    Raises:
+        OSError: It is not what was written.
+    """
+    if digest is not None and _sha256(copy) != digest:
+        raise OSError(f"{copy.name} was not copied as it was written, build the index again")

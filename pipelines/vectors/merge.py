@@ -34,7 +34,7 @@ from pipelines.spark.parquet_parts import (
     read_footers,
     read_part,
 )
-from pipelines.vectors.plan import MANIFEST_FILE, MERGED_FILE
+from pipelines.vectors.table_job import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY = "embedding.merge_into"
+MERGED_FILE = "_merged.json"
+"""Into which table the rows have been merged."""
 SOURCE = "sentence_pipelines_vectors"
 """The view of the rows that are merged."""
 

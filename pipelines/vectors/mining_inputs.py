@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 INPUTS = "mining.inputs"
-DOCUMENTS = "mining.documents"
+MORE_DOCUMENTS = "mining.documents"
 
 IsText: TypeAlias = Mapping[str, bool | None]
 """Of columns by name: whether a column holds strings; None of one that has no plain values."""
@@ -105,7 +105,7 @@ def documents_source(config: Config) -> Source | None:
         return None
     group = settings.documents_group_column
     return Source(
-        key=DOCUMENTS,
+        key=MORE_DOCUMENTS,
         format=settings.documents_format,
         inputs=settings.documents,
         texts={"mining.documents_column": settings.documents_column},
@@ -198,7 +198,7 @@ def stamps(config: Config) -> dict[str, Any]:
         InputError: An input is not there.
     """
     found: dict[str, Any] = {}
-    sources = {INPUTS: pairs_source(config), DOCUMENTS: documents_source(config)}
+    sources = {INPUTS: pairs_source(config), MORE_DOCUMENTS: documents_source(config)}
     for key, source in sources.items():
         if source is not None:
             try:
@@ -211,7 +211,7 @@ def stamps(config: Config) -> dict[str, Any]:
         _check_prepared(config)
         pairs = PreparedFolder.of(config).corpus.pairs
         found[INPUTS] = [str(pairs), [stamp_of(file) for file in data_files(pairs)]]
-    found.setdefault(DOCUMENTS, None)
+    found.setdefault(MORE_DOCUMENTS, None)
     return found
 
 

@@ -2,140 +2,26 @@
 
 All pairs are compared, block by block, so the work grows with the square of the table: for
 millions of rows, search the neighbours of each in an index instead.
-
-Exact nearest neighbours in a table of vectors, and how a search is spread over executors.
-
-Queries are few, and are broadcast to all tasks. Each task searches its files one after the other
-and keeps the best rows of each query; the driver merges those. :mod:`pipelines.vectors.index`
-searches a file without looking at all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import product
 from math import isqrt
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
-from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.tasks import collect_from_tasks
-from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, merged, nearest, unit_length
-from pipelines.vectors.store import Block, VectorFile, VectorTable, read_blocks
+from pipelines.vectors.nearest import SCORE_DECIMALS
+from pipelines.vectors.store import Block, VectorTable, read_blocks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-Asked = TypeVar("Asked")
-
-FileSearch: TypeAlias = Callable[[Asked, VectorFile], Neighbours]
-"""Gives the best rows of a file for queries; is sent to executors."""
-
-
-def search_table(
-    table: VectorTable, queries: np.ndarray, k: int, session: SparkSession | None = None
-) -> Neighbours:
-    """The k rows of highest cosine for each query; of equal ones the first.
-
-    Args:
-        table: What is searched.
-        queries: [queries, dimensions].
-        k: Neighbours of a query.
-        session: Has its executors read the files; without one, this process does.
-
-    Returns:
-        ``documents`` are positions in the table.
-
-    Raises:
-        InputError: The queries are of another width than the table.
-        PipelineError: An executor could not search its files.
-    """
-    search = partial(_search_file, table=table, k=k)
-    return best_of_files(table, check_queries(table, queries), k, search, session)
-
-
-def best_of_files(
-    table: VectorTable,
-    queries: Asked,
-    k: int,
-    search: FileSearch[Asked],
-    session: SparkSession | None,
-) -> Neighbours:
-    """The k best rows of all files for each query.
-
-    Args:
-        table: Has the files.
-        queries: As the search takes them.
-        k: Neighbours of a query.
-        search: Of one file.
-        session: Has its executors search; without one, this process does.
-
-    Raises:
-        PipelineError: An executor could not.
-    """
-    if session is None:
-        return _best(map(partial(search, queries), table.files), k)
-    tasks = deal(table.files, default_parallelism(session))
-    with shared_value(session, queries) as shared, executor_failures("the search"):
-        work = partial(_search_task, search=search, shared=shared, k=k)
-        return _best(collect_from_tasks(session, tasks, work), k)
-
-
-def check_queries(table: VectorTable, queries: np.ndarray) -> np.ndarray:
-    """The queries as rows of length 1.
-
-    Raises:
-        InputError: They are of another width than the table.
-    """
-    if queries.ndim != 2 or queries.shape[1] != table.dimensions:
-        raise InputError(
-            "embedding.dimensions",
-            f"queries of {queries.shape[-1]} values do not fit vectors of {table.dimensions}",
-            "embed them with the model and the dimensions of the table",
-        )
-    return unit_length(queries)
-
-
-def deal(files: Sequence[VectorFile], tasks: int) -> list[list[VectorFile]]:
-    """The files in at most so many lists of about as many rows each."""
-    dealt: list[list[VectorFile]] = [[] for _ in range(max(1, min(tasks, len(files))))]
-    rows = [0] * len(dealt)
-    for file in sorted(files, key=lambda file: -file.rows):
-        least = rows.index(min(rows))
-        dealt[least].append(file)
-        rows[least] += file.rows
-    return dealt
-
-
-def _search_task(
-    tasks: Iterable[Sequence[VectorFile]],
-    *,
-    search: FileSearch[Asked],
-    shared: Shared[Asked],
-    k: int,
-) -> Iterator[Neighbours]:
-    """Runs on an executor."""
-    for files in tasks:
-        yield _best(map(partial(search, shared.value), files), k)
-
-
-def _search_file(
-    queries: np.ndarray, file: VectorFile, *, table: VectorTable, k: int
-) -> Neighbours:
-    """Runs on an executor."""
-    blocks = read_blocks(table, [file])
-    return _best((nearest(queries, block.vectors, block.positions, k) for block in blocks), k)
-
-
-def _best(found: Iterable[Neighbours], k: int) -> Neighbours:
-    return reduce(partial(merged, k=k), found, Neighbours.none())
-
 
 PAIRS_DDL = "left long, right long, cosine double"
 TILE_ROWS = 2048
@@ -145,7 +31,7 @@ MAX_TASKS = 4096
 
 
 def near_duplicates(session: SparkSession, table: VectorTable, threshold: float) -> DataFrame:
-    """The pairs of rows of at least this cosine, each once; lazy.
+    """Return the pairs of rows of at least this cosine, each once; lazy.
 
     Args:
         session: Its executors compare; a task holds two blocks of the table at a time.
@@ -158,30 +44,21 @@ def near_duplicates(session: SparkSession, table: VectorTable, threshold: float)
     Raises:
         InputError: The threshold is no such cosine.
     """
-    check_threshold(threshold)
+    if not 0 < threshold <= 1:
+        raise InputError("threshold", f"{threshold} is no similarity", "above 0 and at most 1")
     pairs = pairs_of(len(table.files))
     numbers = session.range(0, pairs, 1, min(pairs, MAX_TASKS))
     work = partial(_compare_numbers, table=table, threshold=threshold)
     return numbers.mapInArrow(work, PAIRS_DDL)
 
 
-def check_threshold(threshold: float) -> None:
-    """Makes sure that a threshold is a cosine above 0.
-
-    Raises:
-        InputError: It is not.
-    """
-    if not 0 < threshold <= 1:
-        raise InputError("threshold", f"{threshold} is no similarity", "above 0 and at most 1")
-
-
 def pairs_of(files: int) -> int:
-    """How many pairs of files there are, those of a file with itself included."""
+    """Return how many pairs of files there are, those of a file with itself included."""
     return files * (files + 1) // 2
 
 
 def pair_of(number: int) -> tuple[int, int]:
-    """The pair of files with a number, the earlier file first: (0, 0), (0, 1), (1, 1), (0, 2)."""
+    """Return the pair of files of a number, the earlier first: (0, 0), (0, 1), (1, 1), (0, 2)."""
     right = (isqrt(8 * number + 1) - 1) // 2
     return number - pairs_of(right), right
 
@@ -189,7 +66,7 @@ def pair_of(number: int) -> tuple[int, int]:
 def _compare_numbers(
     batches: Iterable[pa.RecordBatch], *, table: VectorTable, threshold: float
 ) -> Iterator[pa.RecordBatch]:
-    """Compares the pairs of files whose numbers are in `id`. Runs on an executor."""
+    """Compare the pairs of files whose numbers are in `id`. Runs on an executor."""
     for number in (number for batch in batches for number in batch.column("id").to_pylist()):
         left, right = pair_of(number)
         for first in read_blocks(table, [table.files[left]]):
@@ -200,7 +77,7 @@ def _compare_numbers(
 def alike(
     first: Block, second: Block, threshold: float, tile_rows: int = TILE_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Pairs of a row of each block, the left before the right, in batches.
+    """Yield pairs of a row of each block, the left before the right, in batches.
 
     Args:
         first: Has the left rows.
@@ -227,7 +104,7 @@ def alike(
 
 
 def duplicate_groups(pairs: DataFrame) -> dict[int, list[int]]:
-    """Groups of rows that pairs connect, directly or through other rows; collects the pairs.
+    """Collect groups of rows that pairs connect, directly or through other rows.
 
     Args:
         pairs: From :func:`near_duplicates`.

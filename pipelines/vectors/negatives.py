@@ -1,15 +1,10 @@
-"""Which of the documents that were found become negatives. Used on executors.
+"""Which of the documents near an anchor become its negatives. Used on executors.
 
-What is random follows from the seed, the texts of the pair and the document alone, by a hash of
-them: never from the number of tasks, nor from the order of the pairs. Source of the hash: the
-finaliser of SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014.
-
-What leaves a document out of the negatives of a pair. Used on executors.
-
-Adding a filter takes a :class:`Filter` and a line in :data:`pipelines.catalog.FILTERS`.
-
-How documents near anchors are found: by comparing with all of them, or by an index.
+A search finds documents: it compares the anchor with all of them, or asks an index. Filters leave
+out those that are no negatives. What is random follows from the seed, the texts of the pair and the
+document alone, by a hash of them: never from the number of tasks, nor from the order of the pairs.
+Source of the hash: the finaliser of SplitMix64, Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014.
 
 Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.SEARCHES`.
 """
@@ -23,7 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from pipelines.catalog import FILTERS
 from pipelines.libraries import check_installed
 from pipelines.settings import MiningSettings
 from pipelines.vectors.index import build_index, has_index, search_index
@@ -98,10 +92,8 @@ class Selection:
 
     def __init__(self, anchors: Anchors, settings: MiningSettings, k: int) -> None:
         self.anchors, self.k = anchors, k
-        self._settings = settings
         self.floor = -np.inf if settings.min_score is None else settings.min_score
-        loaded = {reason: FILTERS.load(reason) for reason in FILTERS}
-        self._filters = {name: one for name, one in loaded.items() if one.is_on(settings)}
+        self._filters = own_filters(anchors, settings) | score_filters(anchors, settings)
         self._nearest = Nearest(len(anchors), k, self.floor)
         self._dropped = {reason: Nearest(len(anchors), k, self.floor) for reason in self._filters}
 
@@ -123,8 +115,8 @@ class Selection:
         """Adds documents that were found, in any order."""
         scores = np.round(found.scores.astype(float), SCORE_DECIMALS)
         found = Neighbours(found.queries, found.documents, scores)
-        for reason, one in self._filters.items():
-            drops = one.drops(self.anchors, found, self._settings)
+        for reason, is_dropped in self._filters.items():
+            drops = is_dropped(found)
             if drops.any():
                 self._dropped[reason].add(some_of(found, drops))
                 found = some_of(found, ~drops)
@@ -158,48 +150,36 @@ def some_of(found: Neighbours, which: np.ndarray) -> Neighbours:
     return Neighbours(found.queries[which], found.documents[which], found.scores[which])
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A reason why a document is no negative.
+Filter: TypeAlias = Callable[[Neighbours], np.ndarray]
+"""Which of the documents found for pairs are no negatives: bool, as many."""
 
-    Attributes:
-        drops: Which of the documents found for pairs are left out: bool, as many.
-        is_on: Whether the settings ask for it.
-        by_score: Whether it compares scores. Otherwise the document is the anchor's own in some
-            way, and is not drawn at random either.
+
+def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
+    """Return why a document is the anchor's own in some way, and not drawn at random either.
+
+    They are in the order in which a document passes them; the names are the reasons in the figures.
     """
-
-    drops: Callable[[Anchors, Neighbours, MiningSettings], np.ndarray]
-    is_on: Callable[[MiningSettings], bool]
-    by_score: bool = False
-
-
-def _is_positive(anchors: Anchors, found: Neighbours, _: MiningSettings) -> np.ndarray:
-    return anchors.are_positives(found.queries, found.documents)
-
-
-def _is_anchor(anchors: Anchors, found: Neighbours, _: MiningSettings) -> np.ndarray:
-    same: np.ndarray = anchors.own[found.queries] == found.documents
-    return same
+    filters: dict[str, Filter] = {
+        "known positive": lambda found: anchors.are_positives(found.queries, found.documents),
+        "same text": lambda found: anchors.own[found.queries] == found.documents,
+    }
+    if not settings.same_group:
+        filters["same group"] = lambda found: anchors.are_of_group(found.queries, found.documents)
+    return filters
 
 
-def _is_of_group(anchors: Anchors, found: Neighbours, _: MiningSettings) -> np.ndarray:
-    return anchors.are_of_group(found.queries, found.documents)
-
-
-def _is_above(_: Anchors, found: Neighbours, settings: MiningSettings) -> np.ndarray:
-    assert settings.max_score is not None, "the filter is on"
-    above: np.ndarray = found.scores > settings.max_score
-    return above
-
-
-def _is_too_near(anchors: Anchors, found: Neighbours, settings: MiningSettings) -> np.ndarray:
-    scores = anchors.positive_scores
-    if settings.margin_positive == "lowest":
-        scores = anchors.lowest_positive_scores()
-    limits = score_limits(scores, settings)
-    too_near: np.ndarray = found.scores > limits[found.queries]
-    return too_near
+def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
+    """Return why a document is too near, in the order in which it passes them."""
+    filters: dict[str, Filter] = {}
+    if settings.max_score is not None:
+        filters["above max_score"] = lambda found: found.scores > settings.max_score
+    if (settings.relative_margin, settings.absolute_margin) != (None, None):
+        scores = anchors.positive_scores
+        if settings.margin_positive == "lowest":
+            scores = anchors.lowest_positive_scores()
+        limits = score_limits(scores, settings)
+        filters["too near the positive"] = lambda found: found.scores > limits[found.queries]
+    return filters
 
 
 def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.ndarray:
@@ -220,17 +200,6 @@ def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.nd
     if settings.absolute_margin is not None:
         limits = np.minimum(limits, positive_scores - settings.absolute_margin)
     return limits
-
-
-POSITIVE = Filter(_is_positive, lambda _: True)
-TEXT = Filter(_is_anchor, lambda _: True)
-GROUP = Filter(_is_of_group, lambda settings: not settings.same_group)
-SCORE = Filter(_is_above, lambda settings: settings.max_score is not None, by_score=True)
-MARGIN = Filter(
-    _is_too_near,
-    lambda settings: (settings.relative_margin, settings.absolute_margin) != (None, None),
-    by_score=True,
-)
 
 
 BLOCK_PAIRS = 512
@@ -403,8 +372,7 @@ def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Ne
     """
     documents = negatives.documents.copy()
     rows = np.flatnonzero(~negatives.is_whole)
-    filters = [FILTERS.load(reason) for reason in FILTERS]
-    own = [one for one in filters if not one.by_score and one.is_on(settings)]
+    filters = own_filters(anchors, settings).values()
     for draw in range(DRAWS * settings.negatives):
         if not len(rows):
             break
@@ -412,8 +380,8 @@ def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Ne
         drawn = (mixed % np.uint64(anchors.documents)).astype(np.int64)
         found = Neighbours(rows, drawn, np.full(len(rows), np.nan))
         fits = ~(documents[rows] == drawn[:, None]).any(axis=1)
-        for one in own:
-            fits &= ~one.drops(anchors, found, settings)
+        for is_dropped in filters:
+            fits &= ~is_dropped(found)
         place = (documents[rows[fits]] == NONE).argmax(axis=1)
         documents[rows[fits], place] = drawn[fits]
         rows = rows[(documents[rows] == NONE).any(axis=1)]

@@ -1,11 +1,7 @@
 """Ranges of rows of Parquet files: what is embedded at a time, and skipped when a job resumes.
 
-Columns that a table has in the names of its folders, as in `lang=en/part-0.parquet`.
-
-Files of text as rows of a table, by the readers of the corpus. Runs on executors.
-
-So a table has the encodings, compressions and quoting that a corpus has. But a row that cannot be
-read ends the job: a table has all rows of its input, in its order.
+All files of a table give their rows in common types, with the columns in the names of their
+folders, as in `lang=en/part-0.parquet`.
 """
 
 from __future__ import annotations
@@ -13,7 +9,8 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
@@ -26,42 +23,42 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.arrow_columns import type_for_spark
-from pipelines.corpus.readers.formats import Wanted
 from pipelines.corpus.readers.inputs import find_files, place_of
-from pipelines.corpus.readers.ranges import FileRange, records_of
-from pipelines.corpus.readers.rows import Record
-from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, RemotePath, arrow_source, location
+from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 
-
-def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[str]:
-    """The rows of the splits of tasks. Runs on an executor; see :func:`rows_as_json`."""
-    return rows_as_json(chain.from_iterable(tasks), wanted=wanted)
-
-
-def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str]:
-    """The rows of splits in their order, each as a JSON object. Runs on an executor.
-
-    Raises:
-        UnreadableError: A file or a row cannot be read.
-    """
-    for file, start, stop in splits:
-        for found in records_of(location(file, wanted.stores), start, stop, wanted):
-            if not isinstance(found, Record):
-                continue
-            if found.quarantined is not None:
-                place = f" at byte {found.offset}" if found.offset else ""
-                raise UnreadableError(f"{file}{place}: {found.quarantined}")
-            (row,) = found.texts
-            assert row is not None, "a row of a table is an object"
-            yield row
-
-
 KEY = "embedding.inputs"
+
+THREADS = 32
+"""Files that are opened at a time."""
+BATCH_ROWS = TEXTS_AT_ONCE
+LEAST_BYTES = 8 * 2**20
+"""Of a part of a table that is shared among the slots of a cluster: thousands of rows, so that
+texts of equal length meet, and a task is worth its start."""
+PARTS_OF_SLOT = 4
+"""Into which such a table is cut at least, so that slots end at about the same time."""
+TASK_ROWS = 16384
+"""Of a task that makes many small parts."""
+ROWS_COPIED_FOR_ONE = 20
+"""Rows whose vectors are copied in the time that embedding one takes."""
+
+PART_ID = b"sentence_pipelines.part"
+"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+LEFT_OUT = b"sentence_pipelines.left_out"
+"""Key of the rows that a part has not, of those that it was made of."""
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+    """Call a function that waits for files on each item; results and errors are in their order."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
+        return list(pool.map(function, items))
+
 
 # What Spark takes for the columns of a file, whatever columns it has. Its other keys say in which
 # calendar dates are, and stay.
@@ -70,7 +67,7 @@ _PANDAS = b"pandas"
 
 
 def open_parquet(path: Location) -> pq.ParquetFile:
-    """Opens a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
+    """Open a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
 
     Pages that have a checksum, as those of tables of vectors do, are compared with it.
     """
@@ -80,7 +77,7 @@ def open_parquet(path: Location) -> pq.ParquetFile:
 
 
 def common_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The columns with the types that rows of the file are given; see :func:`in_common_types`.
+    """Return the columns with the types that :func:`in_common_types` gives them.
 
     Timestamps of 96 bits are moments (`timestamp[us, UTC]`), as they are to Spark, which writes
     them. Those in ns, which Spark does not read, are in us. Views of strings and bytes, which older
@@ -92,7 +89,7 @@ def common_schema(file: pq.ParquetFile) -> pa.Schema:
 
 
 def _common_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
-    """The type, all the way down; takes as many columns of the file as it has leaves."""
+    """Return the type, all the way down; takes as many columns of the file as it has leaves."""
     if isinstance(kind, pa.BaseExtensionType):
         _common_type(kind.storage_type, leaves)
         return kind
@@ -129,11 +126,7 @@ _NESTED: tuple[
 
 
 def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
-    """Rows of a file in the types of its common schema. Runs on an executor.
-
-    Args:
-        schema: Columns of these names, from :func:`common_schema`.
-        path: Of the file, for the message.
+    """Return rows of a file in the types of its :func:`common_schema`. Runs on an executor.
 
     Raises:
         InputError: A timestamp is no whole number of microseconds.
@@ -147,25 +140,20 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) ->
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
-    """Looks in a footer for timestamps that microseconds cannot hold.
+def _check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
+    """Look in a footer for timestamps that microseconds cannot hold.
 
     It has the first and the last one of each row group, which tell almost always.
-
-    Raises:
-        InputError: There are some.
     """
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
             continue
-        groups = (footer.row_group(group).column(number) for group in range(footer.num_row_groups))
-        for seen in (group.statistics for group in groups):
-            if (
-                seen is not None
-                and seen.has_min_max
-                and (seen.min_raw % 1000 or seen.max_raw % 1000)
-            ):
+        for group in range(footer.num_row_groups):
+            seen = footer.row_group(group).column(number).statistics
+            if seen is None or not seen.has_min_max:
+                continue
+            if seen.min_raw % 1000 or seen.max_raw % 1000:
                 raise _too_precise(column.path, path)
 
 
@@ -178,7 +166,7 @@ def _too_precise(column: str, path: Location) -> InputError:
 
 
 def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Without what would be wrong of a table that has a column more."""
+    """Leave out what would be wrong of a table that has a column more."""
     return {
         key: value
         for key, value in metadata.items()
@@ -187,16 +175,9 @@ def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _names_are_strings(pandas: bytes) -> bool:
-    """Whether pandas takes names of columns as they stand; numbers and tuples are parsed."""
+    """Return whether pandas takes names of columns as they stand; it parses numbers and tuples."""
     levels = json.loads(pandas).get("column_indexes", [])
     return len(levels) <= 1 and all(level["pandas_type"] == "unicode" for level in levels)
-
-
-THREADS = 32
-"""Files that are opened at a time."""
-
-Item = TypeVar("Item")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -204,8 +185,6 @@ class InputFile:
     """What the footer of an input says.
 
     Attributes:
-        path: Of the file.
-        rows: How many it has.
         size: Bytes of its columns as they are stored.
         types: Of its columns, by name.
     """
@@ -216,21 +195,13 @@ class InputFile:
     types: dict[str, pa.DataType]
 
 
-PART_ID = b"sentence_pipelines.part"
-"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
-LEFT_OUT = b"sentence_pipelines.left_out"
-"""Key of the rows that a part has not, of those that it was made of."""
-
-
 @dataclass(frozen=True)
 class PartFooter:
     """What the footer of a part of a table says.
 
     Attributes:
-        rows: How many it has.
-        texts: Of those, rows with a text; 0 where that was not asked.
-        left_out: Rows of the input that it was made without; see
-            :mod:`pipelines.vectors.part_files`.
+        texts: Rows with a text; 0 where that was not asked.
+        left_out: Rows of the input that it was made without, since they were deleted.
     """
 
     rows: int
@@ -238,27 +209,20 @@ class PartFooter:
     left_out: int
 
     def covers(self, rows: int) -> bool:
-        """Whether it was made of so many rows."""
+        """Return whether it was made of so many rows."""
         return self.rows + self.left_out == rows
 
 
-def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """Calls a function that waits for files on each item; results and errors in their order."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
-        return list(pool.map(function, items))
-
-
 def read_inputs(files: Iterable[Location]) -> list[InputFile]:
-    """The footers of inputs.
+    """Read the footers of inputs.
 
     Raises:
         InputError: A file is no Parquet file, or holds timestamps that microseconds cannot.
     """
-    return in_threads(read_input, files)
+    return in_threads(_read_input, files)
 
 
-def read_input(file: Location) -> InputFile:
-    """The footer of an input; see :func:`read_inputs`."""
+def _read_input(file: Location) -> InputFile:
     try:
         with pq.ParquetFile(arrow_source(file)) as opened:
             footer, schema = opened.metadata, opened.schema_arrow
@@ -270,24 +234,19 @@ def read_input(file: Location) -> InputFile:
     name = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if name is not None:
         raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
-    check_timestamps(footer, file)
+    _check_timestamps(footer, file)
     groups = (footer.row_group(number) for number in range(footer.num_row_groups))
     size = sum(
         group.column(place).total_compressed_size
         for group in groups
         for place in range(group.num_columns)
     )
-    return InputFile(
-        file, footer.num_rows, size, dict(zip(schema.names, schema.types, strict=True))
-    )
+    types = dict(zip(schema.names, schema.types, strict=True))
+    return InputFile(file, footer.num_rows, size, types)
 
 
 def read_part_footer(file: Location, text_column: str | None = None) -> PartFooter:
-    """The footer of a part.
-
-    Args:
-        file: The part.
-        text_column: Whose nulls are counted, if any.
+    """Read the footer of a part, and count its rows with a text if a column is named.
 
     Raises:
         pyarrow.ArrowInvalid: It has none.
@@ -311,7 +270,6 @@ _CONSTANT_TYPES = frozenset(
     + tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
     + ("timestamp[us]", "timestamp[ms]")
 )
-
 _INTEGER = re.compile(r"-?\d+")
 
 
@@ -320,7 +278,6 @@ class Constant:
     """A column of one value.
 
     Attributes:
-        name: Of the column.
         type: `int32`, `int64`, `date32` or `string`; of one without a value, any of Arrow's plain
             types.
         value: As text; None for null.
@@ -331,7 +288,7 @@ class Constant:
     value: str | None
 
     def array(self, rows: int) -> pa.Array:
-        """The column of so many rows."""
+        """Return the column of so many rows."""
         value = pa.scalar(self.value, pa.string()).cast(pa.type_for_alias(self.type))
         return pa.repeat(value, rows)
 
@@ -342,7 +299,7 @@ Constants = tuple[Constant, ...]
 def partition_columns(
     inputs: Sequence[str], stores: StorageSettings = DEFAULT_STORES, *, follow_links: bool = False
 ) -> dict[Location, Constants]:
-    """The columns in the names of folders, for each Parquet file of the inputs.
+    """Return the columns in the names of folders, for each Parquet file of the inputs.
 
     Folders count below the one that is named, or below the part of a glob that has no wildcard.
     A file that is in no such folder has nulls.
@@ -352,9 +309,9 @@ def partition_columns(
     """
     found: dict[Location, dict[str, str | None]] = {}
     for given in inputs:
-        base = fixed_part(given, stores)
+        below = len(fixed_part(given, stores).parts)
         for file in find_files([given], "parquet", KEY, stores, follow_links=follow_links):
-            found.setdefault(file, _values(_way_down(file, base)[:-1]))
+            found.setdefault(file, _values(file.parts[below:-1]))
     names = dict.fromkeys(name for values in found.values() for name in values)
     types = {name: _type_of(values.get(name) for values in found.values()) for name in names}
     return {
@@ -364,7 +321,7 @@ def partition_columns(
 
 
 def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location:
-    """The folder below which an input's files are, absolute; no link in it is followed."""
+    """Return the absolute folder below which an input's files are, without following links."""
     path = place_of(given, stores, KEY)
     if path.exists():
         return path if path.is_dir() else path.parent
@@ -377,13 +334,8 @@ def _without_wildcard(parts: Sequence[str]) -> Iterable[str]:
     return takewhile(lambda part: not glob.has_magic(part), parts)
 
 
-def _way_down(file: Location, folder: Location) -> tuple[str, ...]:
-    """The parts of a file's path below a folder."""
-    return file.parts[len(folder.parts) :]
-
-
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
-    """The rows with these columns behind the others.
+    """Return the rows with these columns behind the others.
 
     A column that is there already stays, but for one without a type, which gets this one.
     """
@@ -393,17 +345,14 @@ def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.R
         if place >= 0 and not pa.types.is_null(fields[place].type):
             continue
         array = constant.array(batch.num_rows)
-        field = pa.field(constant.name, array.type)
-        if place >= 0:
-            columns[place], fields[place] = array, field
-        else:
-            columns.append(array)
-            fields.append(field)
+        place = place if place >= 0 else len(fields)
+        columns[place : place + 1] = [array]
+        fields[place : place + 1] = [pa.field(constant.name, array.type)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
 
 def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Constants]:
-    """Types for columns that have none in a file, since they have no value there.
+    """Return types for columns that have none in a file, since they have no value there.
 
     Spark takes such a column for one of numbers, and would refuse to read it beside files in which
     it has values.
@@ -432,20 +381,15 @@ def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Cons
     }
 
 
-def constants_from(listed: Iterable[Mapping[str, str | None]]) -> Constants:
-    """Constants as they stand in JSON."""
-    return tuple(Constant(**one) for one in listed)  # type: ignore[arg-type]
-
-
 def _values(folders: Sequence[str]) -> dict[str, str | None]:
-    """Names and values, in which Spark writes special characters as URLs do."""
+    """Return names and values, in which Spark writes special characters as URLs do."""
     named = (match for folder in folders if (match := _NAMED.fullmatch(folder)))
     values = {unquote(match[1]): unquote(match[2]) for match in named}
     return {name: None if value in ("", NO_VALUE) else value for name, value in values.items()}
 
 
 def _type_of(values: Iterable[str | None]) -> str:
-    """The type of a column, as Spark takes it to be; numbers that are not whole stay strings."""
+    """Return the type that Spark takes a column for; numbers that are not whole stay strings."""
     known = [value for value in values if value is not None]
     if known and all(_INTEGER.fullmatch(value) for value in known):
         widest = max(int(value) if int(value) >= 0 else -int(value) - 1 for value in known)
@@ -459,18 +403,6 @@ def _is_date(value: str) -> bool:
         return date.fromisoformat(value).isoformat() == value
     except ValueError:
         return False
-
-
-BATCH_ROWS = TEXTS_AT_ONCE
-LEAST_BYTES = 8 * 2**20
-"""Of a part of a table that is shared among the slots of a cluster: thousands of rows, so that
-texts of equal length meet, and a task is worth its start."""
-PARTS_OF_SLOT = 4
-"""Into which such a table is cut at least, so that slots end at about the same time."""
-TASK_ROWS = 16384
-"""Of a task that makes many small parts."""
-ROWS_COPIED_FOR_ONE = 20
-"""Rows whose vectors are copied in the time that embedding one takes."""
 
 
 @dataclass(frozen=True)
@@ -521,13 +453,13 @@ class PartSize:
     vector_bytes: int
 
     def rows_of(self, file: InputFile) -> int:
-        """Rows of a part of a file."""
+        """Return the rows of a part of a file."""
         a_row = file.size / max(file.rows, 1) + self.vector_bytes
         wanted = max(1, int(self.size / a_row))
         return wanted if self.rows is None else min(wanted, self.rows)
 
     def shared(self, files: Sequence[InputFile], slots: int) -> PartSize:
-        """The size that gives all slots of a cluster some parts, where the files are few rows.
+        """Return the size that gives all slots of a cluster some parts, where rows are few.
 
         Args:
             files: All that are to be embedded.
@@ -539,14 +471,7 @@ class PartSize:
 
 
 def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -> list[RowRange]:
-    """All rows of a file in parts.
-
-    Args:
-        file: Its footer.
-        size: Of a part.
-        name: What the names of its parts begin with.
-        constants: Columns in the names of its folders.
-    """
+    """Cut all rows of a file into parts, whose names begin with that one."""
     rows = size.rows_of(file)
     starts = range(0, file.rows, rows)
     return [
@@ -556,13 +481,14 @@ def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -
 
 
 def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
-    """Parts that stand together, small ones in one task; of about the work of the largest part.
+    """Put parts that stand together, if they are small, into tasks of the largest part's work.
 
     Args:
         parts: That are to be made.
         slots: Tasks that run at once; small parts are shared among them.
     """
-    work = [_work(part) for part in parts]
+    # One that is copied is hardly any work.
+    work = [part.embedded + part.reused / ROWS_COPIED_FOR_ONE for part in parts]
     shared = sum(work) / (PARTS_OF_SLOT * max(slots, 1))
     most = max(*work, min(shared, TASK_ROWS)) if work else 0
     found: list[list[RowRange]] = []
@@ -576,41 +502,18 @@ def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
     return found
 
 
-def _work(part: RowRange) -> float:
-    """What a part takes, in rows that are embedded; one that is copied is hardly any."""
-    return part.embedded + part.reused / ROWS_COPIED_FOR_ONE
-
-
 def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
-    """The rows of a part with all columns. Runs on an executor."""
+    """Read the rows of a part with all columns. Runs on an executor."""
     for batch in read_rows(part.path, part.start, part.stop):
         yield with_constants(batch, part.constants)
-
-
-def _batches(
-    file: pq.ParquetFile, path: Location, row_groups: list[int], columns: Sequence[str] | None
-) -> Iterator[pa.RecordBatch]:
-    """Read row groups; of damage pyarrow says what it is, and not where.
-
-    Raises:
-        OSError: Names the file.
-    """
-    names = None if columns is None else list(columns)
-    try:
-        yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
-        # The system's own errors have a number.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
 
 
 def read_rows(
     path: Location, start: int, stop: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """A range of a file's rows, in batches; row groups outside of it are not read.
+    """Read a range of a file's rows, in batches; row groups outside of it are not read.
 
-    Types and metadata are those of :func:`~pipelines.vectors.parts.common_schema`.
+    Types and metadata are those of :func:`common_schema`.
 
     Args:
         path: A Parquet file.
@@ -639,3 +542,53 @@ def read_rows(
                 yield in_common_types(rows_inside.slice(low, high - low), schema, path)
             if place >= stop:
                 return
+
+
+def _batches(
+    file: pq.ParquetFile, path: Location, row_groups: list[int], columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """Read row groups; of damage pyarrow says what it is, and not where.
+
+    Raises:
+        OSError: Names the file.
+    """
+    names = None if columns is None else list(columns)
+    try:
+        yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        # The system's own errors have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
+
+
+def write_part(
+    path: Path, batches: Iterator[pa.RecordBatch], vectors: Collection[str], left_out: int = 0
+) -> int:
+    """Write rows with vectors as the file of a part; return how many. Runs on an executor.
+
+    Args:
+        path: The file.
+        batches: One at least, which may be empty.
+        vectors: Columns of vectors and their scales. Values of vectors hardly repeat, so a
+            dictionary would only cost space.
+        left_out: Rows that are not among them; stands in the footer.
+    """
+    first = next(batches)
+    others = [name for name in first.schema.names if name not in vectors]
+    own = {PART_ID: uuid.uuid4().hex, LEFT_OUT: str(left_out)}
+    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **own})
+    rows = 0
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=others,
+        write_statistics=others,
+        write_page_checksum=True,
+    ) as writer:
+        for batch in chain([first], batches):
+            if batch.num_rows:
+                writer.write_batch(batch)
+                rows += int(batch.num_rows)
+    return rows

@@ -1,53 +1,126 @@
-"""Takes rows of given keys out of a table of vectors that is whole.
+"""Rows that are deleted from a table of vectors by their keys, and stay out of it.
 
-Parts that hold such rows are written again without them, and others are linked or copied, into a
-table that takes the place of this one; see :mod:`pipelines.vectors.part_files`.
+The keys are listed in the table's folder, as hashes: whatever the inputs still hold, no part is
+written with such rows. A table that is whole is replaced by one without them, whose other parts are
+linked or copied.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
+from pipelines.arrow_columns import as_text
+from pipelines.corpus.unit_rows import hash_of, hashed_keys
 from pipelines.files import records, storage, versions
-from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.tasks import collect_from_tasks, slices
 from pipelines.vectors.embedding import Columns
-from pipelines.vectors.making import run_job
-from pipelines.vectors.part_files import DeletedRows, write_deleted, write_part
-from pipelines.vectors.parts import PartFooter, RowRange, in_threads, read_part_footer, read_rows
-from pipelines.vectors.plan import (
+from pipelines.vectors.parts import (
+    PartFooter,
+    RowRange,
+    in_threads,
+    read_part_footer,
+    read_rows,
+    write_part,
+)
+from pipelines.vectors.plan import OUTPUT, Version, output_folder, part_file, read_version
+from pipelines.vectors.table_job import (
     INDEX_FOLDER,
     MANIFEST_FILE,
-    OUTPUT,
-    Version,
     beginning,
     check_places,
     discard_begun,
-    lock_file,
-    output_folder,
-    part_file,
-    read_version,
+    link,
+    run_job,
     take_place,
-    write_plan,
+    working_on,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+DELETED_FILE = "_deleted.json"
+"""Which rows are kept out of the table."""
+
+
+@dataclass(frozen=True)
+class DeletedRows:
+    """Which rows are in no table.
+
+    Attributes:
+        column: Of the keys.
+        keys: Their hashes, sorted.
+    """
+
+    column: str
+    keys: tuple[int, ...]
+
+    def without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that stay. Runs on an executor."""
+        return batch.filter(pc.invert(self._are_deleted(batch.column(self.column))))
+
+    def count(self, part: RowRange) -> int:
+        """Return how many rows of a part are deleted. Runs on an executor."""
+        if self.column in pq.read_schema(arrow_source(part.path)).names:
+            return self.count_in(part.path, part.start, part.stop)
+        value = next(one.value for one in part.constants if one.name == self.column)
+        return part.rows if value is not None and hash_of(value) in self.keys else 0
+
+    def count_in(self, path: Location, start: int, stop: int) -> int:
+        """Return how many rows of a range of a file are deleted. Runs on an executor."""
+        return sum(
+            pc.sum(self._are_deleted(batch.column(self.column))).as_py() or 0
+            for batch in read_rows(path, start, stop, [self.column])
+        )
+
+    def _are_deleted(self, keys: pa.Array) -> pa.Array:
+        return pc.is_in(hashed_keys(_key_texts(keys)), value_set=pa.array(self.keys, pa.int64()))
+
+
+def _key_texts(keys: pa.Array) -> pa.Array:
+    """Return keys as Spark has them as texts: `delete` hashes them so in the corpus."""
+    if not pa.types.is_floating(keys.type):
+        return as_text(keys)
+    values = keys.to_numpy(zero_copy_only=False)
+    texts = [_number_text(value) for value in values]
+    return pa.array(texts, pa.string(), mask=keys.is_null().to_numpy(zero_copy_only=False))
+
+
+def _number_text(value: np.floating[Any]) -> str:
+    """Write a number as Java does: whole numbers with a null are often a column of floats."""
+    if not np.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return np.format_float_positional(value, trim="0")
+    digits, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
+    return f"{digits}E{int(exponent)}"
+
+
+def read_deleted(folder: Location) -> DeletedRows | None:
+    """Return what is deleted from the table in a folder, if anything is."""
+    path = folder / DELETED_FILE
+    known: DeletedRows | None = records.read(path, DeletedRows) if path.is_file() else None
+    return known
+
+
+def write_deleted(folder: Location, deleted: DeletedRows) -> None:
+    """List what is to stay out of the table in a folder."""
+    storage.write_json(folder / DELETED_FILE, asdict(deleted))
 
 
 class _Manifest(TypedDict):
@@ -76,29 +149,33 @@ class _Written:
 
 
 def check_table(config: Config) -> None:
-    """Refuses a table that would be replaced with files of the user's in it.
+    """Refuse a table that would be replaced with files of the user's in it.
 
     Raises:
         InputError: See :func:`pipelines.files.ownership.check_ours`.
     """
-    folder = output_folder(config.embedding, config.storage)
-    if read_version(versions.current(folder), config.storage) is not None:
+    folder, version = _table(config)
+    if version is not None:
         check_places(OUTPUT, folder, TABLE)
 
 
 def has_rows_by(config: Config, column: str) -> bool:
-    """Whether there is a table in ``embedding.output`` that has a column of keys."""
-    folder = output_folder(config.embedding, config.storage)
-    whole = read_version(versions.current(folder), config.storage)
+    """Return whether there is a table in ``embedding.output`` that has a column of keys."""
+    _, whole = _table(config)
     if whole is None or not whole.is_whole:
         return False
-    files = [part_file(whole.folder, part) for part in whole.plan.parts]
+    files = map(whole.file, whole.plan.parts)
     names = in_threads(lambda file: pq.read_schema(arrow_source(file)).names, files)
     return any(column in there for there in names)
 
 
+def _table(config: Config) -> tuple[Location, Version | None]:
+    folder = output_folder(config.embedding, config.storage)
+    return folder, read_version(versions.current(folder), config.storage)
+
+
 def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRows) -> int:
-    """Takes rows out of ``embedding.output``, and keeps them out of it.
+    """Take rows out of ``embedding.output``, and keep them out of it.
 
     Args:
         session: Its executors read and write.
@@ -111,10 +188,8 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
     Raises:
         PipelineError: Another job works there, or an executor could not read or write.
     """
-    folder = output_folder(config.embedding, config.storage)
-    with work_folder("embedding.output", folder, "delete", lock_file(folder)):
-        storage.settle(folder)
-        whole = read_version(versions.current(folder), config.storage)
+    with working_on(OUTPUT, output_folder(config.embedding, config.storage), "delete"):
+        folder, whole = _table(config)
         assert whole is not None, "only jobs remove a table, and this one has the lock"
         # It may hold such rows, and is not to go on.
         discard_begun(folder)
@@ -126,7 +201,7 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
 
 
 def _replace(session: SparkSession, whole: Version, folder: Location, deleted: DeletedRows) -> int:
-    """Puts a table without the rows in the place; returns how many they are."""
+    """Put a table without the rows in the place; return how many they are."""
     plan, build = whole.plan, whole.plan.build + 1
     manifest: _Manifest = records.read(whole.folder / MANIFEST_FILE, _Manifest)
     columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
@@ -139,23 +214,22 @@ def _replace(session: SparkSession, whole: Version, folder: Location, deleted: D
             columns=columns,
             deleted=deleted,
         )
-        numbered = list(enumerate(plan.parts))
-        tasks = slices(numbered, 4 * default_parallelism(session))
+        tasks = slices(list(enumerate(plan.parts)), 4 * default_parallelism(session))
         act = partial(collect_from_tasks, session, tasks, work)
         found: list[_Written] = run_job(session, "embedding: deleting rows", act)
-        named = {one.number: one.name for one in found}
-        parts = [replace(part, name=named[number]) for number, part in numbered]
+        named = {part.number: part.name for part in found}
+        parts = (replace(part, name=named[number]) for number, part in enumerate(plan.parts))
         ordered = tuple(sorted(parts, key=lambda part: part.name))
         counts: dict[str, Any] = {
-            "rows": sum(one.footer.rows for one in found),
-            "texts": sum(one.footer.texts for one in found),
+            "rows": sum(part.footer.rows for part in found),
+            "texts": sum(part.footer.texts for part in found),
             "build": build,
-            "left_out": sum(one.footer.left_out for one in found),
+            "left_out": sum(part.footer.left_out for part in found),
             "changes": None,
-            "parts": {one.name: one.footer.rows for one in found},
+            "parts": {part.name: part.footer.rows for part in found},
         }
         write_deleted(begun.aside, deleted)
-        write_plan(begun.aside, replace(plan, parts=ordered, build=build, changes=None))
+        replace(plan, parts=ordered, build=build, changes=None).write(begun.aside)
         storage.write_json(begun.aside / MANIFEST_FILE, {**manifest, **counts})
     take_place(begun.folder, folder)
     return int(counts["left_out"]) - manifest.get("left_out", 0)
@@ -170,33 +244,27 @@ def _write_parts(
     columns: Columns,
     deleted: DeletedRows,
 ) -> Iterator[_Written]:
-    """Writes parts without the rows, or takes them over as they are. Runs on an executor."""
+    """Write parts without the rows, or take them over as they are. Runs on an executor."""
     for number, part in chain.from_iterable(tasks):
         file = part_file(source, part)
         footer = read_part_footer(file, columns.text)
-        gone = _count(file, footer.rows, deleted)
+        # Input files may have columns that others have not.
+        has_column = deleted.column in pq.read_schema(arrow_source(file)).names
+        gone = deleted.count_in(file, 0, footer.rows) if has_column else 0
         name = f"part-{build:05d}-{number:05d}-00000" if gone else part.name
         if gone:
             batches = map(deleted.without, read_rows(file, 0, footer.rows))
             with storage.built_file(target / f"{name}.parquet") as made:
-                write_part(made, batches, columns, footer.left_out + gone)
+                write_part(made, batches, columns.stored, footer.left_out + gone)
         else:
             _take_over(file, target / file.name)
         yield _Written(number, name, read_part_footer(target / f"{name}.parquet", columns.text))
 
 
-def _count(file: Location, rows: int, deleted: DeletedRows) -> int:
-    # Input files may have columns that others have not.
-    if deleted.column not in pq.read_schema(arrow_source(file)).names:
-        return 0
-    return deleted.count_in(file, 0, rows)
-
-
 def _take_over(file: Location, target: Location) -> None:
-    if isinstance(file, RemotePath) and isinstance(target, RemotePath):
-        versions.copy_file(file, target)
-    elif isinstance(file, Path) and isinstance(target, Path):
-        with suppress(OSError):
-            target.hardlink_to(file)
-            return
-        shutil.copy2(file, target)
+    try:
+        link(file, target)
+    except OSError:
+        if isinstance(file, RemotePath):
+            raise
+        shutil.copy2(file, str(target))

@@ -29,7 +29,7 @@ from pipelines.spark.parquet_parts import data_files, read_footers
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.parts import PART_ID, in_threads, open_parquet, read_rows
-from pipelines.vectors.plan import MANIFEST_FILE, PLAN_FILE, begun_folders
+from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE, begun_folders
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -95,6 +95,16 @@ class VectorTable:
         """Rows whose vectors fill a block."""
         return max(1, BLOCK_BYTES // (4 * self.dimensions))
 
+    @property
+    def vector_columns(self) -> list[str]:
+        """The column of vectors, and that of scales if there is one."""
+        return [self.vector, *([self.scale] if self.scale else [])]
+
+    def vectors(self, rows: pa.Table) -> np.ndarray:
+        """Return the vectors of rows that have one: fp32 [rows, dimensions], of length 1."""
+        scales = rows.column(self.scale).combine_chunks() if self.scale else None
+        return unit_length(vectors_of(rows.column(self.vector), scales))
+
 
 @dataclass(frozen=True)
 class Block:
@@ -109,6 +119,11 @@ class Block:
     positions: np.ndarray
 
 
+_MadeBy = TypedDict(
+    "_MadeBy", {"embedding.model": str | None, "embedding.prompt_name": str | None}, total=False
+)
+
+
 # What is read of the manifest of an embedding job.
 class _Manifest(TypedDict, total=False):
     vector_column: str
@@ -121,17 +136,12 @@ class _Manifest(TypedDict, total=False):
     settings: _MadeBy
 
 
-_MadeBy = TypedDict(
-    "_MadeBy", {"embedding.model": str | None, "embedding.prompt_name": str | None}, total=False
-)
-
-
 def open_table(
     folder: str | Location,
     vector_column: str | None = None,
     stores: StorageSettings = DEFAULT_STORES,
 ) -> VectorTable:
-    """Opens a table of vectors; reads footers only.
+    """Open a table of vectors; reads footers only.
 
     Args:
         folder: Of an embedding job, or any of Parquet files.
@@ -148,16 +158,15 @@ def open_table(
     known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
-    files = list(_vector_files(home))
+    files = tuple(_vector_files(home))
     if not any(file.rows for file in files):
         raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
-    scale = known.get("scale_column") if own else None
     settings = known.get("settings", {})
     return VectorTable(
         folder=home,
-        files=tuple(files),
+        files=files,
         vector=vector,
-        scale=scale,
+        scale=known.get("scale_column") if own else None,
         text=known.get("text_column"),
         model=known.get("model"),
         dimensions=(own and known.get("dimensions")) or _dimensions(files, vector),
@@ -193,7 +202,7 @@ def _vector_files(home: Location) -> Iterator[VectorFile]:
 
 
 def on_this_machine(table: VectorTable) -> VectorTable:
-    """The table with all of its files on this machine; copies of a store's are checked and kept.
+    """Return the table with its files on this machine; copies of a store's are checked and kept.
 
     Raises:
         OSError: The store cannot be read, or a copy is not what was written.
@@ -206,7 +215,7 @@ def on_this_machine(table: VectorTable) -> VectorTable:
 
 
 def _check_pages(path: Path) -> None:
-    """Reads a file, whose pages have checksums.
+    """Read a file, whose pages have checksums.
 
     Raises:
         OSError: One is not what was written.
@@ -217,16 +226,15 @@ def _check_pages(path: Path) -> None:
 
 
 def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
-    """Values of the first vector.
+    """Return the number of values of the first vector.
 
     Raises:
         InputError: There is no column of lists of this name, or no vector in it.
     """
     schema = pq.read_schema(arrow_source(files[0].path))
     if vector not in schema.names:
-        raise InputError(
-            KEY, f"{files[0].path} has no column `{vector}`", f"it has {', '.join(schema.names)}"
-        )
+        problem = f"{files[0].path} has no column `{vector}`"
+        raise InputError(KEY, problem, f"it has {', '.join(schema.names)}")
     kind = schema.field(vector).type
     if not is_list(kind):
         raise InputError(KEY, f"`{vector}` holds {kind}", "name a column of vectors")
@@ -239,26 +247,22 @@ def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
 
 
 def read_blocks(table: VectorTable, files: Sequence[VectorFile]) -> Iterator[Block]:
-    """The vectors of some files, block by block; rows without a vector are left out."""
-    names = [table.vector, *([table.scale] if table.scale else [])]
+    """Read the vectors of some files, block by block; rows without a vector are left out."""
     for file in files:
         for start in range(0, file.rows, table.block_rows):
             stop = min(start + table.block_rows, file.rows)
-            batches = list(read_rows(file.path, start, stop, names))
+            batches = list(read_rows(file.path, start, stop, table.vector_columns))
             rows = pa.Table.from_batches(batches).combine_chunks()
             present = rows.column(table.vector).is_valid().to_numpy()
             kept = rows.filter(pa.array(present))
-            if not kept.num_rows:
-                continue
-            scales = kept.column(table.scale).combine_chunks() if table.scale else None
-            vectors = unit_length(vectors_of(kept.column(table.vector), scales))
-            yield Block(vectors, file.first + start + np.flatnonzero(present))
+            if kept.num_rows:
+                yield Block(table.vectors(kept), file.first + start + np.flatnonzero(present))
 
 
 def rows_at(
     table: VectorTable, positions: Sequence[int] | np.ndarray, columns: Sequence[str]
 ) -> pa.Table:
-    """The rows at some positions, in their order.
+    """Return the rows at some positions, in their order.
 
     Args:
         positions: Any, also one twice.
@@ -278,3 +282,10 @@ def rows_at(
     if not found:
         return pq.read_schema(arrow_source(table.files[0].path)).empty_table().select(list(columns))
     return concatenated(found).take(pa.array(numbers))
+
+
+def vectors_at(table: VectorTable, positions: np.ndarray) -> np.ndarray:
+    """Return the vectors at some positions: fp32 [positions, dimensions], of length 1."""
+    if not len(positions):
+        return np.empty((0, table.dimensions), np.float32)
+    return table.vectors(rows_at(table, positions, table.vector_columns))

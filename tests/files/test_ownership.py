@@ -28,7 +28,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import begin, current, publish, put_bytes
 from pipelines.settings.load import parse
-from pipelines.vectors.plan import discard_begun, next_folder
+from pipelines.vectors.table_job import discard_begun, next_folder
 from pipelines.vectors.teacher import forget_texts
 
 KEY = "a.folder"

@@ -28,7 +28,7 @@ import json, sys
 from dataclasses import astuple
 from pipelines import workflow
 from pipelines.errors import PipelineError
-from pipelines.search import text_search
+from pipelines.vectors import search as text_search
 from pipelines.settings.load import load
 
 # No table fits into this process.

@@ -12,7 +12,7 @@ import pytest
 from pipelines import workflow
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.vectors.mining_plan import MiningSummary
+from pipelines.vectors.mine import MiningSummary
 
 
 @pytest.fixture(scope="session")

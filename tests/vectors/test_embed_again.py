@@ -14,17 +14,16 @@ from pipelines import workflow
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files import storage
 from pipelines.files.locks import held
-from pipelines.vectors.embed import embed_table
-from pipelines.vectors.plan import (
+from pipelines.vectors.embed import EmbeddingJob, embed_table
+from pipelines.vectors.store import open_table
+from pipelines.vectors.table_job import (
     ATTEMPTS,
     MANIFEST_FILE,
     PLAN_FILE,
     STAGED,
-    is_up_to_date,
     lock_file,
     next_folder,
 )
-from pipelines.vectors.store import open_table
 
 
 def bytes_of(folder) -> dict[str, bytes]:
@@ -82,10 +81,10 @@ def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job
 
 
 def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) -> None:
-    assert not is_up_to_date(job())
+    assert not EmbeddingJob.of(job()).is_up_to_date()
     embed_table(spark, job())
-    assert is_up_to_date(job())
-    assert not is_up_to_date(job(dimensions=8))
+    assert EmbeddingJob.of(job()).is_up_to_date()
+    assert not EmbeddingJob.of(job(dimensions=8)).is_up_to_date()
     # By the model in service, and without a session.
     version = tmp_path / "served" / "versions" / "00001"
     shutil.copytree(job().embedding.model, version)
@@ -103,7 +102,7 @@ def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) ->
     with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
         workflow.embed(config)
     unfinished(tmp_path / "table")
-    assert not is_up_to_date(job())
+    assert not EmbeddingJob.of(job()).is_up_to_date()
 
 
 def test_auto_stays_what_it_was(spark, job, tmp_path) -> None:
@@ -148,7 +147,7 @@ def test_a_copied_input_lasts_as_long_as_the_job(
         raise PipelineError("the driver is killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.vectors.embed.make_parts", dies)
+        patched.setattr("pipelines.vectors.embed.make_vectors", dies)
         with pytest.raises(PipelineError, match="killed here"):
             embed_table(spark, job(**config))
     assert list((next_folder(folder) / STAGED).glob("part-*"))

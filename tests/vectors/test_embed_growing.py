@@ -13,8 +13,8 @@ from pipelines.files import storage
 from pipelines.vectors.embed import embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, search_index
-from pipelines.vectors.plan import MANIFEST_FILE, next_folder
 from pipelines.vectors.store import open_table
+from pipelines.vectors.table_job import MANIFEST_FILE, next_folder
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_killed_update_leaves_the_table_of_before(spark, lake, monkeypatch) ->
         raise PipelineError("the driver is killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.vectors.embed.make_parts", dies)
+        patched.setattr("pipelines.vectors.embed.make_vectors", dies)
         with pytest.raises(PipelineError, match="killed here"):
             embed_table(spark, lake.job())
     assert sorted(lake.output.iterdir()) == files

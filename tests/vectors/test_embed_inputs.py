@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings.load import parse
-from pipelines.vectors.embed import check_job, embed_table
+from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.parts import Constant, partition_columns, read_rows
 
 WESTERN = "Où est la bibliothèque ?\nDéjà vu, à côté de la forêt.\nÇa va très bien.\n"
@@ -138,7 +138,7 @@ def test_columns_that_spark_does_not_read_are_told(spark, job, tmp_path, caplog)
     others = {"at": [datetime.time(1)], "half": pa.array([1.5], pa.float16())}
     pq.write_table(pa.table({"text": ["a"], **others}), path)
     with pytest.raises(InputError, match=r"merge_into: Spark does not read `at` \(time64.*`half`"):
-        check_job(job(path, merge_into="lake.t", key_column="text"))
+        EmbeddingJob.of(job(path, merge_into="lake.t", key_column="text")).check()
     embed_table(spark, job(path))
     assert "Spark does not read a table with `at` (time64[us]), `half` (halffloat)" in caplog.text
     assert pd.read_parquet(tmp_path / "table")["half"].tolist() == [1.5]
@@ -268,7 +268,7 @@ def test_inputs_and_output_apart(job, sentence_file, tmp_path) -> None:
     ]
     for given, output, message in cases:
         with pytest.raises(InputError, match=rf"^embedding.output: .* {message}"):
-            check_job(job(given, output=str(output), overwrite=True))
+            EmbeddingJob.of(job(given, output=str(output), overwrite=True)).check()
     assert pq.read_table(lake / "rows.parquet").equals(rows)
     for given, output in [(f"{lake}/r*.parquet", lake / "vectors"), (lake / "a", lake / "b")]:
-        check_job(job(given, output=str(output)))
+        EmbeddingJob.of(job(given, output=str(output))).check()

@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
-from pipelines.vectors.embed import check_job, embed_table
+from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.parts import (
     LEAST_BYTES,
@@ -22,12 +22,12 @@ from pipelines.vectors.parts import (
     PartSize,
     RowRange,
     cut_file,
-    read_input,
+    read_inputs,
     read_rows,
     tasks,
 )
-from pipelines.vectors.plan import MANIFEST_FILE, PLAN_FILE
 from pipelines.vectors.store import open_table, read_blocks
+from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE
 
 
 def test_spark_and_pandas_read_the_table(spark, job, small_model, sentence_file, tmp_path) -> None:
@@ -74,7 +74,7 @@ def test_a_prompt_stands_before_each_text(spark, job, small_model, tmp_path, cap
         np.testing.assert_allclose(vectors_of(texts.column("embedding")), expected, atol=2e-5)
     assert "documents after `text: `" in caplog.text
     with pytest.raises(InputError, match=r"^embedding.prompt_name: .* begun with unset and not"):
-        check_job(job(model=str(model), output=str(output), prompt_name="query"))
+        EmbeddingJob.of(job(model=str(model), output=str(output), prompt_name="query")).check()
 
 
 def test_a_second_run_makes_what_is_missing_alone(spark, job, tmp_path, caplog) -> None:
@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(spark, job, tmp_path)
             embed_table(spark, job(**settings))
         if "format" not in settings and "hold no rows" not in message:
             with pytest.raises(InputError, match=f"^{message}"):
-                check_job(job(**settings))
+                EmbeddingJob.of(job(**settings)).check()
         assert not (tmp_path / "table").exists()
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "letter.txt").write_text("mine")
@@ -200,7 +200,7 @@ def test_what_the_user_has_put_beside_a_table_stays(spark, job, tmp_path) -> Non
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
         with pytest.raises(InputError, match=r"^embedding.output: .* holds other files \("):
-            check_job(job(overwrite=True))
+            EmbeddingJob.of(job(overwrite=True)).check()
         with pytest.raises(InputError, match=r"^embedding.output: .* holds other files"):
             embed_table(spark, job(overwrite=True))
         (tmp_path / name).unlink()
@@ -229,7 +229,9 @@ def test_a_job_that_fails_keeps_its_parts(spark, job, sentence_file, tmp_path) -
 
 
 def test_parts_are_all_rows_once(sentence_file) -> None:
-    parts = cut_file(read_input(sentence_file), PartSize(2**30, 70, 128), "part-00000-00000", ())
+    parts = cut_file(
+        read_inputs([sentence_file])[0], PartSize(2**30, 70, 128), "part-00000-00000", ()
+    )
     assert [part.rows for part in parts] == [70, 70, 70, 70, 23]
     found = [
         value

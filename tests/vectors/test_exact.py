@@ -9,8 +9,9 @@ import pytest
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.vectors.embedding import vector_array
+from pipelines.vectors.exact import search_table
 from pipelines.vectors.index import build_index, has_index, search_index
-from pipelines.vectors.near_duplicates import duplicate_groups, near_duplicates, search_table
+from pipelines.vectors.near_duplicates import duplicate_groups, near_duplicates
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.store import open_table, read_blocks, rows_at
 

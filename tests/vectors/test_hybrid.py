@@ -16,8 +16,8 @@ from pipelines.vectors import search as hybrid_module
 from pipelines.vectors import search as text_search
 from pipelines.vectors.bm25 import WordQueries, best_by_words, word_statistics
 from pipelines.vectors.embedding import embedding_options, quantised, vector_array
+from pipelines.vectors.exact import search_table
 from pipelines.vectors.index import build_index
-from pipelines.vectors.near_duplicates import search_table
 from pipelines.vectors.search import (
     find_texts,
     fits_in_process,

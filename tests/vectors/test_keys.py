@@ -25,8 +25,8 @@ from pipelines.vectors.keys import (
     match,
     scan_keys,
 )
-from pipelines.vectors.part_files import DeletedRows
 from pipelines.vectors.parts import Constant
+from pipelines.vectors.row_deletion import DeletedRows
 
 TEXTS = st.sampled_from(["the cat", "a dog", "one more dog", "", None])
 FILES = st.sampled_from(["a", "b", "c"])

@@ -24,7 +24,7 @@ from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
 from pipelines.vectors.mining_inputs import check_sources, read_pairs
 from pipelines.vectors.mining_texts import STAGED_FILE
-from pipelines.vectors.plan import next_folder
+from pipelines.vectors.table_job import next_folder
 
 
 def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
@@ -104,7 +104,7 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
     spark, mining_job, mined, monkeypatch, caplog
 ) -> None:
     config = mining_job()
-    monkeypatch.setattr("pipelines.vectors.making.default_parallelism", lambda session: 7)
+    monkeypatch.setattr("pipelines.vectors.embed.default_parallelism", lambda session: 7)
     before = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "5")
 
@@ -113,7 +113,7 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
 
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("pipelines.vectors.mine.PartsProgress", dies)
+            patched.setattr("pipelines.vectors.mine.make_parts", dies)
             with pytest.raises(PipelineError, match="killed here"):
                 workflow.mine(config)
     finally:

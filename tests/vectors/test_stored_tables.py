@@ -17,15 +17,15 @@ from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath, arrow_source
 from pipelines.settings.load import parse
-from pipelines.vectors.embed import check_job, embed_table
+from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, index_folder, search_index
 from pipelines.vectors.merge import read_all_columns
-from pipelines.vectors.part_files import DeletedRows
-from pipelines.vectors.plan import MANIFEST_FILE, is_up_to_date, part_file, read_version
-from pipelines.vectors.row_deletion import delete_from_table, has_rows_by
+from pipelines.vectors.plan import part_file, read_version
+from pipelines.vectors.row_deletion import DeletedRows, delete_from_table, has_rows_by
 from pipelines.vectors.search import search_words
 from pipelines.vectors.store import open_table, rows_at
+from pipelines.vectors.table_job import MANIFEST_FILE
 
 FIRST = {"a": [(1, "one"), (2, "two")], "b": [(3, "three"), (4, None)]}
 LATER = {"a": FIRST["a"], "b": [(3, "3"), (4, None), (5, "new")]}
@@ -78,12 +78,12 @@ def rows_of(table) -> pa.Table:
 
 
 def test_an_update_keeps_what_is_as_it_was(place, write, stored) -> None:
-    assert not is_up_to_date(stored())
+    assert not EmbeddingJob.of(stored()).is_up_to_date()
     assert embed_here(stored()) == 4
-    assert is_up_to_date(stored())
+    assert EmbeddingJob.of(stored()).is_up_to_date()
     before = open_table(place)
     write(LATER)
-    assert not is_up_to_date(stored())
+    assert not EmbeddingJob.of(stored()).is_up_to_date()
     assert embed_here(stored()) == 2
     table = open_table(place)
     assert table.folder != before.folder
@@ -156,12 +156,12 @@ def test_folders_that_are_in_use_are_refused(place, write, stored, s3_bucket) ->
     ]
     for settings, message in cases:
         with pytest.raises(InputError, match=rf"^embedding.output: .* ?{message}"):
-            check_job(stored(**settings))
+            EmbeddingJob.of(stored(**settings)).check()
     versions.put_bytes(place / "mine.parquet", b"x")
     with pytest.raises(InputError, match=r"^embedding.output: .*/vectors holds other files"):
-        check_job(stored())
+        EmbeddingJob.of(stored()).check()
     with pytest.raises(InputError, match=r"^embedding.inputs: there is no file or folder `s3://"):
-        check_job(stored(inputs=[f"{address}/none"]))
+        EmbeddingJob.of(stored(inputs=[f"{address}/none"])).check()
     with pytest.raises(InputError, match=r"^embedding.output: there is no folder s3://.*/none"):
         open_table(s3_bucket.root / "none")
 
@@ -285,7 +285,7 @@ def test_deleted_rows_are_in_no_version(spark, place, stored, write, s3_bucket) 
     (whole,) = (path for path in place.iterdir() if versions.is_version(path.name))
     manifest = storage.read_json(whole / MANIFEST_FILE)
     assert [manifest[name] for name in ("rows", "texts", "left_out")] == [3, 2, 1]
-    assert is_up_to_date(stored(part_rows=2, dimensions=8))
+    assert EmbeddingJob.of(stored(part_rows=2, dimensions=8)).is_up_to_date()
     # The input still has them, and more of them.
     write(LATER)
     assert embed_here(stored(part_rows=2, dimensions=8)) == 1

@@ -14,17 +14,9 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.settings.load import parse
 from pipelines.vectors.parts import RowRange
-from pipelines.vectors.plan import (
-    INDEX_FOLDER,
-    MANIFEST_FILE,
-    Plan,
-    choose_work,
-    next_folder,
-    publish,
-    read_version,
-    write_plan,
-)
+from pipelines.vectors.plan import Plan, choose_work, publish, read_version
 from pipelines.vectors.store import open_table
+from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, next_folder
 
 IDENTITY = {
     "embedding.model": "aa",
@@ -47,7 +39,7 @@ UNKNOWN = {"embedding.inputs": [["view"], None]}
 def made(folder: Path, identity, *, whole: bool, build: int = 0) -> None:
     folder.mkdir()
     part = RowRange(f"part-{build:05d}-00000-00000", Path("/lake/a.parquet"), 0, 2)
-    write_plan(folder, Plan(identity, "openvino", "fp32", (part,), build))
+    Plan(identity, "openvino", "fp32", (part,), build).write(folder)
     if whole:
         pq.write_table(pa.table({"text": ["a", "b"]}), folder / f"{part.name}.parquet")
         storage.write_json(folder / MANIFEST_FILE, {"build": build})
@@ -229,7 +221,7 @@ def test_what_an_unfinished_table_has_of_unchanged_files_is_kept(growing, tmp_pa
     embed_here(growing(output=str(tmp_path / "other")))
     (tmp_path / "other").rename(home)
     (home / MANIFEST_FILE).unlink()
-    write_plan(home, replace(read_version(home).plan, build=1))
+    replace(read_version(home).plan, build=1).write(home)
     files = {"a": [(1, "one"), (2, "two")], "b": [(3, "3"), (1001, "new")], "c": [(7, "seven")]}
     write_lake(tmp_path / "lake", files)
     assert embed_here(growing()) == 1
