@@ -40,7 +40,7 @@ class Registry:
         return name in self.entries
 
     def check(self, name: str) -> str:
-        """A name as it is today.
+        """Return a name as it is today.
 
         Raises:
             InputError: There is nothing of that name.
@@ -52,7 +52,7 @@ class Registry:
         return name
 
     def module(self, name: str) -> str:
-        """The module of what a name stands for; imports nothing.
+        """Return the module of what a name stands for; imports nothing.
 
         Raises:
             InputError: There is nothing of that name.
@@ -60,7 +60,7 @@ class Registry:
         return self.entries[self.check(name)].partition(":")[0]
 
     def load(self, name: str) -> Any:
-        """What a name stands for; imports its module.
+        """Return what a name stands for; imports its module.
 
         Raises:
             InputError: There is nothing of that name.

@@ -25,9 +25,7 @@ def embed(config: Config) -> EmbeddingSummary:
         NothingNew: The table is there, and only a new one was asked for.
     """
     if config.embedding.served:
-        served = {"model": str(model_in_service(config))}
-        embedding = config.embedding.model_copy(update=served)
-        config = config.model_copy(update={"embedding": embedding})
+        config = config.changed("embedding", model=str(model_in_service(config)))
     if config.run.only_new and is_up_to_date(config):
         output = config.embedding.output
         raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")

@@ -26,7 +26,7 @@ _ELEMENTS = re.compile(r"(?P<column>.+)\[(?P<first>\d*):(?P<end>\d+)\]")
 
 
 def spelled_out(names: Iterable[str]) -> Iterator[str]:
-    """The names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
+    """Yield the names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
     for name in names:
         found = _ELEMENTS.fullmatch(name)
         if found is None:
@@ -37,7 +37,7 @@ def spelled_out(names: Iterable[str]) -> Iterator[str]:
 
 
 def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
-    """The column of lists and the place that a name stands for; None if it is a column's own.
+    """Return the column of lists and the place that a name stands for, or None.
 
     Args:
         name: Of a wanted column.
@@ -48,7 +48,7 @@ def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
 
 
 def column_of(name: str, columns: Collection[str]) -> str:
-    """The column that is read for a name."""
+    """Return the column that is read for a name."""
     element = element_of(name, columns)
     return name if element is None else element[0]
 
@@ -181,11 +181,11 @@ class SourceForm(Settings):
 
     @property
     def hard_negatives(self) -> int:
-        """How many an example has."""
+        """Return how many an example has."""
         return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
 
     def check_form(self) -> None:
-        """Refuses texts that are not named, or kinds of pairs that lack what they need.
+        """Refuse texts that are not named, or kinds of pairs that lack what they need.
 
         Raises:
             InputError: With the key in the section `corpus`.
@@ -223,7 +223,7 @@ class SourceForm(Settings):
                 )
 
     def _check_triplets(self) -> None:
-        """Refuses columns of triplets that are too few, or scores of other texts."""
+        """Refuse columns of triplets that are too few, or scores of other texts."""
         if len(self.triplet_columns) < 3:
             raise InputError(
                 "corpus.triplet_columns",
@@ -258,7 +258,7 @@ class SourceSettings(SourceForm):
 
 
 def completed(corpus: Any) -> Any:
-    """The section as it was given, each source with the keys of the section that it leaves out.
+    """Return the given section, each source with the section's keys that it leaves out.
 
     So a source is whole wherever it is written down, and what is not a section is left as it is.
     """
@@ -365,7 +365,7 @@ class CorpusSettings(SourceForm):
         return completed(given)
 
     def check(self) -> None:
-        """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
+        """Refuse a corpus that names no texts, or kinds of pairs that lack what they need."""
         # Each of several sources is checked as if it were alone.
         if not self.sources:
             self.check_form()

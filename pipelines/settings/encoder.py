@@ -22,7 +22,7 @@ class FreezeSettings(Settings):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is frozen."""
+        """Tell whether anything is frozen."""
         return self.embeddings or self.layers > 0
 
 

@@ -114,7 +114,7 @@ class EvaluationSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses metrics that are not known, and groups that are none."""
+        """Refuse metrics that are not known, and groups that are none."""
         if self.query_group.lower() in _OF_ONE_QUERY:
             raise InputError(
                 "evaluation.query_group",

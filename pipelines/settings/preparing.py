@@ -127,5 +127,5 @@ class TeacherSettings(Settings):
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is to be a teacher."""
+        """Tell whether there is to be a teacher."""
         return self.model is not None or bool(self.vectors)

@@ -81,7 +81,7 @@ class PromotionSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses metrics without an evaluation, and limits of metrics that are not compared.
+        """Refuse metrics without an evaluation, and limits of metrics that are not compared.
 
         Where none are named, the sets of a run and the limits tell which are compared; see
         :func:`pipelines.promotion.gate.compared_metrics`.

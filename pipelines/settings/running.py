@@ -81,7 +81,7 @@ class CardSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses names that the hub would not take."""
+        """Refuse names that the hub would not take."""
         base = () if self.start_name is None else (self.start_name,)
         named = [("start_name", name) for name in base]
         for key, name in [*named, *(("datasets", name) for name in self.datasets)]:
@@ -135,7 +135,7 @@ class TrackingSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses trackers that are named twice, and settings of those that are not named."""
+        """Refuse trackers that are named twice, and settings of those that are not named."""
         for name in self.trackers:
             if self.trackers.count(name) > 1:
                 raise InputError("tracking.trackers", f"{name} is named twice", "name it once")

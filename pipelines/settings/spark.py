@@ -39,7 +39,7 @@ class SparkSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses a home, which Spark would take for a folder named `~`."""
+        """Refuse a home, which Spark would take for a folder named `~`."""
         for key, value in self.conf.items():
             if value.startswith("~/"):
                 raise InputError(
@@ -48,11 +48,11 @@ class SparkSettings(Settings):
 
     @property
     def conf(self) -> Mapping[str, str]:
-        """The Spark conf, by keys without `spark.` before them."""
+        """Return the Spark conf, by keys without `spark.` before them."""
         return self.__pydantic_extra__ or {}
 
     def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
-        """The same with another Spark conf, by keys without `spark.` before them."""
+        """Return the same with another Spark conf, by keys without `spark.` before them."""
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return SparkSettings.model_validate({**own, **conf})
 
@@ -62,7 +62,7 @@ PREFIX = "spark."
 
 
 def conf_text(value: Any) -> Any:
-    """A value of the Spark conf, as Spark reads it; one that is none is left as it is."""
+    """Return a value of the Spark conf, as Spark reads it; one that is none is left as it is."""
     if value is None or isinstance(value, (list, tuple, Mapping)):
         return value
     # What a file has for a truth value in another spelling; see `yaml_file`.
@@ -97,7 +97,7 @@ class StageSettings(Settings):
     mine: _Conf = Field(default_factory=dict, description="Of `mine`.")
 
     def check(self) -> None:
-        """Refuses keys that are none of Spark's."""
+        """Refuse keys that are none of Spark's."""
         for stage, conf in self:
             for key in conf:
                 if not key.startswith(PREFIX):

@@ -129,7 +129,7 @@ class EmbeddingSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses to merge rows that have no key.
+        """Refuse to merge rows that have no key.
 
         Raises:
             InputError: ``merge_into`` is set without ``key_column``.
@@ -141,7 +141,7 @@ class EmbeddingSettings(Settings):
 
 
 def _formats(key: str) -> Choice:
-    """The formats of tables, as values of a key."""
+    """Return the formats of tables, as values of a key."""
     return choice_of(replace(TABLE_FORMATS, key=key))
 
 
@@ -295,7 +295,7 @@ class MiningSettings(Settings):
     )
 
     def check(self) -> None:
-        """Refuses numbers that leave nothing to choose, and columns of tables that are not read.
+        """Refuse numbers that leave nothing to choose, and columns of tables that are not read.
 
         Raises:
             InputError: The window is narrower than what is taken of it, no score is allowed, or a

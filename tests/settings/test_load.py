@@ -7,8 +7,9 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.base import Choice, IsPath
+from pipelines.settings.base import RENAMED, Choice, IsPath
 from pipelines.settings.load import dump, load, parse
+from pipelines.settings.resuming import recorded_value
 
 
 def test_the_default_is_valid_and_survives_a_file(tmp_path):
@@ -445,3 +446,17 @@ def test_a_store_of_mlflow_and_the_spark_conf_know_no_home_or_variable(monkeypat
             load(None, [*mlflow, f"tracking.mlflow_uri={given}"])
     with pytest.raises(InputError, match=r"^spark\.local\.dir: `~/spark`: Spark does not replace"):
         load(None, ["spark.local.dir=~/spark"])
+
+
+def test_a_setting_is_read_under_its_name_of_before(monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(RENAMED, "training.processes_asked", "training.workers")
+    monkeypatch.setitem(RENAMED, "encoder.adapter", "encoder.lora")
+    text = "training: {processes_asked: 1}\nencoder: {adapter: {rank: 2}}\n"
+    config = load_text(tmp_path, text, "encoder.adapter.targets=query,key")
+    assert (config.training.workers, config.encoder.lora.rank) == (1, 2)
+    assert config.encoder.lora.targets == ("query", "key")
+    assert "training.processes_asked is called training.workers now" in caplog.messages
+    with pytest.raises(InputError, match=r"sets `training\.workers` in line 2 and again in line 3"):
+        load_text(tmp_path, "training:\n  processes_asked: 4\n  workers: 2\n")
+    assert parse({"training": {"processes_asked": 1}}) == load(None, ["training.workers=1"])
+    assert recorded_value({"encoder.adapter": 3}, "encoder.lora", 0) == 3
