@@ -146,7 +146,7 @@ def _brought_up_to_date(
         # In the folder as it is now.
         storage.write_json(folder.stage_record(stage.name), asdict(record))
     if fingerprint is not None:
-        fingerprint = _fingerprint([fingerprint], stage.choices(config))
+        fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
     return _Done(fingerprint, record, kept is not None)
 
 

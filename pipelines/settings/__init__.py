@@ -72,14 +72,9 @@ __all__ = [
 class Config(Settings):
     """The whole configuration; ``Config()`` is the embedded default job."""
 
-    recipe: str | None = Field(
-        default=None,
-        json_schema_extra={"enum": [*RECIPES]},
-        description=(
-            "Settings that are meant for one another, for one kind of corpus, under whatever else "
-            "is set; see [recipes](recipes.md). Unset: the defaults below."
-        ),
-    )
+    recipe: str | None = Field(default=None, json_schema_extra={"enum": [*RECIPES]})
+    """Settings that are meant for one another, for one kind of corpus, under whatever else is set;
+    see [recipes](recipes.md). Unset: the defaults below."""
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from functools import cache
+from itertools import chain, pairwise
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel
 
 from pipelines.settings import Config, CorpusSettings, ObjectiveSettings, Settings
 from pipelines.settings.corpus import SourceForm, SourceSettings
@@ -37,8 +42,9 @@ def fields() -> Iterator[SettingField]:
         model = section_field.annotation
         if not _is_part(model):
             schema = Config.model_json_schema()["properties"][section]
-            told = section_field.description or ""
-            yield SettingField(section, _kind_in_words(schema), "null", told)
+            yield SettingField(
+                section, _kind_in_words(schema), "null", description_of(Config, section)
+            )
             continue
         yield from _fields_of(section, model)
         if model.model_config.get("extra") == "allow":
@@ -123,8 +129,34 @@ def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
             f"{section}.{name}",
             _kind_in_words(schema[name]),
             "" if field.is_required() else default.removesuffix("...\n").strip(),
-            field.description or "",
+            description_of(model, name),
         )
+
+
+def description_of(model: type[BaseModel], name: str) -> str:
+    """Return what stands below a field in the source of its section, or in its `Field`."""
+    told = model.model_fields[name].description
+    return told or next((found[name] for found in map(_told, model.mro()) if name in found), "")
+
+
+@cache
+def _told(model: type) -> Mapping[str, str]:
+    """Return the strings below the fields of a class, without their line breaks."""
+    if model is BaseModel or not issubclass(model, BaseModel):
+        return {}
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    except OSError:
+        return {}  # An archive may leave sources out.
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(getattr(tree, "body", ()))
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:

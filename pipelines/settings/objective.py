@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, SerializeAsAny
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
@@ -20,18 +20,14 @@ DEFAULT = "in_batch_negatives"
 class ObjectiveSettings(Settings):
     """What is minimised. Every loss extends this by its own keys, in its own module."""
 
-    name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
-    dimensions: tuple[int, ...] = Field(
-        default=(),
-        description=(
-            "Trains embeddings that may be cut: the loss is the sum over these widths, of "
-            "embeddings cut to them and scaled to length 1; retrieval is evaluated at each. Name "
-            "the whole width too. Empty: the whole width only."
-        ),
-    )
-    dimension_weights: tuple[float, ...] = Field(
-        default=(), description="Of each of `dimensions` in the sum; empty: 1 each."
-    )
+    name: Annotated[str, choice_of(LOSSES)] = DEFAULT
+    """The loss."""
+    dimensions: tuple[int, ...] = ()
+    """Trains embeddings that may be cut: the loss is the sum over these widths, of embeddings cut
+    to them and scaled to length 1; retrieval is evaluated at each. Name the whole width too. Empty:
+    the whole width only."""
+    dimension_weights: tuple[float, ...] = ()
+    """Of each of `dimensions` in the sum; empty: 1 each."""
 
     @property
     def compares_anchors(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.base import RENAMED, Choice, IsPath
+from pipelines.settings.fields import description_of, fields
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.resuming import recorded_value
 
@@ -15,6 +16,10 @@ from pipelines.settings.resuming import recorded_value
 def test_the_default_is_valid_and_survives_a_file(tmp_path):
     (tmp_path / "a.yaml").write_text(dump(Config()))
     assert load(tmp_path / "a.yaml") == load() == Config()
+
+
+def test_every_setting_says_what_it_is():
+    assert [field.key for field in fields() if not field.description] == []
 
 
 def test_overrides_win_over_the_file(tmp_path):
@@ -163,13 +168,14 @@ def kinds_of(field):
 
 
 def settings_of_texts():
-    """Every setting that takes any text, with whether it is marked as a path."""
+    """Every setting that takes any text, what is said of it, and whether it is marked as a path."""
     for section, section_field in Config.model_fields.items():
         for name, field in getattr(section_field.annotation, "model_fields", {}).items():
             kinds = list(kinds_of(field))
             if str in kinds and not any(isinstance(kind, Choice) for kind in field.metadata):
                 is_path = any(isinstance(kind, IsPath) for kind in kinds)
-                yield f"{section}.{name}", field, is_path
+                description = description_of(section_field.annotation, name)
+                yield f"{section}.{name}", description, is_path
 
 
 PATHS = [key for key, _, is_path in settings_of_texts() if is_path]
@@ -177,8 +183,8 @@ PATHS = [key for key, _, is_path in settings_of_texts() if is_path]
 
 def test_every_setting_that_speaks_of_files_is_a_path():
     told = re.compile(r"\b(files?|folders?|paths?|checkpoint folder|directory)\b", re.IGNORECASE)
-    for key, field, is_path in settings_of_texts():
-        speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
+    for key, description, is_path in settings_of_texts():
+        speaks = told.search(f"{key.replace('_', ' ')} {description}") is not None
         assert is_path == (speaks and key not in NO_PATHS), key
     assert len(PATHS) == 22
 
