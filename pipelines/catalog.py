@@ -59,7 +59,7 @@ class Registry:
         return name in self.entries or name in provided(self.group)
 
     def check(self, name: str) -> str:
-        """A name as it is today.
+        """Return a name as it is today.
 
         Raises:
             InputError: There is nothing of that name.
@@ -71,7 +71,7 @@ class Registry:
         return name
 
     def module(self, name: str) -> str:
-        """The module of what a name stands for; imports nothing.
+        """Return the module of what a name stands for; imports nothing.
 
         Raises:
             InputError: There is nothing of that name.
@@ -79,7 +79,7 @@ class Registry:
         return self._entry(name).partition(":")[0]
 
     def load(self, name: str, variant: str = "") -> Any:
-        """What a name stands for; imports its module.
+        """Return what a name stands for; imports its module.
 
         Args:
             variant: Decides where the name stands for several things.

@@ -23,9 +23,7 @@ def embed(config: Config) -> EmbeddingSummary:
         NothingNew: The table is there, and only a new one was asked for.
     """
     if config.embedding.served:
-        served = {"model": str(model_in_service(config))}
-        embedding = config.embedding.model_copy(update=served)
-        config = config.model_copy(update={"embedding": embedding})
+        config = config.changed("embedding", model=str(model_in_service(config)))
     making = EmbeddingJob.of(config)
     if config.run.only_new and making.is_up_to_date():
         output = config.embedding.output

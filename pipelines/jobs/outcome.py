@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def noted(
     path: str | None, stores: StorageSettings = DEFAULT_STORES
 ) -> Iterator[Callable[[Results], None]]:
-    """Writes what comes of the block.
+    """Write what comes of the block.
 
     Args:
         path: The file; folders on its way are made. None: nothing is written.
@@ -59,7 +59,7 @@ def noted(
 
 
 def _clear(file: Location) -> None:
-    """Removes the outcome of an earlier job, and sees that there may be a new one."""
+    """Remove the outcome of an earlier job, and see that there may be a new one."""
     if file.exists() and not _is_outcome(file):
         raise InputError(
             KEY, f"{file} is no outcome of a job, and would be replaced", "name another file"
@@ -76,7 +76,7 @@ def _clear(file: Location) -> None:
 
 
 def _is_outcome(file: Location) -> bool:
-    """Whether a job has written a file, or was killed before it had more to say than nothing.
+    """Tell whether a job has written a file, or was killed before it had anything to say.
 
     An empty one is as good: schedulers make the file that they name, as by `mktemp`.
     """

@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def after(self) -> tuple[str, ...]:
-        """Names of the stages before; none of the first."""
+        """Return the names of the stages before."""
         return BEFORE[self.name]
 
 
@@ -146,7 +146,7 @@ def _brought_up_to_date(
         # In the folder as it is now.
         storage.write_json(folder.stage_record(stage.name), asdict(record))
     if fingerprint is not None:
-        fingerprint = _fingerprint([fingerprint], stage.choices(config))
+        fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
     return _Done(fingerprint, record, kept is not None)
 
 
@@ -218,7 +218,7 @@ def _corpus_inputs(config: Config) -> Any:
 
 
 def _held_out_choices(config: Config) -> Any:
-    """What is held out, which follows from the corpus of before as well."""
+    """Return what is held out, which follows from the corpus of before as well."""
     queries = PreparedFolder.of(config).corpus.queries
     return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 

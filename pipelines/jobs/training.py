@@ -142,8 +142,7 @@ def _begun(config: Config, folder: Location) -> Config:
     start = RunFolder(folder).start
     if config.encoder.keep_layers != 0 or not start.is_dir():
         return config
-    encoder = config.encoder.model_copy(update={"start": str(start), "keep_layers": None})
-    return config.model_copy(update={"encoder": encoder})
+    return config.changed("encoder", start=str(start), keep_layers=None)
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:

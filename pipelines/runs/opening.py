@@ -27,7 +27,7 @@ from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.resuming import CHOICES, current_name, fixed_settings
+from pipelines.settings.resuming import CHOICES, fixed_settings, recorded_value
 
 logger = logging.getLogger(__name__)
 
@@ -208,10 +208,11 @@ def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
         # A setting that there was not when the run began was not written down.
-        if current_name(key, known.get(key, value)) != value:
+        before = recorded_value(known, key, value)
+        if before != value:
             raise InputError(
                 key,
-                f"the run was begun with {known[key]}, not {value}",
+                f"the run was begun with {before}, not {value}",
                 "put it back, or begin anew with run.overwrite",
             )
 

@@ -73,14 +73,9 @@ __all__ = [
 class Config(Settings):
     """The whole configuration; ``Config()`` is the embedded default job."""
 
-    recipe: str | None = Field(
-        default=None,
-        json_schema_extra={"enum": [*RECIPES]},
-        description=(
-            "Settings that are meant for one another, for one kind of corpus, under whatever else "
-            "is set; see [recipes](recipes.md). Unset: the defaults below."
-        ),
-    )
+    recipe: str | None = Field(default=None, json_schema_extra={"enum": [*RECIPES]})
+    """Settings that are meant for one another, for one kind of corpus, under whatever else is set;
+    see [recipes](recipes.md). Unset: the defaults below."""
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()
@@ -129,7 +124,7 @@ class Config(Settings):
         return self
 
     def _check_sources(self) -> None:
-        """Refuses sources of which each must do if it were alone, and all of them together.
+        """Refuse sources of which each must do if it were alone, and all of them together.
 
         Raises:
             InputError: Of a source: with the key of the section that it would have if it were
@@ -155,7 +150,7 @@ class Config(Settings):
         return Asked(self.training, self.encoder, self.corpus, objectives)
 
     def by_source(self) -> tuple[Config, ...]:
-        """The configuration as it would be if each source were the whole corpus; of one, itself."""
+        """Return a configuration for each source, as if it were the whole corpus."""
         keys = [*SourceForm.model_fields]
         return tuple(
             self.model_copy(
@@ -169,12 +164,16 @@ class Config(Settings):
             for source in self.corpus.sources
         ) or (self,)
 
+    def changed(self, section: str, **values: Any) -> Config:
+        """Return the configuration with other values in a section, which are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
     def trained_widths(self) -> tuple[int, ...]:
-        """The widths of `objective.dimensions` that some of the steps train: of every source."""
+        """Return the widths of `objective.dimensions` that some steps train, of every source."""
         return tuple(dict.fromkeys(chain.from_iterable(self._widths())))
 
     def common_widths(self) -> tuple[int, ...]:
-        """The widths that all steps train: no source leaves one out."""
+        """Return the widths that all steps train: no source leaves one out."""
         widths = self._widths()
         return tuple(width for width in widths[0] if all(width in others for others in widths))
 
@@ -182,7 +181,7 @@ class Config(Settings):
         return [alone.objective.dimensions for alone in self.by_source()]
 
     def stage_conf(self, stage: StageName) -> dict[str, str]:
-        """The Spark conf of one stage, by whole keys: what is to be submitted with it.
+        """Return the Spark conf of one stage, by whole keys: what is to be submitted with it.
 
         That is what the settings say: what an engine asks for besides is in
         :func:`pipelines.engines.overview.submit_conf`.
@@ -191,6 +190,6 @@ class Config(Settings):
         return shared | dict(getattr(self.stages, stage))
 
     def for_stage(self, stage: StageName) -> Config:
-        """The settings of an application that runs one stage alone: its conf is the stage's."""
+        """Return the settings of an application that runs one stage alone, with its conf."""
         conf = {key.removeprefix(PREFIX): text for key, text in self.stage_conf(stage).items()}
         return self.model_copy(update={"spark": self.spark.with_conf(conf)})

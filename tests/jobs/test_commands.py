@@ -25,16 +25,15 @@ from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def config_file(prepared, tmp_path) -> Path:
     """The small settings with the local engine, as a file."""
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=12)
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     path = tmp_path / "small.yaml"
-    path.write_text(dump(config.model_copy(update={"run": run})))
+    path.write_text(dump(config.changed("run", folder=str(tmp_path / "run"))))
     return path
 
 
@@ -50,8 +49,7 @@ JOBS = {
 def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
     """Refused before anything is read, and before Spark starts."""
     config = small_config(tmp_path / "prepared", engine="local")
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run"), "overwrite": True})
-    config = config.model_copy(update={"run": run})
+    config = config.changed("run", folder=str(tmp_path / "run"), overwrite=True)
     folder = tmp_path / key.partition(".")[0]
     folder.mkdir()
     with held(folder / ".lock", "train"):
@@ -64,10 +62,9 @@ def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_what_the_system_says_of_a_folder_is_one_line(tmp_path, job):
-    config = small_config(tmp_path, engine="local")
-    run = config.run.model_copy(update={"folder": str(tmp_path / ("long" * 100))})
-    prepared = config.prepared.model_copy(update={"folder": str(tmp_path / ("long" * 100))})
-    config = config.model_copy(update={"run": run, "prepared": prepared})
+    long = str(tmp_path / ("long" * 100))
+    config = small_config(tmp_path, engine="local").changed("run", folder=long)
+    config = config.changed("prepared", folder=long)
     with pytest.raises(PipelineError, match=r"ing failed: File name too long \("):
         getattr(workflow, job)(config)
 
@@ -76,9 +73,9 @@ def test_what_the_system_says_of_a_folder_is_one_line(tmp_path, job):
 def test_a_library_that_is_missing_is_told_before_spark_starts(tmp_path, monkeypatch, job):
     monkeypatch.setattr("pipelines.engines.horovod.engine.is_installed", lambda name: False)
     config = small_config(tmp_path, engine="horovod", framework="torch", workers=1)
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    config = config.changed("run", folder=str(tmp_path / "run"))
     with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed, "):
-        getattr(workflow, job)(config.model_copy(update={"run": run}))
+        getattr(workflow, job)(config)
     assert not (tmp_path / "run").exists()
 
 
@@ -359,8 +356,7 @@ def spark_submit(*arguments: str | Path) -> subprocess.Popen:
 
 def test_spark_submit_runs_the_jobs(prepared, tmp_path):
     config = small_config(prepared, engine="torch", framework="torch", workers=1, max_steps=4)
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
-    (tmp_path / "small.yaml").write_text(dump(config.model_copy(update={"run": run})))
+    (tmp_path / "small.yaml").write_text(dump(config.changed("run", folder=str(tmp_path / "run"))))
     done = spark_submit(
         *("--master", "local-cluster[1,1,1024]", "--conf", "spark.ui.enabled=false"),
         *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
@@ -417,10 +413,9 @@ def test_a_preparation_takes_no_folder_of_the_user(tmp_path, monkeypatch, job, m
     file = tmp_path / "data" / mine
     file.parent.mkdir(parents=True)
     file.write_text("mine")
-    config = small_config(tmp_path / "data", engine="local")
-    kept = config.prepared.model_copy(update={"keep_units": False})
+    config = small_config(tmp_path / "data", engine="local").changed("prepared", keep_units=False)
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/data holds other files \("):
-        PREPARING[job](config.model_copy(update={"prepared": kept}))
+        PREPARING[job](config)
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "mine"
 
@@ -445,9 +440,8 @@ def test_nothing_is_read_from_the_folder_that_is_prepared(tmp_path, key, way):
     config = small_config(tmp_path / "prepared", engine="local")
     section, _, name = key.partition(".")
     given = tuple(one.format(tmp_path / way) for one in READ[key])
-    changed = getattr(config, section).model_copy(update={name: given})
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input .*"):
-        workflow.prepare(config.model_copy(update={section: changed}))
+        workflow.prepare(config.changed(section, **{name: given}))
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
@@ -460,9 +454,8 @@ def test_a_folder_around_the_prepared_one_gives_no_file_of_it(tmp_path, given):
         (tmp_path / "prepared" / name).write_text("{}")
     (tmp_path / "prepared" / "units" / "1" / "rows" / "part-a.jsonl").write_text("{}")
     config = small_config(tmp_path / "prepared", engine="local")
-    corpus = config.corpus.model_copy(update={"inputs": (given.format(tmp_path),)})
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input "):
-        workflow.prepare(config.model_copy(update={"corpus": corpus}))
+        workflow.prepare(config.changed("corpus", inputs=(given.format(tmp_path),)))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -470,12 +463,10 @@ def test_inputs_of_every_format_may_be_beside_the_prepared_folder(tmp_path, kind
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs" / "file.any").touch()
     config = small_config(tmp_path / "prepared", engine="local")
-    given = {"format": kind, "inputs": (str(tmp_path / "inputs"),)}
-    config = config.model_copy(update={"corpus": config.corpus.model_copy(update=given)})
+    config = config.changed("corpus", format=kind, inputs=(str(tmp_path / "inputs"),))
     check_prepared_folder(config)
-    inside = {"inputs": (str(tmp_path / "prepared" / "texts"),)}
     (tmp_path / "prepared" / "texts").mkdir(parents=True)
-    config = config.model_copy(update={"corpus": config.corpus.model_copy(update=inside)})
+    config = config.changed("corpus", inputs=(str(tmp_path / "prepared" / "texts"),))
     if kind not in ("table", "iceberg"):
         with pytest.raises(InputError, match="holds"):
             check_prepared_folder(config)
@@ -485,9 +476,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_is_prepared(tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").touch()
     config = small_config(tmp_path / "prepared", engine="local")
-    config = config.model_copy(
-        update={"run": config.run.model_copy(update={"folder": str(tmp_path / "run")})}
-    )
+    config = config.changed("run", folder=str(tmp_path / "run"))
     with pytest.raises(InputError, match=r"^run\.folder: .* holds other files"):
         workflow.run(config)
     assert not (tmp_path / "prepared").exists()

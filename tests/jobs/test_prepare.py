@@ -19,7 +19,7 @@ from pipelines.settings.load import dump
 
 __all__ = ["small_model"]
 
-JOBS = Path(__file__).resolve().parents[1] / "jobs"
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
 
 def digests(folder):
@@ -45,7 +45,7 @@ def folder(prepared, tmp_path):
 @pytest.fixture
 def config(prepared, folder):
     """What the copy was prepared by: the texts beside what it is a copy of."""
-    return changed(small_config(prepared), "prepared", folder=str(folder))
+    return small_config(prepared).changed("prepared", folder=str(folder))
 
 
 @pytest.fixture
@@ -57,33 +57,29 @@ def touched(prepared):
     os.utime(texts, ns=(before, before))
 
 
-def changed(config, section, **values):
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
-
-
 def test_only_what_changed_is_run_again(folder, config, touched, small_model, caplog):
     manifest = workflow.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
     before = digests(folder / "lanes")
     tokens = digests(folder / "tokens")
-    workflow.prepare(changed(config, "lanes", seed=5))
+    workflow.prepare(config.changed("lanes", seed=5))
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
     assert digests(folder / "lanes") != before
-    taught = changed(config, "teacher", model=str(small_model))
+    taught = config.changed("teacher", model=str(small_model))
     assert "teacher.model" not in caplog.text
     assert workflow.prepare(taught).teacher.width == 32
     told = "teacher.model is set, and objective.name=in_batch_negatives uses no teacher"
     assert caplog.text.count(told) == 1
     assert stages(folder) == {"corpus": True, "tokens": True, "teacher": False, "lanes": False}
     # What the teacher is asked does not depend on the tokens.
-    workflow.prepare(changed(taught, "tokens", max_length=24))
+    workflow.prepare(taught.changed("tokens", max_length=24))
     assert stages(folder) == {"corpus": True, "tokens": False, "teacher": True, "lanes": False}
     touched()
     assert workflow.prepare(config) == manifest
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
     assert digests(folder / "tokens") == tokens
-    workflow.prepare(changed(config, "prepared", reuse=False))
+    workflow.prepare(config.changed("prepared", reuse=False))
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
     assert digests(folder / "tokens") == tokens

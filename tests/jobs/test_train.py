@@ -29,11 +29,6 @@ PAIRS = {
 }
 
 
-def changed(config: Config, section: str, **values) -> Config:
-    one = getattr(config, section).model_copy(update=values)
-    return config.model_copy(update={section: one})
-
-
 @pytest.fixture
 def config(prepared, tmp_path) -> Config:
     """LoRA, the best by a file of pairs, and a moving average, in a run of twelve steps."""
@@ -48,16 +43,15 @@ def config(prepared, tmp_path) -> Config:
         keep_best="sts.spearman",
         ema=0.9,
     )
-    config = changed(
-        config,
+    config = config.changed(
         "evaluation",
         retrieval=False,
         geometry=False,
         similarity=(str(tmp_path / "sts.parquet"),),
         every_checkpoints=1,
     )
-    config = changed(config, "encoder", lora=LoraSettings(rank=2, alpha=16.0, export="adapter"))
-    return changed(config, "run", folder=str(tmp_path / "run"))
+    config = config.changed("encoder", lora=LoraSettings(rank=2, alpha=16.0, export="adapter"))
+    return config.changed("run", folder=str(tmp_path / "run"))
 
 
 def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_path, caplog):
@@ -96,7 +90,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     found = json.loads((run / "best" / "best.json").read_text())
     storage.write_json(run / "best" / "best.json", found | {"step": 6, "value": -1000.0})
     forget_evaluations(run, 6)
-    workflow.train(changed(config, "training", resume=True))
+    workflow.train(config.changed("training", resume=True))
     assert {line["step"]: line["spearman"] for line in read_evaluations(run)} == measured
     told = storage.read_json(run / "metrics.json")["model"]
     assert (told["step"], told["value"]) == (12, measured[12])
@@ -104,11 +98,11 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     # It has ended early, unless the patience is greater.
     storage.write_json(run / "best" / "best.json", found | {"step": 3, "value": 1000.0})
     ask_to_end(run)
-    more = changed(config, "training", resume=True, max_steps=15, patience=2)
+    more = config.changed("training", resume=True, max_steps=15, patience=2)
     workflow.train(more)
     assert "the run has ended early, since 2 evaluations brought no gain" in caplog.text
     assert checkpoint_steps(run)[-1] == 12
-    workflow.train(changed(more, "training", patience=4))
+    workflow.train(more.changed("training", patience=4))
     assert checkpoint_steps(run)[-1] == 15
     assert not is_to_end(run)
     assert storage.read_json(run / "metrics.json")["model"]["value"] == 1000.0
@@ -116,14 +110,14 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared, config, tmp_path):
     with pytest.raises(InputError, match=r"^training\.keep_best: `sts\.ndcg@10` is not measured"):
-        workflow.train(changed(config, "training", keep_best="sts.ndcg@10"))
+        workflow.train(config.changed("training", keep_best="sts.ndcg@10"))
     assert not (tmp_path / "run").exists()
 
 
 def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, prepared, tmp_path):
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=2)
-    config = changed(config, "run", folder=str(tmp_path / "run"))
-    asked = changed(config, "encoder", lsa=LsaSettings(dimensions=6), max_length="corpus")
+    config = config.changed("run", folder=str(tmp_path / "run"))
+    asked = config.changed("encoder", lsa=LsaSettings(dimensions=6), max_length="corpus")
     workflow.train(asked)
     spec, weights = read_encoder(tmp_path / "run" / "model")
     state = load_checkpoint(tmp_path / "run", 2)
@@ -137,8 +131,8 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     assert f"{spec.embedding_width} numbers" in card
     assert "sentence-transformers>=5.4" in card
     # It is no part of what is learnt: a run that has come to its end can do without.
-    again = changed(asked, "training", resume=True)
-    workflow.train(changed(again, "encoder", lsa=LsaSettings()))
+    again = asked.changed("training", resume=True)
+    workflow.train(again.changed("encoder", lsa=LsaSettings()))
     assert read_encoder(tmp_path / "run" / "model")[0].lsa == 0
 
 
@@ -148,7 +142,7 @@ def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_stil
     config = small_config(
         prepared, engine="local", framework="torch", workers=1, max_steps=4, log_every=1
     )
-    config = changed(config, "run", folder=str(tmp_path / "run"))
+    config = config.changed("run", folder=str(tmp_path / "run"))
     workflow.train(config)
     run = tmp_path / "run"
     late = load_checkpoint(run, 4)
@@ -159,7 +153,7 @@ def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_stil
         return found
 
     monkeypatch.setattr("pipelines.jobs.training.open_run_folder", opened_in_time)
-    workflow.train(changed(config, "run", overwrite=True))
+    workflow.train(config.changed("run", overwrite=True))
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
     assert [path.name for path in (run / "checkpoints").glob("step-00000003*")] == []
