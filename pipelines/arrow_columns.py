@@ -210,7 +210,7 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def lists_of(columns: Sequence[pa.Array]) -> pa.ListArray:
-    """A column of lists: in each row what the columns have there, in their order."""
+    """Return a column of lists: in each row what the columns have there, in their order."""
     rows, count = len(columns[0]), len(columns)
     by_row = np.arange(count * rows).reshape(count, rows).T.ravel()
     values = pa.concat_arrays(columns).take(pa.array(by_row))
@@ -218,13 +218,13 @@ def lists_of(columns: Sequence[pa.Array]) -> pa.ListArray:
 
 
 def list_lengths(lists: pa.ListArray) -> np.ndarray:
-    """How many values each row has, int32 [rows]; zero for a null."""
+    """Return how many values each row has, int32 [rows]; zero for a null."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.asarray(lengths, np.int32)
 
 
 def with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
-    """The same lists of other values.
+    """Return the same lists of other values.
 
     Args:
         lists: May have nulls, which stay.

@@ -1,26 +1,27 @@
-"""The console command; the scripts in ``jobs/`` are the same commands, one each.
+"""The console command: the options of each command, whose work is in :mod:`pipelines.jobs`.
 
-Exit codes: 0 when done, 2 for what the user can correct (one line on standard error), 3 if the
-quality gate refuses a promotion, 4 if there is nothing new to work on, 1 for a failure at run time.
+The scripts in `jobs/` are the same commands, one each. Exit codes: 0 when done, 2 for what the user
+can correct (one line on standard error), 3 if the quality gate refuses a promotion, 4 if there is
+nothing new to work on, 1 for a failure at run time.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines import __version__
-from pipelines import command_jobs as jobs
-from pipelines.catalog import ENGINES
+from pipelines.catalog import COMMANDS, ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
-from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler, say
 from pipelines.provenance import given_on_command_line
 
@@ -36,7 +37,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
     "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
 )
-COMMANDS = "sentence_pipelines.commands"
+PLUGINS = "sentence_pipelines.commands"
 """Entry points of functions that take the arguments behind a command and return an exit code."""
 CTRL_C = 130
 """Typer's exit code of a command that is interrupted from the keyboard."""
@@ -82,40 +83,58 @@ def options(
     """Options before a command."""
 
 
-@app.command()
-def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object]:
+    """Make a command of a function that declares its options, with its docstring as the help.
+
+    `--config` and `--set` follow the options, and `--outcome` in commands that schedulers start.
+    The catalog has what the command does, by its name.
+    """
+
+    def register(declared: Callable[..., None]) -> object:
+        name = declared.__name__
+
+        def run(
+            config: ConfigFile = None,
+            set_: Overrides = None,
+            outcome: OutcomeFile = None,
+            **options: Any,
+        ) -> None:
+            configured(partial(_work_of, name, options), config, set_, outcome)
+
+        common = [*signature(run, eval_str=True).parameters.values()][: 3 if outcome else 2]
+        own = signature(declared, eval_str=True).parameters.values()
+        vars(run)["__signature__"] = Signature([*own, *common])
+        return app.command(name, help=declared.__doc__)(run)
+
+    return register
+
+
+@_command(outcome=True)
+def prepare() -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    configured(jobs.prepare, config, set_, outcome)
 
 
-@app.command()
+@_command()
 def delete(
     key: Annotated[
         list[str] | None, typer.Option("--key", help="Key of the rows; may be repeated.")
     ] = None,
     keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one a line.")] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
-    configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
 
 
-@app.command()
-def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def train() -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    configured(jobs.train, config, set_, outcome)
 
 
-@app.command()
-def evaluate(
-    config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
-) -> None:
+@_command(outcome=True)
+def evaluate() -> None:
     """Measure a run's model against its start, and write the report."""
-    configured(jobs.evaluate, config, set_, outcome)
 
 
-@app.command()
+@_command()
 def report(
     runs: Annotated[
         list[str] | None,
@@ -131,38 +150,30 @@ def report(
             "comparison.html in the working folder if there are several.",
         ),
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Write the report of a run again, or of an unfinished run; or compare several runs."""
-    configured(lambda found: jobs.report(found, runs or (), output), config, set_)
 
 
-@app.command()
-def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def promote() -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    configured(jobs.promote, config, set_, outcome)
 
 
-@app.command()
-def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def clean() -> None:
     """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
-    configured(jobs.clean, config, set_, outcome)
 
 
-@app.command()
+@_command()
 def rollback(
     to: Annotated[
         str | None, typer.Option(help="The version; by default the one in service before.")
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    configured(lambda found: jobs.roll_back(found, to), config, set_)
 
 
-@app.command()
+@_command()
 def compare(
     data: DataFolder = None,
     steps: Annotated[
@@ -184,19 +195,8 @@ def compare(
         str | None,
         typer.Option("--output", help="Folder of what was measured; strategies by default."),
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Train by each engine in turn, and tell which to take with how many workers."""
-    options = {
-        "steps": steps,
-        "runs": runs,
-        "cases": cases,
-        "workers": workers,
-        "workload": workload,
-        "output": output,
-    }
-    configured(lambda found: jobs.compare(found, data, **options), config, set_)
 
 
 # The options are those of the distribution that has the benchmarks.
@@ -209,7 +209,7 @@ def benchmark(context: typer.Context) -> None:
     if context.args[:1] == ["strategies"]:
         say("`benchmark strategies` is now called `compare`", file=sys.stderr)
         raise typer.Exit(_code_of(["compare", *context.args[1:]]))
-    (found,) = entry_points(group=COMMANDS, name="benchmark") or (None,)
+    (found,) = entry_points(group=PLUGINS, name="benchmark") or (None,)
     if found is None:
         raise InputError(
             "benchmark",
@@ -219,25 +219,22 @@ def benchmark(context: typer.Context) -> None:
     raise typer.Exit(found.load()(context.args))
 
 
-@app.command()
-def run(config: ConfigFile = None, set_: Overrides = None) -> None:
+@_command()
+def run() -> None:
     """Prepare, train and evaluate, one after the other."""
-    configured(jobs.run, config, set_)
 
 
-@app.command()
-def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def embed() -> None:
     """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
-    configured(jobs.embed, config, set_, outcome)
 
 
-@app.command()
-def mine(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+@_command(outcome=True)
+def mine() -> None:
     """Add hard negatives to pairs: documents that a model finds near an anchor."""
-    configured(jobs.mine, config, set_, outcome)
 
 
-@app.command()
+@_command()
 def search(
     query: Annotated[
         list[str] | None, typer.Option("--query", help="Text to search for; may be repeated.")
@@ -258,14 +255,8 @@ def search(
             "--hybrid", help="Rank by the words of the query too (BM25), and fuse both rankings."
         ),
     ] = False,
-    config: ConfigFile = None,
-    set_: Overrides = None,
 ) -> None:
     """Print the rows of an embedded table that are nearest to a query."""
-    from pipelines.search.text_search import read_queries
-
-    asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    configured(lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_)
 
 
 @app.command()
@@ -279,14 +270,16 @@ def engines(
 ) -> None:
     """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
     if config is None and not set_ and not defaults:
-        jobs.show_engines(ENGINES if name is None else [name])
+        from pipelines.jobs.engines import show_engines
+
+        show_engines(ENGINES if name is None else [name])
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
-    configured(lambda found: jobs.show_conf(found, as_file=defaults), config, overrides)
+    configured(partial(_work_of, "engines", {"as_file": defaults}), config, overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code."""
+    """Run a command and return its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[MessageHandler()])
     logging.getLogger("pipelines").setLevel(logging.INFO)
@@ -319,7 +312,7 @@ def _code_of(arguments: Sequence[str]) -> int:
 
 
 def _refused(error: PipelineError) -> int:
-    """Prints the error; returns its exit code."""
+    """Print the error; return its exit code."""
     from pipelines.settings.redaction import without_password
 
     said = without_password(str(error))
@@ -334,20 +327,27 @@ def _refused(error: PipelineError) -> int:
     return code
 
 
+def _work_of(name: str, options: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
+    """Do what a command does; its module is imported once the settings are known to be right."""
+    result: Mapping[str, Any] | None = COMMANDS.load(name)(config, **options)
+    return result
+
+
 def configured(
-    command: Callable[[Config], Results | None],
+    command: Callable[[Config], Mapping[str, Any] | None],
     path: str | None,
     overrides: list[str] | None,
     outcome: str | None = None,
 ) -> None:
-    """Runs a command with the settings of a file and of overrides.
+    """Run a command with the settings of a file and of overrides.
 
     Args:
         command: Takes the settings; returns what came of it, for schedulers.
         path: The file; without one, the embedded default job.
-        overrides: ``KEY=VALUE`` over the file.
+        overrides: `KEY=VALUE` over the file.
         outcome: The file to write what came of it into.
     """
+    from pipelines.jobs.outcome import noted
     from pipelines.settings.load import parse, read_tree, storage_of
 
     with _ended_in_order():
@@ -363,7 +363,7 @@ def configured(
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Around a command that may start Spark: the session ends with it, and it with spark-submit."""
+    """End the session with a command that may start Spark, and the command with spark-submit."""
     from pipelines.spark.session import end_with_spark_submit, stopped_at_the_end
 
     end_with_spark_submit()

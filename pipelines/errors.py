@@ -11,23 +11,22 @@ _SHOWN = 200
 
 
 def one_line(text: str) -> str:
-    """The text with escapes for what breaks a line, moves a cursor, or cannot be written.
+    """Return a text with escapes for what breaks a line, moves a cursor, or cannot be written.
 
     What a user has given, or a library says of it, may hold any character.
     """
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
     )
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what a terminal would obey: ESC, C1, signs of direction.
+    """Return a text with escapes for what a terminal would obey: ESC, C1, signs of direction.
 
     Lines and blanks stay, and so do the joiners of scripts and emoji.
     """
     return "".join(
-        one if one in _HARMLESS or one.isprintable() or category(one) == "Zs" else one_line(one)
-        for one in text
+        sign if sign in _HARMLESS or category(sign) == "Zs" else one_line(sign) for sign in text
     )
 
 
@@ -103,12 +102,9 @@ class EngineError(PipelineError):
         host: str | None = None,
         lane: int | None = None,
     ) -> None:
-        parts = [f"engine {engine}"]
-        parts += [] if rank is None else [f"rank {rank}"]
-        parts += [] if place is None else [place]
-        parts += [] if host is None else [f"host {host}"]
-        parts += [] if lane is None else [f"lane {lane}"]
-        super().__init__(f"{', '.join(parts)}: {cause}")
+        known = {"rank": rank, "": place, "host": host, "lane": lane}
+        parts = [f"{name} {one}".strip() for name, one in known.items() if one is not None]
+        super().__init__(f"{', '.join([f'engine {engine}', *parts])}: {cause}")
         self.engine = engine
         self.cause = cause
         self.rank = rank
@@ -121,10 +117,10 @@ class WorkerLostError(EngineError):
     """A worker's process or its host is gone; nothing in the run itself went wrong.
 
     Args:
-        engine: See :class:`EngineError`.
-        cause: See :class:`EngineError`.
+        engine: As of :class:`EngineError`, and so are the others.
+        cause: What happened.
         began: Whether all workers had been ready to train.
-        where: Rank, place, host and lane, as of :class:`EngineError`.
+        where: Rank, place, host and lane.
     """
 
     def __init__(self, engine: str, cause: str, *, began: bool, **where: Any) -> None:
@@ -132,23 +128,16 @@ class WorkerLostError(EngineError):
         self.began = began
 
     def since(self, reason: str) -> WorkerLostError:
-        """The same error, with what is known of the reason behind its cause."""
-        return self._but(cause=f"{self.cause} ({reason})")
+        """Return the same error, with what is known of the reason behind its cause."""
+        return self._with(cause=f"{self.cause} ({reason})")
 
     def at(self, host: str | None) -> WorkerLostError:
-        """The same error, with the host where it names none."""
-        return self._but(host=self.host or host)
+        """Return the same error, with the host where it names none."""
+        return self._with(host=self.host or host)
 
-    def _but(self, *, cause: str | None = None, host: str | None = None) -> WorkerLostError:
-        return WorkerLostError(
-            self.engine,
-            cause or self.cause,
-            began=self.began,
-            rank=self.rank,
-            place=self.place,
-            host=host or self.host,
-            lane=self.lane,
-        )
+    def _with(self, **changes: Any) -> WorkerLostError:
+        own = ("engine", "cause", "began", "rank", "place", "host", "lane")
+        return WorkerLostError(**{name: getattr(self, name) for name in own} | changes)
 
 
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it

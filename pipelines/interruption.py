@@ -37,7 +37,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """As in shells; 130 for Ctrl-C."""
+        """Return it as shells have it; 130 for Ctrl-C."""
         return 128 + (self.number or signal.SIGINT)
 
 
@@ -45,7 +45,7 @@ _current: ContextVar[Interruption | None] = ContextVar("current", default=None)
 
 
 def run_begun() -> None:
-    """Notes that the run folder holds the run of this job from now on."""
+    """Note that the run folder holds the run of this job from now on."""
     current = _current.get()
     if current is not None:
         current.run_begun = True
@@ -53,7 +53,7 @@ def run_begun() -> None:
 
 @contextmanager
 def terminated_in_order() -> Iterator[Interruption]:
-    """Makes SIGTERM raise KeyboardInterrupt while a block runs, so that the job ends in order.
+    """Make SIGTERM raise KeyboardInterrupt while a block runs, so that the job ends in order.
 
     Without it Python would exit at once, and its Java process would notice later, with hundreds of
     lines on the terminal. Only the main thread can set signal handlers: elsewhere it does nothing.
@@ -87,7 +87,7 @@ def _terminated(found: Interruption) -> Iterator[None]:
 
 
 def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:
-    """The message to the user of an interrupted job.
+    """Return the message to the user of an interrupted job.
 
     Args:
         arguments: Of the command line, the name of the command first.

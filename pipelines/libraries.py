@@ -47,7 +47,7 @@ _TOLD: set[str] = set()
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported here; looks for it, and imports its packages alone."""
+    """Tell whether a module can be imported here; imports only the packages around it."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # Of the package that it is in.
@@ -55,14 +55,14 @@ def is_installed(module: str) -> bool:
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs an extra."""
+    """Return the command that installs an extra."""
     return f'pip install "sentence-pipelines[{extra}]"'
 
 
 def check_installed(
     key: str, module: str, extra: str | None = None, where: str = EVERYWHERE
 ) -> None:
-    """Refuses what cannot work without a library.
+    """Refuse what cannot work without a library.
 
     Args:
         key: The setting, or the command, that asks for it.
@@ -76,14 +76,14 @@ def check_installed(
     if is_installed(module):
         return
     problem = f"{_NAMES.get(module, module)} is not installed"
-    remedy = f'pip install "sentence-pipelines[{extra or EXTRAS[module]}]" {where}'
+    remedy = f"{pip_install(extra or EXTRAS[module])} {where}"
     if key == "training.engine":
         raise EngineUnavailable(key, problem, remedy)
     raise InputError(key, problem, remedy)
 
 
 def left_out(what: str, modules: Sequence[str]) -> bool:
-    """Whether something is left out for want of a library; says so, once in a process.
+    """Tell whether something is left out for want of a library; log it, once in a process.
 
     Args:
         what: For people.

@@ -13,12 +13,12 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.ml.util import (
     DefaultParamsReadable,
     DefaultParamsReader,
@@ -32,18 +32,17 @@ from pyspark.ml.util import (
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
-from pipelines import workflow
 from pipelines.corpus.readers.inputs import local_path
-from pipelines.embedding.column import embed_column
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import location
 from pipelines.files.ownership import FITTED, check_free
-from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
+from pipelines.jobs.prepare import prepare
+from pipelines.jobs.train import train
 from pipelines.settings import Config
-from pipelines.settings import load as configuration
-from pipelines.settings.load import (
+from pipelines.settings.load import parse
+from pipelines.settings.yaml_file import (
     RepeatedKeyError,
     UnusableYamlError,
     parse_yaml,
@@ -51,10 +50,22 @@ from pipelines.settings.load import (
 )
 from pipelines.spark.frames import write_parquet, write_path
 from pipelines.tokens.start import configured_prompts
+from pipelines.vectors.column import embed_column
 
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 
+ARRAY, VECTOR = "array", "vector"
+"""Values of `outputType`."""
 _MODEL = "model"
+_EMBEDDING = {
+    "backend": "backend",
+    "precision": "precision",
+    "batch_tokens": "batchTokens",
+    "prompt_name": "promptName",
+    "dimensions": "dimensions",
+    "quantise": "quantise",
+}
+"""By key of the section `embedding`: the Param that sets it."""
 _DECIDED = {
     "corpus": {
         "inputs": "workFolder",
@@ -66,22 +77,127 @@ _DECIDED = {
     },
     "prepared": {"folder": "workFolder"},
     "run": {"folder": "workFolder"},
-    "embedding": {
-        "text_column": "inputCol",
-        "output_column": "outputCol",
-        "backend": "backend",
-        "precision": "precision",
-        "batch_tokens": "batchTokens",
-        "prompt_name": "promptName",
-        "dimensions": "dimensions",
-        "quantise": "quantise",
-    },
+    "embedding": {"text_column": "inputCol", "output_column": "outputCol", **_EMBEDDING},
 }
 """By section of the settings: the keys that a Param sets, and the Param."""
 
 
+class EmbeddingKeywords(TypedDict, total=False):
+    """The Params of a transformation, as keywords."""
+
+    inputCol: str | None
+    outputCol: str | None
+    backend: str | None
+    precision: str | None
+    batchTokens: int | None
+    dimensions: int | None
+    quantise: str | None
+    promptName: str | None
+    outputType: str | None
+
+
+class ModelKeywords(EmbeddingKeywords, total=False):
+    """The Params of :class:`SentenceEncoderModel`, as keywords."""
+
+    modelFolder: str | None
+
+
+class EncoderKeywords(EmbeddingKeywords, total=False):
+    """The Params of :class:`SentenceEncoder`, as keywords."""
+
+    pairCols: list[str] | None
+    workFolder: str | None
+    settings: Mapping[str, Any] | str | None
+
+
+class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
+    """How a transformation embeds its texts."""
+
+    backend = Param(
+        Params._dummy(),
+        "backend",
+        "the backend: auto, torch, openvino or tensorflow",
+        TypeConverters.toString,
+    )
+    precision = Param(
+        Params._dummy(),
+        "precision",
+        "of the matrix products: auto, fp32 or bf16",
+        TypeConverters.toString,
+    )
+    batchTokens = Param(  # noqa: N815 - as pyspark.ml names Params, here and below
+        Params._dummy(),
+        "batchTokens",
+        "tokens of one forward pass; 0: chosen automatically",
+        TypeConverters.toInt,
+    )
+    dimensions = Param(
+        Params._dummy(),
+        "dimensions",
+        "values of an embedding to keep; 0: all",
+        TypeConverters.toInt,
+    )
+    quantise = Param(
+        Params._dummy(), "quantise", "none, or int8 with a scale column", TypeConverters.toString
+    )
+    promptName = Param(  # noqa: N815
+        Params._dummy(),
+        "promptName",
+        "the model's prompt to put before each text; empty: its default, if any",
+        TypeConverters.toString,
+    )
+    outputType = Param(  # noqa: N815
+        Params._dummy(),
+        "outputType",
+        "array of numbers, or vector, which many stages of pyspark.ml need",
+        TypeConverters.toString,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            inputCol="text",
+            outputCol="embedding",
+            backend="auto",
+            precision="auto",
+            batchTokens=0,
+            dimensions=0,
+            quantise="none",
+            promptName="",
+            outputType=ARRAY,
+        )
+
+    def _set_given(self, given: Mapping[str, Any]) -> None:
+        """Set the Params that are given; None leaves one as it is.
+
+        Raises:
+            TypeError: There is no Param of a name.
+        """
+        unknown = given.keys() - {param.name for param in self.params}
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no Param {', '.join(sorted(unknown))}")
+        self._set(**{name: value for name, value in given.items() if value is not None})
+
+    def _output_type(self) -> str:
+        """Return the value of `outputType`.
+
+        Raises:
+            InputError: There is no such type, or it cannot hold the quantised vectors.
+        """
+        kind: str = self.getOrDefault(self.outputType)
+        if kind not in (ARRAY, VECTOR):
+            raise InputError("outputType", f"there is no `{kind}`", f"{ARRAY} or {VECTOR}")
+        if kind == VECTOR and self.getOrDefault(self.quantise) != "none":
+            raise InputError("outputType", f"a {VECTOR} holds no int8", f"{ARRAY}, or all values")
+        return kind
+
+    def _embedding_settings(self) -> dict[str, Any]:
+        """Return the keys of the section `embedding` that Params set."""
+        return {key: self.getOrDefault(param) or None for key, param in _EMBEDDING.items()}
+
+
 class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """Adds a column of vectors; see :func:`pipelines.embedding.column.embed_column`.
+    """Adds a column of vectors; see :func:`pipelines.vectors.column.embed_column`.
 
     Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
     `precision`, `batchTokens`, `dimensions`, `quantise`, `promptName`, `outputType` (`array`, or
@@ -96,43 +212,14 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
         Params._dummy(), "modelFolder", "a sentence-transformers folder", TypeConverters.toString
     )
 
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        modelFolder: str | None = None,  # noqa: N803
-        inputCol: str = "text",  # noqa: N803
-        outputCol: str = "embedding",  # noqa: N803
-        backend: str = "auto",
-        precision: str = "auto",
-        batchTokens: int = 0,  # noqa: N803
-        dimensions: int = 0,
-        quantise: str = "none",
-        promptName: str = "",  # noqa: N803
-        outputType: str = ARRAY,  # noqa: N803
-    ) -> None:
+    def __init__(self, **params: Unpack[ModelKeywords]) -> None:
         super().__init__()
-        self.setParams(**self._input_kwargs)
+        self._set_given(params)
 
-    @keyword_only
-    def setParams(  # noqa: N802
-        self,
-        *,
-        modelFolder: str | None = None,  # noqa: N803
-        inputCol: str = "text",  # noqa: N803
-        outputCol: str = "embedding",  # noqa: N803
-        backend: str = "auto",
-        precision: str = "auto",
-        batchTokens: int = 0,  # noqa: N803
-        dimensions: int = 0,
-        quantise: str = "none",
-        promptName: str = "",  # noqa: N803
-        outputType: str = ARRAY,  # noqa: N803
-    ) -> SentenceEncoderModel:
-        """Sets the Params that are given."""
-        given = {name: value for name, value in self._input_kwargs.items() if value is not None}
-        model: SentenceEncoderModel = self._set(**given)
-        return model
+    def setParams(self, **params: Unpack[ModelKeywords]) -> SentenceEncoderModel:  # noqa: N802
+        """Set the Params that are given."""
+        self._set_given(params)
+        return self
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         if not self.isDefined(self.modelFolder):
@@ -148,12 +235,12 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
         return embedded.withColumn(output, _vectors(output)) if kind == VECTOR else embedded
 
     def write(self) -> MLWriter:
-        """Writes Params and model folder."""
+        """Write Params and model folder."""
         return _ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader:
-        """Reads what :meth:`write` wrote."""
+        """Read what :meth:`write` wrote."""
         return _ModelReader(cls)
 
 
@@ -165,7 +252,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         self._model = model
 
     def save(self, path: str) -> None:
-        """Writes the model; refuses to overwrite the folder that is to be copied.
+        """Write the model; refuse to overwrite the folder that is to be copied.
 
         Raises:
             InputError: It would, or there is no model folder, or the path is on no file system.
@@ -201,7 +288,7 @@ class _ModelReader(MLReader):  # type: ignore[misc]
         self._kind = kind
 
     def load(self, path: str) -> SentenceEncoderModel:
-        """The model; its folder is the copy."""
+        """Return the model; its folder is the copy."""
         home = _local(path)
         metadata = DefaultParamsReader.loadMetadata(write_path(home), self.sc)
         model = self._kind()
@@ -233,53 +320,21 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         Params._dummy(), "settings", "settings on top, as JSON", TypeConverters.toString
     )
 
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        pairCols: list[str] | None = None,  # noqa: N803
-        workFolder: str | None = None,  # noqa: N803
-        settings: Mapping[str, Any] | str | None = None,
-        inputCol: str | None = None,  # noqa: N803
-        outputCol: str = "embedding",  # noqa: N803
-        backend: str = "auto",
-        precision: str = "auto",
-        batchTokens: int = 0,  # noqa: N803
-        dimensions: int = 0,
-        quantise: str = "none",
-        promptName: str = "",  # noqa: N803
-        outputType: str = ARRAY,  # noqa: N803
-    ) -> None:
+    def __init__(self, **params: Unpack[EncoderKeywords]) -> None:
         super().__init__()
         self._setDefault(pairCols=["sentence1", "sentence2"], settings="{}")
-        self.setParams(**self._input_kwargs)
+        self.setParams(**params)
 
-    @keyword_only
-    def setParams(  # noqa: N802
-        self,
-        *,
-        pairCols: list[str] | None = None,  # noqa: N803
-        workFolder: str | None = None,  # noqa: N803
-        settings: Mapping[str, Any] | str | None = None,
-        inputCol: str | None = None,  # noqa: N803
-        outputCol: str = "embedding",  # noqa: N803
-        backend: str = "auto",
-        precision: str = "auto",
-        batchTokens: int = 0,  # noqa: N803
-        dimensions: int = 0,
-        quantise: str = "none",
-        promptName: str = "",  # noqa: N803
-        outputType: str = ARRAY,  # noqa: N803
-    ) -> SentenceEncoder:
-        """Sets the Params that are given."""
-        given = {name: value for name, value in self._input_kwargs.items() if value is not None}
-        if "settings" in given:
-            given["settings"] = json.dumps(_tree(given["settings"]))
-        encoder: SentenceEncoder = self._set(**given)
-        return encoder
+    def setParams(self, **params: Unpack[EncoderKeywords]) -> SentenceEncoder:  # noqa: N802
+        """Set the Params that are given."""
+        given = dict(params)
+        if (settings := params.get("settings")) is not None:
+            given["settings"] = json.dumps(_tree(settings))
+        self._set_given(given)
+        return self
 
     def configuration(self) -> Config:
-        """The complete configuration of :meth:`fit`.
+        """Return the complete configuration of :meth:`fit`.
 
         Raises:
             InputError: A Param or a setting is wrong, or `workFolder` is not set.
@@ -312,7 +367,7 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         # Errors that the resulting model would raise, before hours of training.
         self._output_type()
         try:
-            config = configuration.parse(tree | merged)
+            config = parse(tree | merged)
         except InputError as error:
             section, _, name = error.key.partition(".")
             param = _DECIDED["embedding"].get(name) if section == "embedding" else None
@@ -341,8 +396,8 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         storage.write_json(rows.parent / "pairs.json", {"columns": list(used)})
         storage.discard_folder(rows)
         write_parquet(dataset.select(*used), rows)
-        workflow.prepare(settings)
-        folder = workflow.train(settings)
+        prepare(settings)
+        folder = train(settings)
         model = SentenceEncoderModel(modelFolder=str(folder))
         self._copyValues(model)
         if not self.isSet(self.inputCol):
@@ -351,13 +406,13 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
 
 
 def _vectors(column: str) -> Column:
-    """A column of arrays as dense vectors; nulls stay null."""
+    """Return a column of arrays as dense vectors; nulls stay null."""
     arrays = F.col(column)
     return F.when(arrays.isNotNull(), array_to_vector(arrays))
 
 
 def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Settings as a nested mapping, from one, from YAML, or from a YAML file.
+    """Return settings as a nested mapping, from one, from YAML, or from a YAML file.
 
     Raises:
         InputError: It is none of these.
@@ -379,7 +434,7 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def _check_free(tree: Mapping[str, Any]) -> None:
-    """Refuses settings that a Param sets.
+    """Refuse settings that a Param sets.
 
     Raises:
         InputError: There is one, or a section is not a mapping.
@@ -394,7 +449,7 @@ def _check_free(tree: Mapping[str, Any]) -> None:
 
 
 def _local(path: str) -> Path:
-    """The path of a mounted file system.
+    """Return the path of a mounted file system.
 
     Raises:
         InputError: It is an address.

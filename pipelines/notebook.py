@@ -1,20 +1,62 @@
-"""For notebooks only: parameters from Databricks' widgets, and messages below the cells."""
+"""What notebooks need beside the jobs: parameters, messages below the cells, figures and tables."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.report.notebook_figures import (
+        curves_figure,
+        funnel_figure,
+        map_figure,
+        rows_figure,
+    )
+    from pipelines.report.svg_charts import histogram
+    from pipelines.report.verdict import hits_table, metrics_table
+    from pipelines.spark.frames import read_path
+    from pipelines.spark.session import spark_session
+
+__all__ = [
+    "curves_figure",
+    "funnel_figure",
+    "histogram",
+    "hits_table",
+    "map_figure",
+    "metrics_table",
+    "read_path",
+    "rows_figure",
+    "show_messages",
+    "spark_session",
+    "widget_values",
+]
+_HOMES = {
+    "histogram": "pipelines.report.svg_charts",
+    "hits_table": "pipelines.report.verdict",
+    "metrics_table": "pipelines.report.verdict",
+    "read_path": "pipelines.spark.frames",
+    "spark_session": "pipelines.spark.session",
+}
+"""Modules of what is no figure of matplotlib, which may be missing."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "pipelines.report.notebook_figures")), name)
 
 
 def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[str, str]:
-    """The parameters of a notebook: on Databricks the values of its widgets, otherwise unchanged.
+    """Return the parameters of a notebook: on Databricks, the values of its widgets.
 
     An existing widget keeps its value, so values that a person or a job has set take precedence.
 
     Args:
-        parameters: Defaults by name.
+        parameters: Defaults by name, which are the values elsewhere.
         dbutils: The object of this name in a notebook on Databricks.
     """
     if dbutils is None:
@@ -25,7 +67,7 @@ def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[st
 
 
 def show_messages() -> None:
-    """Shows messages below the cell that runs; of other libraries, warnings only."""
+    """Show messages below the cell that runs; of other libraries, warnings only."""
     # Some libraries call this with INFO, and only the first call has an effect.
     logging.basicConfig(level=logging.WARNING)
     handler = logging.StreamHandler(sys.stdout)

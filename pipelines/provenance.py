@@ -19,7 +19,7 @@ _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default
 
 @contextmanager
 def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """While a block runs, jobs are those of a command line.
+    """Note the command line of the jobs in a block.
 
     Args:
         arguments: The name of the command, and what follows it.
@@ -32,17 +32,17 @@ def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def command_arguments() -> tuple[str, ...] | None:
-    """The arguments of the command line, as given; None where a job is called from Python."""
+    """Return the arguments of the command line; None where a job is called from Python."""
     return _arguments.get()
 
 
 def host_name() -> str:
-    """The name of this machine."""
+    """Return the name of this machine."""
     return platform.node()
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that is checked out around a folder, with `-dirty` if files differ from it.
+    """Return the commit that is checked out around a folder, with `-dirty` if files differ from it.
 
     Returns:
         None where there is no git, the folder is in no repository, or git does not answer in time.

@@ -12,7 +12,7 @@ from types import ModuleType
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silences warnings, and what native code writes to standard error, while a block imports.
+    """Silence warnings, and what native code writes to standard error, while a block imports.
 
     TensorFlow's native libraries write before any setting of theirs is read. An exception of
     the import is raised as ever.
@@ -34,7 +34,7 @@ def quiet_import() -> Iterator[None]:
 
 @contextmanager
 def import_without(module: str, stand_in: ModuleType | None = None) -> Iterator[None]:
-    """Has a module be missing for what a block imports, unless it is imported already.
+    """Hide a module from what a block imports, unless it is imported already.
 
     For libraries that import one if it is there, for the sake of what is not asked of them here.
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """While a variable has a value; after that it has the one that it had, or is not there."""
+    """Give a variable a value while a block runs; then it is as it was, or not there."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

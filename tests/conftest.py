@@ -51,7 +51,8 @@ BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 
 # Executors import functions of tests by name, as they do those that users name.
-SUPPORT = str(Path(__file__).parent / "support")
+TESTS = Path(__file__).parent
+SUPPORT = str(TESTS / "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
 
 # Of the object stores: executors inherit them.
@@ -70,10 +71,9 @@ EXECUTORS = 3
 MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
-    *("corpus", "dags", "embedding", "evaluation", "lanes", "mining", "promotion", "search"),
-    *("spark", "tokens", "tracking", "test_deletion.py", "test_golden.py", "test_ml.py"),
-    *("test_preparation.py", "test_recipe_for_documents.py", "test_training_job.py"),
-    *("test_duplicates_benchmark.py", "test_tokenise.py", "test_workflow.py"),
+    *("corpus", "dags", "evaluation", "jobs", "lanes", "promotion", "spark", "tokens", "tracking"),
+    *("vectors", "test_golden.py", "test_ml.py", "test_duplicates_benchmark.py"),
+    "test_tokenise.py",
 }
 # Of two workers, and no server beside them.
 OF_TWO_EXECUTORS = {"test_training_on_sources.py"}
@@ -168,10 +168,10 @@ def executors_for(item: pytest.Item) -> int:
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         return MOST_EXECUTORS
-    fewer = {1: OF_ONE_EXECUTOR, 2: OF_TWO_EXECUTORS}
+    parts = item.path.parts[len(TESTS.parts) :]
+    fewer = {2: OF_TWO_EXECUTORS, 1: OF_ONE_EXECUTOR}
     return next(
-        (count for count, places in fewer.items() if not places.isdisjoint(item.path.parts)),
-        EXECUTORS,
+        (count for count, places in fewer.items() if not places.isdisjoint(parts)), EXECUTORS
     )
 
 

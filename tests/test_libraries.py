@@ -2,8 +2,9 @@
 
 import pytest
 
-from pipelines import command_jobs, libraries, workflow
+from pipelines import libraries, workflow
 from pipelines.errors import EngineUnavailable, InputError
+from pipelines.jobs.base import say_report
 from pipelines.settings.load import parse
 
 
@@ -42,7 +43,7 @@ def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys,
         "the report is left out: matplotlib is not installed, "
         'pip install "sentence-pipelines[report]"'
     ]
-    command_jobs._print_page(tmp_path / "report.html")
+    say_report(tmp_path / "report.html")
     assert capsys.readouterr().out == ""
     with pytest.raises(InputError, match=r"^report: matplotlib is not installed, .*\[report\]"):
         workflow.report(config)

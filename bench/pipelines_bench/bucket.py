@@ -24,7 +24,6 @@ import pyarrow as pa
 from rich.table import Table
 
 from pipelines.files.locations import RemotePath
-from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest, lane_schema
 from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import Fetching, LaneReader
@@ -235,8 +234,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 def _places(stack: ExitStack, data: str | None) -> tuple[Places, bool]:
     """The lanes, and whether the server that has them is in a namespace."""
     work = Path(stack.enter_context(TemporaryDirectory(prefix="bucket-")))
-    local = PreparedFolder(Path(data).absolute()).lanes.path if data else work / "lanes"
-    assert isinstance(local, Path), "a path on a file system was given"
+    local = Path(data).absolute() / "lanes" if data else work / "lanes"
     manifest = LaneManifest.load(local) if data else write_random_lanes(local)
     endpoint, in_namespace = stack.enter_context(
         slow_store(local.parent, SECONDS_AWAY, MEGABYTES_A_SECOND)

@@ -29,8 +29,6 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 from pipelines.corpus.readers.spark_reader import texts_of
-from pipelines.embedding.executor import EmbeddingOptions, embedding_options, vectors_of
-from pipelines.embedding.table import embed_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
@@ -38,6 +36,8 @@ from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.frames import read_parquet
 from pipelines.tokens.start import default_start
+from pipelines.vectors.embed import embed_table
+from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, vectors_of
 from pipelines_bench.cpu import CpuMeter, local_session
 from pipelines_bench.ordered import OrderedProcess, ordered_process
 

@@ -26,10 +26,10 @@ Work = Callable[[int, int], None]
 
 def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     """The function of the embedding job's executors, on rows of a Parquet file."""
-    from pipelines.embedding.executor import Columns, EmbeddingOptions
-    from pipelines.embedding.part_files import embed_parts
-    from pipelines.embedding.parts import RowRange
     from pipelines.files.locations import location
+    from pipelines.vectors.embed_parts import embed_parts
+    from pipelines.vectors.embedding import Columns, EmbeddingOptions
+    from pipelines.vectors.parts import RowRange
 
     columns = Columns(text="text", vector="embedding")
     embedding_options = EmbeddingOptions(**{**options, "model": location(options["model"])})

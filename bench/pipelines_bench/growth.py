@@ -22,7 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from pipelines.compare.processes import Usage, measure_command, own_environment, stage_command
-from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.inputs import local_files
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
@@ -148,7 +148,7 @@ def _text_files(config: Config, data: str | None) -> list[Path]:
         raise InputError(
             "--data", "growth has no text of its own", "name a folder that holds text files"
         )
-    return [file for file in find_files((data,), kind, "--data") if isinstance(file, Path)]
+    return local_files((data,), kind, "--data")
 
 
 def _beginning(file: Path, folder: Path) -> Job:

@@ -21,15 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from pipelines.embedding.executor import vector_array
-from pipelines.embedding.store import VectorFile, VectorTable
 from pipelines.errors import InputError
-from pipelines.evaluation.embedder import unit_length
-from pipelines.mining.plan import GROUPS, Texts, Work, make_parts
-from pipelines.mining.staging import MOST_ROWS, PLACE_BITS, part_name
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config, MiningSettings
+from pipelines.vectors.embedding import vector_array
+from pipelines.vectors.mining_parts import GROUPS, Texts, Work, mine_parts
+from pipelines.vectors.mining_texts import MOST_ROWS, PLACE_BITS, part_name
+from pipelines.vectors.nearest import unit_length
+from pipelines.vectors.store import VectorFile, VectorTable
 
 DOCUMENTS = (25_000, 100_000, 200_000)
 DIMENSIONS = 384
@@ -95,7 +95,6 @@ def measured(settings: MiningSettings, documents: int, dimensions: int = DIMENSI
             pairs=Path(temporary, "pairs"),
             texts=texts,
             folder=Path(temporary, "mined"),
-            attempts=Path(temporary),
             threads=1,
         )
         # A fork would have the memory of this process.
@@ -108,7 +107,7 @@ def measured(settings: MiningSettings, documents: int, dimensions: int = DIMENSI
 def _make(work: Work) -> tuple[float, float, float]:
     """CPU seconds of a part, and megabytes of this process at its highest before and after."""
     before, began = _peak(), time.process_time()
-    list(make_parts([part_name(0)], work=work))
+    list(mine_parts([part_name(0)], work=work, attempts=work.folder))
     return time.process_time() - began, before, _peak()
 
 

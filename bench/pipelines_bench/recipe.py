@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from pipelines import evaluation_job, workflow
+from pipelines import workflow
 from pipelines.errors import InputError
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, Observations, mean_intervals
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder
+from pipelines.jobs.evaluate import AFTER, BEFORE, measure_models
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
@@ -162,10 +163,10 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
 def _measured(config: Config) -> Trained:
     run = RunFolder.of(config)
     session = spark_session(config.for_stage("evaluate"), needs_context=False)
-    found = evaluation_job.measure_models(session, config, run)
+    found = measure_models(session, config, run)
     return Trained(
-        found.observations(evaluation_job.BEFORE),
-        found.observations(evaluation_job.AFTER),
+        found.observations(BEFORE),
+        found.observations(AFTER),
         storage.read_json(run.metrics)["training"].get("cpu_seconds"),
     )
 

@@ -16,14 +16,14 @@ from typing import Any
 from pipelines.compare.data import prepared
 from pipelines.engines.base import Engine, load_engine
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.training import session_for
+from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
-from pipelines.training_job import session_for
-from pipelines.training_plan import batch_plan
 from pipelines_bench.cpu import CpuMeter, local_session
 
 WORKERS = 2

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from pipelines.embedding.table import embed_table
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
+from pipelines.vectors.embed import embed_table
 from pipelines_bench.cpu import CpuMeter, local_session
 from pipelines_bench.embed import write_sentences
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines import workflow
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.prepare import prepare
 from pipelines.settings import Config
 
 CAPTIONS = "*captions-en-train.parquet"
@@ -33,7 +33,7 @@ def prepared(
     changed = change(config)
     if not holds_lanes:
         # What was prepared before is kept where nothing has changed.
-        workflow.prepare(changed)
+        prepare(changed)
     elif changed.prepared != config.prepared:
         raise InputError(
             "--data",

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pipelines.catalog import STEPPERS
 from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import InputError
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -45,7 +45,7 @@ def distributor_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
     )
 
 
-class DistributorEngine(SparkJobEngine):
+class DistributorEngine(SparkEngine):
     """Trains in workers of torchrun's agents, one per task of the distributor's Spark job.
 
     Attributes:
@@ -78,10 +78,6 @@ class DistributorEngine(SparkJobEngine):
                 "training.sharding",
                 f"with training.{division} engine {self.name} has no `{sharding}`",
                 f"one of {', '.join(choices)}",
-            )
-        if division == "pipeline_parallel" and config.training.offload != "none":
-            raise InputError(
-                "training.offload", "the moments of stages stay in memory", "leave it none"
             )
 
     @override

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.catalog import LOSSES
-from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.intervals import Observed
 from pipelines.evaluation.pairs import Compared
 from pipelines.evaluation.retrieval import Retrieved
@@ -26,6 +25,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.runs.model_choice import WHOLE
 from pipelines.runs.step_metrics import update_run_metrics
 from pipelines.settings.promotion import Doubt as Name
+from pipelines.vectors.nearest import unit_length
 
 LEAST_CHANGE = 1e-6
 """Of the weights, relative to their length. Rounding in fp32 alone is 6e-8; one useful step of

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from pipelines.corpus.readers.streams import Links
@@ -28,7 +28,13 @@ from pipelines.evaluation.retrieval import (
     measure_snapshot,
     measure_snapshot_nested,
 )
-from pipelines.files.locations import Location, RemotePath, is_compressed, listed, location
+from pipelines.files.locations import (
+    Location,
+    as_local,
+    is_compressed,
+    listed,
+    location,
+)
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings, Missing
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
@@ -147,7 +153,7 @@ def files_of_set(
     files = (qrels, _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"))
     links, named = Links(folder, SETS, follow_links), location(given, stores).expanduser()
     for file in files:
-        if isinstance(file, Path) and file != named.absolute():
+        if file != named.absolute():
             links.check(file)
     return files
 
@@ -181,9 +187,10 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     schema = _strings(["_id", "text", *others, _BROKEN])
-    if isinstance(file, Path):
+    local = as_local(file)
+    if local is not None:
         reader = session.read.schema(schema).option("encoding", "UTF-8")
-        lines = reader.json(read_path(file), columnNameOfCorruptRecord=_BROKEN)
+        lines = reader.json(read_path(local), columnNameOfCorruptRecord=_BROKEN)
     else:
         lines = frame_from_json(session, [file], _lines_of, schema, _BROKEN)
     found = lines.agg(
@@ -214,7 +221,7 @@ def _strings(names: Sequence[str]) -> StructType:
     return StructType([StructField(name, StringType()) for name in names])
 
 
-def _lines_of(files: Iterable[RemotePath]) -> Iterator[str]:
+def _lines_of(files: Iterable[Location]) -> Iterator[str]:
     """The lines of text files of a store, but for blank ones. Runs on an executor."""
     for file in files:
         with file.open("rb") as packed:
@@ -223,7 +230,7 @@ def _lines_of(files: Iterable[RemotePath]) -> Iterator[str]:
                 yield from (line.rstrip("\r\n") for line in lines if line.strip())
 
 
-def _rows_of(files: Iterable[RemotePath]) -> Iterator[str]:
+def _rows_of(files: Iterable[Location]) -> Iterator[str]:
     """The rows of files of a store with a header and tabs, as JSON. Runs on an executor."""
     for file in files:
         lines = _lines_of([file])
@@ -236,9 +243,10 @@ def _rows_of(files: Iterable[RemotePath]) -> Iterator[str]:
 
 def _read_rows(session: SparkSession, file: Location) -> DataFrame:
     """The rows of a file with a header and tabs, all columns strings."""
-    if isinstance(file, Path):
+    local = as_local(file)
+    if local is not None:
         reader = session.read.option("encoding", "UTF-8")
-        return reader.csv(read_path(file), sep=_TAB, header=True, quote="")
+        return reader.csv(read_path(local), sep=_TAB, header=True, quote="")
     header = next(_lines_of([file]), "")
     return frame_from_json(session, [file], _rows_of, _strings(header.split(_TAB)))
 

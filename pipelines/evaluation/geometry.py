@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
-from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, unit_length
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
+from pipelines.vectors.nearest import unit_length
 
 MAX_PAIRS = 1_000
 """Uniformity compares all texts of a side with one another; of more pairs the first are taken."""

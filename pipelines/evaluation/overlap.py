@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
@@ -114,13 +112,8 @@ def measure_overlap(
 
     corpus = PreparedFolder.of(config).corpus
     found: dict[str, Overlap] = {}
-    if isinstance(folder, Path):
-        # What a process that is killed leaves there is removed by the next job.
-        work: Location = storage.aside_name(folder / "overlap", ".part")
-    else:
-        # Not a usual name: it is removed at the end, and may be the user's.
-        work = folder / f"overlap-{uuid.uuid4().hex}"
-    with Scratch(work) as scratch:
+    # What a process that is killed leaves there is removed by the next job.
+    with Scratch(storage.aside_name(folder / "overlap", ".part")) as scratch:
         for one in named:
             try:
                 tables = one.read(session, config)

@@ -14,10 +14,11 @@ import pyarrow as pa
 from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
-from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread
 from pipelines.evaluation.intervals import Observations, pair_intervals
 from pipelines.settings import Config, CorpusSettings
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
+from pipelines.vectors.nearest import unit_length
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipelines.evaluation.base import Form
-from pipelines.evaluation.embedder import Neighbours, best_of
-from pipelines.lexical.bm25 import FUSED_RANKS, weighted_fusion
+from pipelines.vectors.bm25 import FUSED_RANKS, weighted_fusion
+from pipelines.vectors.nearest import Neighbours, best_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -26,16 +26,7 @@ from pipelines.evaluation.base import (
     SnapshotTables,
     Tables,
 )
-from pipelines.evaluation.embedder import (
-    Batches,
-    EmbedderLoader,
-    Neighbours,
-    cores_for,
-    merged,
-    nearest,
-    spread,
-    unit_length,
-)
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, spread
 from pipelines.evaluation.held_out import (
     held_out_sets,
     held_out_sources,
@@ -56,7 +47,8 @@ from pipelines.evaluation.rankings import (
     recall_at,
     reciprocal_rank_at,
 )
-from pipelines.lexical.bm25 import (
+from pipelines.spark.capacity import Shared, shared_value
+from pipelines.vectors.bm25 import (
     FUSED_RANKS,
     TextBlock,
     WordQueries,
@@ -65,7 +57,7 @@ from pipelines.lexical.bm25 import (
     total,
     word_statistics,
 )
-from pipelines.spark.capacity import Shared, shared_value
+from pipelines.vectors.nearest import Neighbours, merged, nearest, unit_length
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pipelines.evaluation.embedder import embedder_loader, unit_length
+from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -21,6 +21,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.libraries import left_out
 from pipelines.settings import Config
 from pipelines.spark.frames import read_parquet
+from pipelines.vectors.nearest import unit_length
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,6 +8,7 @@ have: :mod:`pipelines.files.storage` writes, and :mod:`pipelines.files.copies` m
 
 from __future__ import annotations
 
+import glob
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
 
 from pipelines.files.stores import Store
 from pipelines.settings.spark import StorageSettings
@@ -233,6 +234,10 @@ class RemotePath:
         """Itself: stores have no homes."""
         return self
 
+    def as_uri(self) -> str:
+        """Its address."""
+        return str(self)
+
     def is_symlink(self) -> bool:
         """Never: stores have no links."""
         return False
@@ -379,6 +384,8 @@ class RemotePath:
 
 Location: TypeAlias = Path | RemotePath
 """A file or folder, wherever it is."""
+P = TypeVar("P", Path, RemotePath, Path | RemotePath)
+"""A place of one kind, where what is made of it is of the same kind."""
 
 
 def location(given: str | Location, options: StorageSettings | None = None) -> Location:
@@ -398,6 +405,36 @@ def location(given: str | Location, options: StorageSettings | None = None) -> L
 def is_remote(given: str) -> bool:
     """Whether a setting names a place in a store."""
     return ADDRESS.fullmatch(given) is not None
+
+
+def as_local(path: Location) -> Path | None:
+    """Return the path on a file system, for what only a file system can do; None in a store.
+
+    What both can do has a function here or in :mod:`pipelines.files.storage` that asks neither.
+    """
+    return path if isinstance(path, Path) else None
+
+
+def as_remote(path: Location) -> RemotePath | None:
+    """Return the place in a store; None on a file system. See :func:`as_local`."""
+    return path if isinstance(path, RemotePath) else None
+
+
+def matching(pattern: Location) -> list[Location]:
+    """Return what a glob matches; ``**`` stands for any depth."""
+    if isinstance(pattern, Path):
+        found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 - of an absolute pattern
+        return [Path(match) for match in found]
+    folder = fixed_folder(pattern)
+    return list(folder.glob(str(pattern.relative_to(folder))))
+
+
+def fixed_folder(pattern: P) -> P:
+    """Return the folder above the first wildcard of a glob."""
+    folder = pattern
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return folder
 
 
 def is_within(path: Location, folder: Location) -> bool:

@@ -99,17 +99,7 @@ class PosixLockFiles:
 
     def make(self, path: Path, content: bytes) -> bool:
         """See :class:`LockFiles`."""
-        try:
-            file = path.open("xb")
-        except FileExistsError:
-            return False
-        try:
-            with file:
-                file.write(content)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return True
+        return storage.create_file(path, content)
 
     def content(self, path: Path) -> bytes | None:
         """See :class:`LockFiles`."""

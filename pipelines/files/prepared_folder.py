@@ -155,7 +155,7 @@ class PreparedFolder:
     @property
     def teacher_texts(self) -> Location:
         """Texts that a teacher is asked for, and the tables of their vectors; see
-        :mod:`pipelines.embedding.teacher`."""
+        :mod:`pipelines.vectors.teacher`."""
         return self.path / "teacher_texts"
 
     @property

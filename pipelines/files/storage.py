@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import logging
 import math
 import os
 import re
@@ -23,10 +24,12 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+from pipelines.files import conditional, records, versions
 from pipelines.files import owners as fencing
-from pipelines.files import records, versions
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files.locations import Location, P, RemotePath
 from pipelines.files.owners import Owner
+
+logger = logging.getLogger(__name__)
 
 ABANDONED_SECONDS = 24 * 3600.0
 """What a process elsewhere has put aside, and has not changed for so long, is abandoned."""
@@ -37,6 +40,8 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno
 # Of renameat2(2); the call is new in Linux 3.15, and few network file systems exchange names.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP)
+# What file systems say that have no links, be it of a kind or at all.
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 
 
@@ -298,14 +303,14 @@ def sweep(folder: Location) -> None:
         _clear(left)
 
 
-def aside_name(path: Path, suffix: str) -> Path:
+def aside_name(path: P, suffix: str) -> P:
     """A name beside ``path`` for what this process puts there for a while.
 
     Args:
         path: What it is to become, or was.
         suffix: `.part`, `.old` or `.gone`.
     """
-    return path.parent / f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}"
+    return path.with_name(f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}")
 
 
 def remove_asides(path: Location) -> None:
@@ -329,16 +334,17 @@ def is_aside(name: str) -> bool:
     return matched is not None and Owner.parse(matched[2]) is not None
 
 
-def remove_left_aside(path: Location) -> None:
-    """Removes what killed processes have left aside for a place, whatever it was to become.
+def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
+    """Remove what killed processes have left aside for places, whatever it was to become.
 
     Args:
-        path: The caller holds a lock, under which no other process writes it.
+        folder: Has the places in it; the caller holds a lock, under which no other process writes.
     """
-    if isinstance(path, RemotePath):
+    if isinstance(folder, RemotePath):
+        versions.sweep(folder)
         return
-    for left in _left_aside(path.parent):
-        if left.place == path:
+    for left in _left_aside(folder):
+        if left.place in places:
             _remove(left.path)
 
 
@@ -466,6 +472,111 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
         aside.unlink(missing_ok=True)
     if durable:
         flush(path.parent)
+
+
+def create_file(path: Location, content: bytes) -> bool:
+    """Write a file unless there is one, and return whether this did.
+
+    Of several processes one succeeds; in a store without conditional writes, which has no locks
+    either, two that do so at the same moment may both.
+    """
+    if isinstance(path, RemotePath):
+        if conditional.can_condition(path.store) is None:
+            try:
+                return conditional.create(path, content)
+            except conditional.NoConditionalWritesError:
+                logger.debug("%s has no conditional writes", path)
+        if path.exists():
+            return False
+        versions.put_bytes(path, content)
+        return True
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            file.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def link(file: Location, target: Location) -> None:
+    """Give a file a second name in its file system; a store copies it by itself.
+
+    Raises:
+        OSError: It cannot be done: there are no links, or the two are of different kinds.
+    """
+    if isinstance(file, Path) and isinstance(target, Path):
+        target.hardlink_to(file)
+    elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
+        versions.copy_file(file, target)
+    else:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
+
+
+def link_or_copy(file: Location, target: Location) -> None:
+    """Give a file a second name, or copy it where that cannot be done."""
+    if isinstance(file, RemotePath) and isinstance(target, RemotePath):
+        versions.copy_file(file, target)
+        return
+    with suppress(OSError):
+        link(file, target)
+        return
+    copy_file(file, target)
+
+
+def copy_file(file: Location, target: Location) -> None:
+    """Copy a file, wherever both places are; between stores by way of this machine.
+
+    Raises:
+        OSError: It cannot be read, or not be written.
+    """
+    if isinstance(file, RemotePath) and isinstance(target, RemotePath):
+        versions.copy_file(file, target)
+    elif isinstance(file, RemotePath):
+        versions.get_file(file, cast(Path, target))
+    elif isinstance(target, RemotePath):
+        versions.put_file(file, target)
+    else:
+        shutil.copy2(file, target)
+
+
+def point(pointer: Location, content: str) -> None:
+    """Make a place name another: by a link, or where there are none by a file with the name."""
+    if isinstance(pointer, RemotePath):
+        write_text(pointer, f"{content}\n")
+        return
+    aside = aside_name(pointer, ".part")
+    try:
+        aside.symlink_to(content)
+        aside.replace(pointer)
+        flush(pointer.parent)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        write_text(pointer, f"{content}\n", durable=True)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def can_grow(path: Location) -> bool:
+    """Return whether files there are seen to grow while they are written; no store's are."""
+    return isinstance(path, Path)
+
+
+def signs_of_life(folder: Location) -> dict[str, object]:
+    """Return what changes in a folder while processes write files there, by their names."""
+    if isinstance(folder, RemotePath):
+        return dict(folder.entries(recursive=False))
+    states: dict[str, object] = {}
+    for file in folder.iterdir():
+        # A file that is whole has been renamed in the meantime.
+        with suppress(FileNotFoundError):
+            states[file.name] = file.stat().st_size
+    return states
 
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:

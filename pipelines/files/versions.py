@@ -126,6 +126,11 @@ def current(folder: Location) -> Location:
     return version_of(folder, names[0]) if names else folder
 
 
+def home(folder: Location) -> Location:
+    """Return the folder that a version is of; any other folder itself."""
+    return (folder.place or folder) if isinstance(folder, RemotePath) else folder
+
+
 @contextmanager
 def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemotePath]:
     """Yields a version of a folder that becomes the current one when the block ends well.

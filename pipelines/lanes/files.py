@@ -30,7 +30,7 @@ import xxhash
 
 from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files import records, storage
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, P
 from pipelines.files.prepared_folder import LanesFolder, TeacherFolder
 from pipelines.lanes.plan import Segment, SourceLanes, bucket_length
 from pipelines.settings.preparing import Precision
@@ -485,12 +485,12 @@ def negative_side(place: int) -> str:
     return f"negative_{place}"
 
 
-def part_path(folder: Location, lane: int, part: int) -> Location:
+def part_path(folder: P, lane: int, part: int) -> P:
     """Where a part file of a lane stands."""
     return folder / f"lane-{lane:03d}" / f"part-{part:05d}.arrow"
 
 
-def index_path(folder: Location, lane: int) -> Location:
+def index_path(folder: P, lane: int) -> P:
     """Where the index of a lane stands."""
     return folder / f"lane-{lane:03d}" / INDEX_FILE
 

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,9 +19,9 @@ import pyarrow as pa
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.block_cache import COUNT_FILE, BlockCache
 from pipelines.files.copies import cache_folder
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files.locations import Location, RemotePath, as_remote
 from pipelines.files.ownership import holds_other_files
-from pipelines.files.versions import current
+from pipelines.files.versions import current, home
 from pipelines.lanes.files import (
     Granule,
     IndexEntry,
@@ -203,7 +202,6 @@ class _StoredLanes:
         """A granule from the cache or the store; raises as :meth:`RemoteLanes.message`."""
         part, granule = divmod(address.row, self._manifest.rows_per_part)
         path = part_path(self._folder, address.lane, part)
-        assert isinstance(path, RemotePath)
         entry = IndexEntry(*self._indices[address.lane][address.row].item())
         return self._checked(
             path, entry.offset, entry.length, lambda found: checked(found, entry, path, granule)
@@ -211,7 +209,6 @@ class _StoredLanes:
 
     def _read_index(self, lane: int) -> np.ndarray:
         path = index_path(self._folder, lane)
-        assert isinstance(path, RemotePath)
         expected = self._manifest.checksums[lane]
         size = index_size(self._manifest.rows)
         return self._checked(path, 0, size, lambda found: decode_index(found, path, expected))
@@ -362,7 +359,7 @@ class MappedLanes:
         manifest: What it holds.
     """
 
-    def __init__(self, folder: Path, manifest: LaneManifest) -> None:
+    def __init__(self, folder: Location, manifest: LaneManifest) -> None:
         self._folder = folder
         self._manifest = manifest
         self._open: dict[int, tuple[int, pa.Buffer]] = {}
@@ -396,9 +393,8 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
     Raises:
         PipelineError: They were prepared again, or it cannot be read, which says nothing of them.
     """
-    if isinstance(folder, RemotePath):
-        # A version never changes, but goes some time after it was replaced.
-        folder = folder.place or folder
+    # A version never changes, but goes some time after it was replaced.
+    folder = home(folder)
     try:
         digest = LaneManifest.load(current(folder)).digest
     except (InputError, OSError) as error:
@@ -453,10 +449,11 @@ class LaneReader:
         self._folder = folder
         self._manifest = manifest
         self._wanted = by_source or (Wanted(sides, teacher),) * max(len(manifest.sources), 1)
+        remote = as_remote(folder)
         self._source: LaneSource = (
             MappedLanes(folder, manifest)
-            if isinstance(folder, Path)
-            else RemoteLanes(folder, manifest, cache_bytes, fetching or Fetching())
+            if remote is None
+            else RemoteLanes(remote, manifest, cache_bytes, fetching or Fetching())
         )
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:

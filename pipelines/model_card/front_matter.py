@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.evaluation.sets import Role
 from pipelines.files import storage
+from pipelines.files.locations import as_local
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.folder import digest_model
 from pipelines.models.spec import EncoderSpec
@@ -236,7 +237,7 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
         config=own,
         spec=spec,
         base=base_model(own),
-        place=run.path / "model" if isinstance(run.path, Path) else None,
+        place=as_local(run.path / "model"),
         model=metrics.get("model", {}),
         training=metrics.get("training", {}),
         comparisons=compare(measured),

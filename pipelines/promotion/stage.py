@@ -74,7 +74,7 @@ class Promotion:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A run's model with what was measured of it; see :func:`pipelines.workflow.evaluate`.
+    """A run's model with what was measured of it; see :func:`pipelines.jobs.evaluate.evaluate`.
 
     Attributes:
         before: The figures of the start.

@@ -18,7 +18,7 @@ from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, UNSEEN, Interval, holm
 from pipelines.evaluation.sets import Role
 from pipelines.files import records
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, as_local
 from pipelines.settings.redaction import without_password
 
 MAX_CHARACTERS = 200
@@ -68,9 +68,10 @@ def link(name: str, target: Location, page: Location) -> Link:
         target: The file or folder.
         page: The file that the link is in.
     """
-    if not isinstance(target, Path) or not isinstance(page, Path):
+    here, there = as_local(page), as_local(target)
+    if here is None or there is None:
         return Link(name, without_password(str(target)), None)
-    path = Path(os.path.relpath(target.absolute(), page.absolute().parent)).as_posix()
+    path = Path(os.path.relpath(there.absolute(), here.absolute().parent)).as_posix()
     # A first part with a colon would be taken for the scheme of an address.
     first = "" if path.startswith("../") else "./"
     end = "/" if target.is_dir() else ""
@@ -219,7 +220,7 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
     Args:
         figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
             under `after`, and where they are known `interval` and `sets`. See
-            :class:`pipelines.evaluation_job.Measured`.
+            :class:`pipelines.jobs.evaluate.Measured`.
     """
     before, after = figures.get("before", {}), figures.get("after", {})
     intervals, sets = figures.get("interval", {}), figures.get("sets", {})

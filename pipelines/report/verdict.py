@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from pipelines.search.text_search import Hit
+    from pipelines.vectors.search import Hit
 
 
 MIXED = "mixed"

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipelines.errors import PipelineError
-from pipelines.files import conditional, storage, versions
 from pipelines.files import owners as fencing
-from pipelines.files.locations import Location, RemotePath
-from pipelines.files.locks import files_for
+from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -212,26 +211,12 @@ def _made(path: Location, checkpoints: list[str]) -> bool:
         "key": uuid.uuid4().hex,
     }
     content = f"{json.dumps(record, indent=2)}\n".encode()
-    if not _made_alone(path, content):
+    if not storage.create_file(path, content):
         return False
     storage.flush(path)
     storage.flush(path.parent)
     # A server that follows no conditions has let another one replace it.
     return path.read_bytes() == content
-
-
-def _made_alone(path: Location, content: bytes) -> bool:
-    if not isinstance(path, RemotePath) or conditional.can_condition(path.store) is None:
-        try:
-            return files_for(path).make(path, content)
-        except conditional.NoConditionalWritesError:
-            logger.debug("%s has no conditional writes", path)
-    # There are no locks either, which was logged.
-    assert isinstance(path, RemotePath)
-    if path.exists():
-        return False
-    versions.put_bytes(path, content)
-    return True
 
 
 def _remove_superseded(run_folder: Location) -> None:

@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files.locations import Location, as_local
 from pipelines.files.records import DAMAGED
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
@@ -557,7 +557,7 @@ class CheckpointWriter:
             FloatingPointError: It holds numbers that are none; there is no checkpoint.
             OSError: It, or the one before it, cannot be written.
         """
-        if not isinstance(self._run_folder, RemotePath):
+        if as_local(self._run_folder) is not None:
             kept = self._kept(checkpoint.step)
             save_checkpoint(self._run_folder, checkpoint, *kept, attempt=self._attempt)
             saved(checkpoint.step)

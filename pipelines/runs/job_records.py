@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from pipelines.errors import DamagedFileError
 from pipelines.files import records, storage
-from pipelines.files.locations import Location, location
+from pipelines.files.locations import Location, as_local, location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.provenance import command_arguments, commit_of, host_name
@@ -154,16 +154,18 @@ def prepared_folder_of(
     folder = read_jobs(run_folder).prepared_folder
     if folder is None:
         return None
-    found = location(folder, stores)
-    if not isinstance(found, Path) or found.is_absolute() or not isinstance(run_folder, Path):
+    found, run = location(folder, stores), as_local(run_folder)
+    local = as_local(found)
+    if local is None or local.is_absolute() or run is None:
         return found
     # Not by way of what a link stands for, as the folder was named.
-    return Path(os.path.normpath(run_folder.absolute() / found))
+    return Path(os.path.normpath(run.absolute() / local))
 
 
 def _relative(folder: Location, run_folder: Location) -> str:
-    if isinstance(folder, Path) and isinstance(run_folder, Path):
-        return Path(os.path.relpath(folder.absolute(), run_folder.absolute())).as_posix()
+    local, run = as_local(folder), as_local(run_folder)
+    if local is not None and run is not None:
+        return Path(os.path.relpath(local.absolute(), run.absolute())).as_posix()
     return without_password(str(folder))
 
 
@@ -267,6 +269,12 @@ def last_step_of(folder: Location) -> int | None:
     """One past the last step of a run, as it was to end when it last went on, where it says."""
     chapters = _read(folder)
     return chapters[-1].last_step if chapters else None
+
+
+def last_settings(folder: Location) -> Mapping[str, Any]:
+    """Return the recorded settings with which a run last went on; none if there is no history."""
+    chapters = _read(folder)
+    return chapters[-1].settings if chapters else {}
 
 
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:

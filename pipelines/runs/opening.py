@@ -14,7 +14,7 @@ from typing import Any
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, RemotePath, is_within, location
+from pipelines.files.locations import Location, is_within, location
 from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
@@ -27,7 +27,7 @@ from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.resuming import CHOICES, current_name, fixed_settings
+from pipelines.settings.resuming import CHOICES, fixed_settings, recorded_value
 
 logger = logging.getLogger(__name__)
 
@@ -208,10 +208,11 @@ def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
         # A setting that there was not when the run began was not written down.
-        if current_name(key, known.get(key, value)) != value:
+        before = recorded_value(known, key, value)
+        if before != value:
             raise InputError(
                 key,
-                f"the run was begun with {known[key]}, not {value}",
+                f"the run was begun with {before}, not {value}",
                 "put it back, or begin anew with run.overwrite",
             )
 
@@ -256,10 +257,7 @@ def _forget_run(folder: Location) -> None:
     begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
     """
     paths = RunFolder(folder)
-    if isinstance(folder, RemotePath):
-        storage.sweep(folder)
-    for path in (*paths.contents, *paths.marks):
-        storage.remove_left_aside(path)
+    storage.remove_left_aside(folder, (*paths.contents, *paths.marks))
     storage.sweep(paths.checkpoints)
     for path in paths.contents:
         _delete(path)

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.catalog import LOSSES, RECIPES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
+from pipelines.settings.capabilities import Asked, check_limits
 from pipelines.settings.checks import (
     check_dimensions,
     check_encoder,
@@ -72,14 +73,9 @@ __all__ = [
 class Config(Settings):
     """The whole configuration; ``Config()`` is the embedded default job."""
 
-    recipe: str | None = Field(
-        default=None,
-        json_schema_extra={"enum": [*RECIPES]},
-        description=(
-            "Settings that are meant for one another, for one kind of corpus, under whatever else "
-            "is set; see [recipes](recipes.md). Unset: the defaults below."
-        ),
-    )
+    recipe: str | None = Field(default=None, json_schema_extra={"enum": [*RECIPES]})
+    """Settings that are meant for one another, for one kind of corpus, under whatever else is set;
+    see [recipes](recipes.md). Unset: the defaults below."""
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()
@@ -117,8 +113,9 @@ class Config(Settings):
                 section.check()
         check_tokens(self.tokens, self.encoder)
         check_teacher(self.teacher, self.encoder)
-        check_encoder(self.encoder, self.training)
-        check_dimensions(self.objective, self.training)
+        check_encoder(self.encoder)
+        check_dimensions(self.objective)
+        check_limits(self.asked)
         if self.corpus.sources:
             self._check_sources()
         else:
@@ -127,7 +124,7 @@ class Config(Settings):
         return self
 
     def _check_sources(self) -> None:
-        """Refuses sources of which each must do if it were alone, and all of them together.
+        """Refuse sources of which each must do if it were alone, and all of them together.
 
         Raises:
             InputError: Of a source: with the key of the section that it would have if it were
@@ -135,19 +132,25 @@ class Config(Settings):
         """
         sources, every = self.corpus.sources, self.by_source()
         objectives = [alone.objective for alone in every]
-        check_sources(sources, objectives, self.training, self.teacher)
+        check_sources(sources, objectives, self.teacher)
         for source, alone in zip(sources, every, strict=True):
             try:
                 check_key_column(source, self.corpus.key_column)
                 alone.corpus.check()
-                check_dimensions(alone.objective, alone.training)
+                check_dimensions(alone.objective)
                 LOSSES.load(alone.objective.name).check_with(alone)
             except InputError as error:
                 problem = f"source {source.name}: {error.problem}"
                 raise InputError(error.key, problem, error.remedy) from None
 
+    @property
+    def asked(self) -> Asked:
+        """What decides which features a training needs."""
+        objectives = [alone.objective for alone in self.by_source()]
+        return Asked(self.training, self.encoder, self.corpus, objectives)
+
     def by_source(self) -> tuple[Config, ...]:
-        """The configuration as it would be if each source were the whole corpus; of one, itself."""
+        """Return a configuration for each source, as if it were the whole corpus."""
         keys = [*SourceForm.model_fields]
         return tuple(
             self.model_copy(
@@ -161,12 +164,16 @@ class Config(Settings):
             for source in self.corpus.sources
         ) or (self,)
 
+    def changed(self, section: str, **values: Any) -> Config:
+        """Return the configuration with other values in a section, which are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
     def trained_widths(self) -> tuple[int, ...]:
-        """The widths of `objective.dimensions` that some of the steps train: of every source."""
+        """Return the widths of `objective.dimensions` that some steps train, of every source."""
         return tuple(dict.fromkeys(chain.from_iterable(self._widths())))
 
     def common_widths(self) -> tuple[int, ...]:
-        """The widths that all steps train: no source leaves one out."""
+        """Return the widths that all steps train: no source leaves one out."""
         widths = self._widths()
         return tuple(width for width in widths[0] if all(width in others for others in widths))
 
@@ -174,7 +181,7 @@ class Config(Settings):
         return [alone.objective.dimensions for alone in self.by_source()]
 
     def stage_conf(self, stage: StageName) -> dict[str, str]:
-        """The Spark conf of one stage, by whole keys: what is to be submitted with it.
+        """Return the Spark conf of one stage, by whole keys: what is to be submitted with it.
 
         That is what the settings say: what an engine asks for besides is in
         :func:`pipelines.engines.overview.submit_conf`.
@@ -183,6 +190,6 @@ class Config(Settings):
         return shared | dict(getattr(self.stages, stage))
 
     def for_stage(self, stage: StageName) -> Config:
-        """The settings of an application that runs one stage alone: its conf is the stage's."""
+        """Return the settings of an application that runs one stage alone, with its conf."""
         conf = {key.removeprefix(PREFIX): text for key, text in self.stage_conf(stage).items()}
         return self.model_copy(update={"spark": self.spark.with_conf(conf)})

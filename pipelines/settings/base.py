@@ -34,6 +34,22 @@ _LARGEST = 1 << 63
 _LONGEST = 1000
 
 
+RENAMED: dict[str, str] = {}
+"""Settings that are called otherwise now, by their names of before, which are read for one release.
+
+Both with their section, and all that stands below them is meant too.
+"""
+
+
+def current_key(key: str) -> str:
+    """Return the key of a setting as it is called today; log where that is another name."""
+    for before, now in RENAMED.items():
+        if key == before or key.startswith(f"{before}."):
+            logger.warning("%s is called %s now", before, now)
+            return now + key.removeprefix(before)
+    return key
+
+
 class Settings(BaseModel):
     """A section of the configuration: frozen, and unknown keys are refused."""
 
@@ -42,14 +58,14 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _as_asked_for(cls, given: Any, info: ValidationInfo) -> Any:
-        """A text as it is written where one is asked for, and numbers in one notation."""
+        """Return a text as it is written where one is asked for, and numbers in one notation."""
         kinds = value_kinds(cls.model_fields[info.field_name or ""].annotation)
         if kinds & {int, float}:
             return _each(_checked_number, given)
         return _each(_as_written, given) if str in kinds else given
 
     def check(self) -> None:
-        """Refuses what no field can refuse by itself; the section's keys are those at fault.
+        """Refuse what no field can refuse by itself; the section's keys are those at fault.
 
         Called once all fields of all sections are valid. A section alone is not checked: it may
         still lack what a job needs.
@@ -108,7 +124,7 @@ FollowLinks = Annotated[
 
 
 def value_kinds(annotation: Any) -> set[Any]:
-    """The types of the single values that a setting takes: of each item of a list or mapping."""
+    """Return the types of a setting's single values: of each item of a list or mapping."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         return {annotation}
@@ -119,14 +135,14 @@ def value_kinds(annotation: Any) -> set[Any]:
 
 
 def refusal(problem: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises where a value has a problem that a user can mend."""
+    """Return what a validator raises where a value has a problem that a user can mend."""
     return PydanticCustomError(
         REFUSED, "{problem}, {remedy}", {"problem": problem, "remedy": remedy}
     )
 
 
 def _each(change: Callable[[Any], Any], given: Any) -> Any:
-    """A value, or each one of a list or of a mapping, changed."""
+    """Return a value, or each one of a list or of a mapping, changed."""
     if isinstance(given, Mapping):
         return {key: _each(change, value) for key, value in given.items()}
     if isinstance(given, (list, tuple)):
@@ -137,12 +153,12 @@ def _each(change: Callable[[Any], Any], given: Any) -> Any:
 def _as_written(given: Any) -> Any:
     if isinstance(given, bool):
         return str(given).lower()
-    # Numbers of a file know how they are written; see `yaml_file`, which help need not import.
+    # Numbers of a file know how they are written; see `yaml_file`, which is not needed here.
     return getattr(given, "written", given)
 
 
 def _checked_number(given: Any) -> Any:
-    """A value that may be a number, unless it is none that every reader takes for the same."""
+    """Return a value that may be a number; refuse one that readers take for different ones."""
     if isinstance(getattr(given, "truth", given), bool):
         written = str(given).lower() if isinstance(given, bool) else given
         raise refusal(f"`{written}` is no number", "write one, for example 1")
@@ -162,13 +178,16 @@ class Choice:
     """Marks a setting whose values are the names in a registry; see :func:`choice_of`."""
 
     registry: Registry
+    others: tuple[str, ...] = ()
 
     def current(self, name: str) -> str:
-        """A name as it is today; an old one is read for one release, with a line in the log.
+        """Return a name as it is today; an old one is read for one release, with a line in the log.
 
         Raises:
             InputError: There is nothing of that name.
         """
+        if name in self.others:
+            return name
         current = self.registry.check(name)
         if current != name:
             logger.warning("%s: `%s` is called `%s` now", self.registry.key, name, current)
@@ -182,16 +201,19 @@ class Choice:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**handler(schema), "enum": list(self.registry)}
+        return {**handler(schema), "enum": [*self.others, *self.registry]}
 
 
-def choice_of(registry: Registry) -> Choice:
-    """What makes a setting one of the names in a registry: in ``Annotated`` beside ``str``.
+def choice_of(registry: Registry, *others: str) -> Choice:
+    """Return what makes a setting one of the names in a registry: in ``Annotated`` beside ``str``.
 
     Names that are not in the registry are refused with those that are, and the page of all
     settings lists them.
+
+    Args:
+        others: Values that stand for no entry.
     """
-    return Choice(registry)
+    return Choice(registry, others)
 
 
 _MOUNT = "mount it and give the path that the driver and every executor see"
@@ -232,7 +254,7 @@ class NotLocalError(ValueError):
 
 
 def local_path(given: str) -> str:
-    """A path on a file system, from one, from `~/...` or from a `file:` address.
+    """Return a path on a file system, from one, from `~/...` or from a `file:` address.
 
     Raises:
         NotLocalError: It is an address of another kind or another host, or names nothing.
@@ -254,7 +276,7 @@ def local_path(given: str) -> str:
 
 
 def stored_path(given: str) -> str:
-    """An address in an object store as it is, or a path on a file system; see :func:`local_path`.
+    """Return an address in an object store as it is, or a path as :func:`local_path` does.
 
     Raises:
         NotLocalError: It is neither.
@@ -281,7 +303,7 @@ def stored_path(given: str) -> str:
 
 
 def _check_variables(given: str) -> None:
-    """Refuses a variable of the environment, whose value the path would not get.
+    """Refuse a variable of the environment, whose value the path would not get.
 
     Raises:
         NotLocalError: There is one.

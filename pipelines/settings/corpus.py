@@ -26,7 +26,7 @@ _ELEMENTS = re.compile(r"(?P<column>.+)\[(?P<first>\d*):(?P<end>\d+)\]")
 
 
 def spelled_out(names: Iterable[str]) -> Iterator[str]:
-    """The names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
+    """Yield the names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
     for name in names:
         found = _ELEMENTS.fullmatch(name)
         if found is None:
@@ -37,7 +37,7 @@ def spelled_out(names: Iterable[str]) -> Iterator[str]:
 
 
 def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
-    """The column of lists and the place that a name stands for; None if it is a column's own.
+    """Return the column of lists and the place that a name stands for, or None.
 
     Args:
         name: Of a wanted column.
@@ -48,7 +48,7 @@ def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
 
 
 def column_of(name: str, columns: Collection[str]) -> str:
-    """The column that is read for a name."""
+    """Return the column that is read for a name."""
     element = element_of(name, columns)
     return name if element is None else element[0]
 
@@ -67,125 +67,72 @@ SIDES = ("anchor", "positive", "negatives")
 class SourceForm(Settings):
     """Texts, and how they become examples: of a corpus, or of one of its sources."""
 
-    format: Annotated[str, choice_of(FORMATS)] = Field(
-        default="docstrings",
-        description=(
-            "What the inputs are. `docstrings`: the installed Python packages; `documents`: text, "
-            "Markdown and WikiExtractor files, told apart by name and first bytes; `table`, "
-            "`iceberg`: tables by name; `delta`: table folders."
-        ),
-    )
-    inputs: tuple[InputPath, ...] = Field(
-        default=(), description="Files, folders or globs; empty only with format `docstrings`."
-    )
+    format: Annotated[str, choice_of(FORMATS)] = "docstrings"
+    """What the inputs are. `docstrings`: the installed Python packages; `documents`: text, Markdown
+    and WikiExtractor files, told apart by name and first bytes; `table`, `iceberg`: tables by name;
+    `delta`: table folders."""
+    inputs: tuple[InputPath, ...] = ()
+    """Files, folders or globs; empty only with format `docstrings`."""
     pairs: Literal[
         "summary", "adjacent", "title", "document", "columns", "triplets", "group", "single"
-    ] = Field(
-        default="summary",
-        description=(
-            "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
-            "sentences of a document that follow one another; `title`: a document's title with "
-            "its first paragraph; `document`: its title with its text, or without a title a "
-            "piece of its text with what is around it; `columns`: the two `pair_columns`; "
-            "`triplets`: the `triplet_columns`; `group`: any two texts of one `group_column`; "
-            "`single`: texts alone."
-        ),
-    )
-    sentences: bool = Field(
-        default=False, description="Cut the texts of `pairs: single` into their sentences."
-    )
-    text_column: str = Field(default="text", description="Column that holds the text.")
-    pair_columns: tuple[str, str] = Field(
-        default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
-    )
-    triplet_columns: Names = Field(
-        default=("anchor", "positive", "negative"),
-        description=(
-            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
-            "column of lists, `wrong[0:5]` are the first five texts."
-        ),
-    )
-    title_column: str | None = Field(
-        default="title",
-        description=(
-            "Column of the titles of `pairs: title` and `document`, where there are columns; "
-            "null: documents have none."
-        ),
-    )
-    group_column: str | None = Field(
-        default=None,
-        description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
-    )
-    key_column: str | None = Field(
-        default=None,
-        description=(
-            "Column that says whose a row is; `delete` removes rows by its values. With it, no "
-            "excerpt is kept of what could not be read, nor of what is cut out of a text."
-        ),
-    )
-    score_column: str | None = Field(
-        default=None,
-        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
-    )
-    score_columns: Names = Field(
-        default=(),
-        description=(
-            "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "
-            "the order of `triplet_columns`; as they are, of any range."
-        ),
-    )
-    score_range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
-    )
-    pairs_per_group: int = Field(
-        default=10, ge=1, description="Most pairs that are made of one group."
-    )
-    csv_multiline: bool = Field(
-        default=True,
-        description=(
-            "Whether quoted fields of CSV files may hold line ends. If not, several tasks read a "
-            "large file, and a line in which a quote stays open goes to the quarantine."
-        ),
-    )
+    ] = "summary"
+    """`summary`: a text's first sentence with the paragraph after it; `adjacent`: two sentences of
+    a document that follow one another; `title`: a document's title with its first paragraph;
+    `document`: its title with its text, or without a title a piece of its text with what is around
+    it; `columns`: the two `pair_columns`; `triplets`: the `triplet_columns`; `group`: any two texts
+    of one `group_column`; `single`: texts alone."""
+    sentences: bool = False
+    """Cut the texts of `pairs: single` into their sentences."""
+    text_column: str = "text"
+    """Column that holds the text."""
+    pair_columns: tuple[str, str] = ("sentence1", "sentence2")
+    """The two columns of `pairs: columns`."""
+    triplet_columns: Names = ("anchor", "positive", "negative")
+    """The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a column of
+    lists, `wrong[0:5]` are the first five texts."""
+    title_column: str | None = "title"
+    """Column of the titles of `pairs: title` and `document`, where there are columns; null:
+    documents have none."""
+    group_column: str | None = None
+    """Rows that share its value never meet in one granule; `pairs: group` needs it."""
+    key_column: str | None = None
+    """Column that says whose a row is; `delete` removes rows by its values. With it, no excerpt is
+    kept of what could not be read, nor of what is cut out of a text."""
+    score_column: str | None = None
+    """Similarity of a pair, or its label, for [losses](losses.md) on them."""
+    score_columns: Names = ()
+    """Scores that a teacher gives the positive and each negative of `pairs: triplets`, in the order
+    of `triplet_columns`; as they are, of any range."""
+    score_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value in `score_column`."""
+    pairs_per_group: int = Field(default=10, ge=1)
+    """Most pairs that are made of one group."""
+    csv_multiline: bool = True
+    """Whether quoted fields of CSV files may hold line ends. If not, several tasks read a large
+    file, and a line in which a quote stays open goes to the quarantine."""
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
-    min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
-    max_characters: int = Field(
-        default=5000,
-        ge=1,
-        description="Longer texts are dropped, of `pairs: document` cut.",
-    )
-    max_symbols: float = Field(
-        default=0.4,
-        ge=0,
-        le=1,
-        description="Largest share of characters that are neither letter, mark, digit nor space.",
-    )
-    max_repeated: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="Largest share of words in three-word sequences that the text repeats.",
-    )
-    languages: tuple[str, ...] = Field(
-        default=(),
-        description="Texts in other languages are dropped (ISO 639 codes); empty: all are kept.",
-    )
-    prompts: Mapping[str, str] | None = Field(
-        default=None,
-        description=(
-            "Text before each side of an example in training, by `anchor`, `positive` and "
-            "`negatives`; unset: the model's own prompts. The model keeps its own."
-        ),
-    )
+    min_characters: int = Field(default=10, ge=1)
+    """Shorter texts are dropped."""
+    max_characters: int = Field(default=5000, ge=1)
+    """Longer texts are dropped, of `pairs: document` cut."""
+    max_symbols: float = Field(default=0.4, ge=0, le=1)
+    """Largest share of characters that are neither letter, mark, digit nor space."""
+    max_repeated: float = Field(default=0.5, ge=0, le=1)
+    """Largest share of words in three-word sequences that the text repeats."""
+    languages: tuple[str, ...] = ()
+    """Texts in other languages are dropped (ISO 639 codes); empty: all are kept."""
+    prompts: Mapping[str, str] | None = None
+    """Text before each side of an example in training, by `anchor`, `positive` and `negatives`;
+    unset: the model's own prompts. The model keeps its own."""
 
     @property
     def hard_negatives(self) -> int:
-        """How many an example has."""
+        """Return how many an example has."""
         return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
 
     def check_form(self) -> None:
-        """Refuses texts that are not named, or kinds of pairs that lack what they need.
+        """Refuse texts that are not named, or kinds of pairs that lack what they need.
 
         Raises:
             InputError: With the key in the section `corpus`.
@@ -223,7 +170,7 @@ class SourceForm(Settings):
                 )
 
     def _check_triplets(self) -> None:
-        """Refuses columns of triplets that are too few, or scores of other texts."""
+        """Refuse columns of triplets that are too few, or scores of other texts."""
         if len(self.triplet_columns) < 3:
             raise InputError(
                 "corpus.triplet_columns",
@@ -242,23 +189,18 @@ class SourceForm(Settings):
 class SourceSettings(SourceForm):
     """A source: the keys of `corpus` that are its own, and how it is trained on."""
 
-    name: str = Field(description="What tells the source from others: letters, digits, `_`, `-`.")
-    weight: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "Its share of the steps of an epoch, beside the weights of the others: a small source "
-            "is read several times, a large one over several epochs. Unset, for all sources: as "
-            "many steps as it has."
-        ),
-    )
-    objective: AnyObjective | None = Field(
-        default=None, description="Its own loss, with all keys of `objective`; unset: that section."
-    )
+    name: str
+    """What tells the source from others: letters, digits, `_`, `-`."""
+    weight: float | None = Field(default=None, gt=0)
+    """Its share of the steps of an epoch, beside the weights of the others: a small source is read
+    several times, a large one over several epochs. Unset, for all sources: as many steps as it
+    has."""
+    objective: AnyObjective | None = None
+    """Its own loss, with all keys of `objective`; unset: that section."""
 
 
 def completed(corpus: Any) -> Any:
-    """The section as it was given, each source with the keys of the section that it leaves out.
+    """Return the given section, each source with the section's keys that it leaves out.
 
     So a source is whole wherever it is written down, and what is not a section is left as it is.
     """
@@ -273,91 +215,40 @@ class CorpusSettings(SourceForm):
     """Which texts are read, and how they become pairs."""
 
     follow_links: FollowLinks = False
-    near_duplicates: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description=(
-            "Jaccard similarity of 5-character shingles from which a text is a near duplicate of "
-            "an earlier one and dropped; 0: none are. Unset: 0.8 for sentences, 0 otherwise."
-        ),
-    )
-    redact: str | None = Field(
-        default=None,
-        description=(
-            "Function from text to text, as `module:function`, that each text goes through on the "
-            "executors before it is cut, hashed or written."
-        ),
-    )
-    max_record_megabytes: int = Field(
-        default=16,
-        ge=1,
-        le=512,
-        description="Longest line or record; longer ones are quarantined unread.",
-    )
-    max_quarantined: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Largest share of the rows that may be unreadable; more of them is an error.",
-    )
-    max_dropped: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description=(
-            "Largest share of the rows that may lack a usable value of a column: a score that is "
-            "no number or out of `score_range`; a text, group or title that is not there. More of "
-            "them is an error. Unset: 0.1 for scores, 0.5 for the others."
-        ),
-    )
-    report_examples: int = Field(
-        default=3,
-        ge=0,
-        le=20,
-        description=(
-            "Texts that reports show of each reason why some are dropped, and held-out queries of "
-            "each kind; 0: no text is in statistics, quarantine, samples and reports."
-        ),
-    )
-    evaluation_share: float = Field(
-        default=0.05,
-        ge=0.0,
-        lt=1.0,
-        description=(
-            "Share of the groups (of the pairs, for docstrings: whole packages) that is held "
-            "out, by hash, for the retrieval evaluation."
-        ),
-    )
-    evaluation_pairs: int = Field(
-        default=2000, ge=1, description="Most held-out pairs that are kept for evaluation."
-    )
-    evaluation_documents: int = Field(
-        default=20_000,
-        ge=0,
-        description=(
-            "Most documents of the pairs for training, drawn by hash, that held-out queries search "
-            "besides their own; with few, retrieval looks better than it is."
-        ),
-    )
-    exclude: tuple[StoredPath, ...] = Field(
-        default=(),
-        description=(
-            "Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near "
-            "duplicates of them; a match drops its whole group, or the sentence in a document."
-        ),
-    )
-    exclude_columns: tuple[str, ...] = Field(
-        default=("sentence1", "sentence2"), description="Text columns of the `exclude` files."
-    )
-    sources: tuple[SourceSettings, ...] = Field(
-        default=(),
-        description=(
-            "Several corpora that are trained on together, a batch from one of them: a list of "
-            "mappings with a `name`, the keys from `format` to `prompts` above that differ from "
-            "this section's, and `weight` and `objective`."
-        ),
-    )
+    near_duplicates: float | None = Field(default=None, ge=0, le=1)
+    """Jaccard similarity of 5-character shingles from which a text is a near duplicate of an
+    earlier one and dropped; 0: none are. Unset: 0.8 for sentences, 0 otherwise."""
+    redact: str | None = None
+    """Function from text to text, as `module:function`, that each text goes through on the
+    executors before it is cut, hashed or written."""
+    max_record_megabytes: int = Field(default=16, ge=1, le=512)
+    """Longest line or record; longer ones are quarantined unread."""
+    max_quarantined: float = Field(default=0.01, ge=0, le=1)
+    """Largest share of the rows that may be unreadable; more of them is an error."""
+    max_dropped: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of the rows that may lack a usable value of a column: a score that is no number
+    or out of `score_range`; a text, group or title that is not there. More of them is an error.
+    Unset: 0.1 for scores, 0.5 for the others."""
+    report_examples: int = Field(default=3, ge=0, le=20)
+    """Texts that reports show of each reason why some are dropped, and held-out queries of each
+    kind; 0: no text is in statistics, quarantine, samples and reports."""
+    evaluation_share: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Share of the groups (of the pairs, for docstrings: whole packages) that is held out, by hash,
+    for the retrieval evaluation."""
+    evaluation_pairs: int = Field(default=2000, ge=1)
+    """Most held-out pairs that are kept for evaluation."""
+    evaluation_documents: int = Field(default=20_000, ge=0)
+    """Most documents of the pairs for training, drawn by hash, that held-out queries search besides
+    their own; with few, retrieval looks better than it is."""
+    exclude: tuple[StoredPath, ...] = ()
+    """Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near duplicates of
+    them; a match drops its whole group, or the sentence in a document."""
+    exclude_columns: tuple[str, ...] = ("sentence1", "sentence2")
+    """Text columns of the `exclude` files."""
+    sources: tuple[SourceSettings, ...] = ()
+    """Several corpora that are trained on together, a batch from one of them: a list of mappings
+    with a `name`, the keys from `format` to `prompts` above that differ from this section's, and
+    `weight` and `objective`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -365,7 +256,7 @@ class CorpusSettings(SourceForm):
         return completed(given)
 
     def check(self) -> None:
-        """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
+        """Refuse a corpus that names no texts, or kinds of pairs that lack what they need."""
         # Each of several sources is checked as if it were alone.
         if not self.sources:
             self.check_form()

@@ -15,14 +15,14 @@ from pipelines.settings.preparing import LONGEST_UNASKED
 class FreezeSettings(Settings):
     """Parts of the encoder that keep the numbers of the start."""
 
-    embeddings: bool = Field(
-        default=False, description="Do not train what is before the layers: words, positions."
-    )
-    layers: int = Field(default=0, ge=0, description="Do not train so many layers, the first ones.")
+    embeddings: bool = False
+    """Do not train what is before the layers: words, positions."""
+    layers: int = Field(default=0, ge=0)
+    """Do not train so many layers, the first ones."""
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is frozen."""
+        """Tell whether anything is frozen."""
         return self.embeddings or self.layers > 0
 
 
@@ -32,91 +32,57 @@ class LoraSettings(Settings):
     These two alone are trained.
     """
 
-    rank: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. "
-            "See [training](training.md#parts-of-an-encoder)."
-        ),
-    )
-    alpha: float = Field(
-        default=16.0, gt=0, description="The product of the two is added times `alpha / rank`."
-    )
-    targets: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "How the names of the matrices end, without `.weight` (`query`, `attention.self.value`)"
-            "; unset: all matrices of the layers."
-        ),
-    )
-    export: Literal["merged", "adapter"] = Field(
-        default="merged",
-        description=(
-            "The model folder holds the sums. `adapter`: beside it `run.folder` has a folder "
-            "`adapter` as `peft` writes it."
-        ),
-    )
+    rank: int = Field(default=0, ge=0)
+    """LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. See
+    [training](training.md#parts-of-an-encoder)."""
+    alpha: float = Field(default=16.0, gt=0)
+    """The product of the two is added times `alpha / rank`."""
+    targets: tuple[str, ...] = ()
+    """How the names of the matrices end, without `.weight` (`query`, `attention.self.value`);
+    unset: all matrices of the layers."""
+    export: Literal["merged", "adapter"] = "merged"
+    """The model folder holds the sums. `adapter`: beside it `run.folder` has a folder `adapter` as
+    `peft` writes it."""
 
 
 class LsaSettings(Settings):
     """Latent semantic analysis: numbers of an embedding that the words of a text alone decide."""
 
-    dimensions: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "Numbers that the model's embeddings have behind those of the encoder, by which of the "
-            "corpus' words stand in texts together, 128 for example; 0: none. See "
-            "[training](training.md#words-beside-an-encoder)."
-        ),
-    )
-    weight: float = Field(
-        default=0.25,
-        gt=0,
-        description="How much they count beside the encoder's numbers, which count 1.",
-    )
+    dimensions: int = Field(default=0, ge=0)
+    """Numbers that the model's embeddings have behind those of the encoder, by which of the corpus'
+    words stand in texts together, 128 for example; 0: none. See
+    [training](training.md#words-beside-an-encoder)."""
+    weight: float = Field(default=0.25, gt=0)
+    """How much they count beside the encoder's numbers, which count 1."""
 
 
 class EncoderSettings(Settings):
     """The encoder that is trained. Its shape is read from here only with `start: random`."""
 
-    start: StoredPath = Field(
-        default="default",
-        description="A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2).",
-    )
-    kind: Annotated[str, choice_of(ARCHITECTURES)] = Field(
-        default="bert",
-        description=(
-            "The [architecture](architectures.md) of a random start; a checkpoint tells its own. "
-            "`bert`: a transformer; `static`: the mean of static token embeddings, for which of "
-            "the shape keys only `hidden` and `normalise` count."
-        ),
-    )
-    layers: int = Field(default=4, ge=1, description="Transformer layers.")
-    keep_layers: int | None = Field(
-        default=None,
-        ge=0,
-        description=(
-            "Of a checkpoint: keep so many of its layers, evenly spaced, as a smaller encoder that "
-            "is to learn from the whole one; 0: static embeddings that begin with what it makes of "
-            "each word alone; unset: all."
-        ),
-    )
-    hidden: int = Field(default=256, ge=8, description="Width of the layers and of embeddings.")
-    heads: int = Field(default=4, ge=1, description="Attention heads; a divisor of `hidden`.")
-    intermediate: int | None = Field(
-        default=None, ge=8, description="Feed-forward width; 4 x `hidden` unless set."
-    )
-    pooling: Literal["mean", "cls", "lasttoken", "weightedmean"] = Field(
-        default="mean",
-        description=(
-            "Pooling of a random start, and of a checkpoint that is no sentence-transformers "
-            "folder: `mean` of all tokens, `cls` the first token, `lasttoken` (for decoders), "
-            "`weightedmean` by the tokens' places."
-        ),
-    )
-    normalise: bool = Field(default=True, description="Scale embeddings to length 1.")
+    start: StoredPath = "default"
+    """A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2)."""
+    kind: Annotated[str, choice_of(ARCHITECTURES)] = "bert"
+    """The [architecture](architectures.md) of a random start; a checkpoint tells its own. `bert`: a
+    transformer; `static`: the mean of static token embeddings, for which of the shape keys only
+    `hidden` and `normalise` count."""
+    layers: int = Field(default=4, ge=1)
+    """Transformer layers."""
+    keep_layers: int | None = Field(default=None, ge=0)
+    """Of a checkpoint: keep so many of its layers, evenly spaced, as a smaller encoder that is to
+    learn from the whole one; 0: static embeddings that begin with what it makes of each word alone;
+    unset: all."""
+    hidden: int = Field(default=256, ge=8)
+    """Width of the layers and of embeddings."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads; a divisor of `hidden`."""
+    intermediate: int | None = Field(default=None, ge=8)
+    """Feed-forward width; 4 x `hidden` unless set."""
+    pooling: Literal["mean", "cls", "lasttoken", "weightedmean"] = "mean"
+    """Pooling of a random start, and of a checkpoint that is no sentence-transformers folder:
+    `mean` of all tokens, `cls` the first token, `lasttoken` (for decoders), `weightedmean` by the
+    tokens' places."""
+    normalise: bool = True
+    """Scale embeddings to length 1."""
     max_length: Annotated[int, Field(ge=8)] | Literal["corpus"] | None = Field(
         default=None,
         description=(
@@ -126,20 +92,15 @@ class EncoderSettings(Settings):
             f"of the documents are longer, as the start has positions, up to {LONGEST_UNASKED}."
         ),
     )
-    prompts: Mapping[str, str] = Field(
-        default_factory=dict,
-        description=(
-            "Texts that are put before others, by name, beside those of the start: `query` before "
-            "the anchor, `document` before the positive and the negative."
-        ),
-    )
-    default_prompt_name: str | None = Field(
-        default=None,
-        description="The prompt of texts that are neither; unset: the start's, if it has one.",
-    )
+    prompts: Mapping[str, str] = Field(default_factory=dict)
+    """Texts that are put before others, by name, beside those of the start: `query` before the
+    anchor, `document` before the positive and the negative."""
+    default_prompt_name: str | None = None
+    """The prompt of texts that are neither; unset: the start's, if it has one."""
 
-    freeze: FreezeSettings = Field(
-        default=FreezeSettings(), description="Parts that are not trained."
-    )
-    lora: LoraSettings = Field(default=LoraSettings(), description="Low-rank adaptation.")
-    lsa: LsaSettings = Field(default=LsaSettings(), description="Latent semantic analysis.")
+    freeze: FreezeSettings = FreezeSettings()
+    """Parts that are not trained."""
+    lora: LoraSettings = LoraSettings()
+    """Low-rank adaptation."""
+    lsa: LsaSettings = LsaSettings()
+    """Latent semantic analysis."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from functools import cache
+from itertools import chain, pairwise
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel
 
 from pipelines.settings import Config, CorpusSettings, ObjectiveSettings, Settings
 from pipelines.settings.corpus import SourceForm, SourceSettings
@@ -32,13 +37,14 @@ class SettingField(NamedTuple):
 
 
 def fields() -> Iterator[SettingField]:
-    """Every setting; a key that losses have differently, once for each way."""
+    """Yield every setting; a key that losses have differently, once for each way."""
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not _is_part(model):
             schema = Config.model_json_schema()["properties"][section]
-            told = section_field.description or ""
-            yield SettingField(section, _kind_in_words(schema), "null", told)
+            yield SettingField(
+                section, _kind_in_words(schema), "null", description_of(Config, section)
+            )
             continue
         yield from _fields_of(section, model)
         if model.model_config.get("extra") == "allow":
@@ -50,7 +56,7 @@ def fields() -> Iterator[SettingField]:
 
 
 def kinds(section: str, name: str) -> set[Any]:
-    """The generic types that a setting may be of (`tuple`, `Mapping`); none where it has none.
+    """Return the generic types that a setting may be of, such as `tuple` and `Mapping`.
 
     Args:
         section: Of the setting.
@@ -69,13 +75,13 @@ def kinds(section: str, name: str) -> set[Any]:
 
 
 def is_section(name: str) -> bool:
-    """Whether a name is that of a section, and not of the one setting that is in none."""
+    """Tell whether a name is that of a section, and not of the one setting that is in none."""
     known = Config.model_fields.get(name)
     return known is not None and _is_part(known.annotation)
 
 
 def _options(annotation: Any) -> Iterator[Any]:
-    """The types that a setting may be of, without what they are annotated with."""
+    """Yield the types that a setting may be of, without what they are annotated with."""
     if get_origin(annotation) is Annotated:
         yield from _options(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -85,7 +91,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 
 
 def has_parts(section: str, name: str) -> bool:
-    """Whether a setting has settings of its own, as `encoder.lora`."""
+    """Tell whether a setting has settings of its own, as `encoder.lora`."""
     known = Config.model_fields.get(section)
     if known is None or not _is_part(known.annotation):
         return False
@@ -94,7 +100,7 @@ def has_parts(section: str, name: str) -> bool:
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:
-    """The keys that losses have of their own, with the losses that have them."""
+    """Yield the keys that losses have of their own, with the losses that have them."""
     losses: dict[SettingField, list[str]] = {}
     for name, model in settings_by_loss().items():
         for field in _fields_of(section, model):
@@ -105,7 +111,7 @@ def _fields_of_losses(section: str) -> Iterator[SettingField]:
 
 
 def _fields_of_sources() -> Iterator[SettingField]:
-    """The keys that a source of the corpus has beside those of the section."""
+    """Yield the keys that a source of the corpus has beside those of the section."""
     for field in _fields_of("corpus.sources", SourceSettings):
         if field.key.rpartition(".")[2] not in SourceForm.model_fields:
             yield field
@@ -123,12 +129,38 @@ def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
             f"{section}.{name}",
             _kind_in_words(schema[name]),
             "" if field.is_required() else default.removesuffix("...\n").strip(),
-            field.description or "",
+            description_of(model, name),
         )
 
 
+def description_of(model: type[BaseModel], name: str) -> str:
+    """Return what stands below a field in the source of its section, or in its `Field`."""
+    told = model.model_fields[name].description
+    return told or next((found[name] for found in map(_told, model.mro()) if name in found), "")
+
+
+@cache
+def _told(model: type) -> Mapping[str, str]:
+    """Return the strings below the fields of a class, without their line breaks."""
+    if model is BaseModel or not issubclass(model, BaseModel):
+        return {}
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    except OSError:
+        return {}  # An archive may leave sources out.
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(getattr(tree, "body", ()))
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
 def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:
-    """Whether something is a section of settings, or a part of one."""
+    """Tell whether something is a section of settings, or a part of one."""
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
@@ -259,7 +291,7 @@ _CLOSE, _CLOSE_ELSEWHERE = 0.6, 0.8
 
 
 def remedy(key: str, known: Iterable[str]) -> str:
-    """What to propose for a setting that does not exist.
+    """Return what to propose for a setting that does not exist.
 
     Args:
         key: As it was written, with its section or without.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, SerializeAsAny
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
@@ -20,37 +20,33 @@ DEFAULT = "in_batch_negatives"
 class ObjectiveSettings(Settings):
     """What is minimised. Every loss extends this by its own keys, in its own module."""
 
-    name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
-    dimensions: tuple[int, ...] = Field(
-        default=(),
-        description=(
-            "Trains embeddings that may be cut: the loss is the sum over these widths, of "
-            "embeddings cut to them and scaled to length 1; retrieval is evaluated at each. Name "
-            "the whole width too. Empty: the whole width only."
-        ),
-    )
-    dimension_weights: tuple[float, ...] = Field(
-        default=(), description="Of each of `dimensions` in the sum; empty: 1 each."
-    )
+    name: Annotated[str, choice_of(LOSSES)] = DEFAULT
+    """The loss."""
+    dimensions: tuple[int, ...] = ()
+    """Trains embeddings that may be cut: the loss is the sum over these widths, of embeddings cut
+    to them and scaled to length 1; retrieval is evaluated at each. Name the whole width too. Empty:
+    the whole width only."""
+    dimension_weights: tuple[float, ...] = ()
+    """Of each of `dimensions` in the sum; empty: 1 each."""
 
     @property
     def compares_anchors(self) -> bool:
-        """Whether anchors are compared with other anchors, which then are candidates too."""
+        """Tell whether anchors are compared with other anchors, which then are candidates too."""
         return False
 
     @property
     def uses_teacher(self) -> bool:
-        """Whether the loss is given the vectors that a teacher gave the texts."""
+        """Tell whether the loss is given the vectors that a teacher gave the texts."""
         needs: str = LOSSES.load(self.name).needs
         return needs == "teacher"
 
     @property
     def projects_teacher(self) -> bool:
-        """Whether a teacher's vectors are projected to the width of the encoder's embeddings."""
+        """Tell whether a teacher's vectors are projected to the width of the embeddings."""
         return False
 
     def check_width(self, width: int, teacher: int | None = None) -> None:
-        """Refuses dimensions that embeddings do not have; tells if none is the whole width.
+        """Refuse dimensions that embeddings do not have; tells if none is the whole width.
 
         Args:
             width: Of an embedding of the encoder.
@@ -75,18 +71,18 @@ class ObjectiveSettings(Settings):
 
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
-    """The settings of a loss, with its defaults for all keys that are not given."""
+    """Return the settings of a loss, with its defaults for all keys that are not given."""
     own: type[ObjectiveSettings] = LOSSES.load(name).settings
     return own(name=name, **keys)
 
 
 def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
-    """The settings that each loss has, the common ones included, by the loss's name."""
+    """Return the settings that each loss has, the common ones included, by the loss's name."""
     return {name: LOSSES.load(name).settings for name in LOSSES}
 
 
 def _of_its_loss(given: Any) -> Any:
-    """The settings of the loss that is named; anything else than keys by name is left as it is."""
+    """Return the settings of the named loss; leave anything but keys by name as it is."""
     if type(given) is ObjectiveSettings:
         return objective(**given.model_dump())
     if not isinstance(given, Mapping) or not isinstance(given.get("name", DEFAULT), str):
@@ -98,7 +94,7 @@ def _of_its_loss(given: Any) -> Any:
 
 
 def _is_of_others(name: str, key: str, value: Any) -> bool:
-    """Whether a key belongs to other losses only, with their default, and is left out.
+    """Tell whether a key belongs to other losses only, with their default, and is left out.
 
     Files that earlier releases wrote hold the keys of all losses, whichever was chosen.
 
@@ -122,7 +118,7 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
 
 
 def own_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a section without those that only other losses have, whatever their values.
+    """Return the keys of a section without those of other losses alone, whatever their values.
 
     For the files of runs: earlier releases wrote the keys of all losses, and used those of one.
     """

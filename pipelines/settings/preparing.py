@@ -12,26 +12,17 @@ from pipelines.settings.base import Settings, StoredPath
 class PreparedSettings(Settings):
     """Where the prepared corpus lives."""
 
-    folder: StoredPath = Field(
-        default="prepared", description="Folder that the driver and every executor can reach."
-    )
-    reuse: bool = Field(
-        default=True, description="Keep a stage whose inputs and settings have not changed."
-    )
-    cache_gigabytes: float = Field(
-        default=20.0,
-        ge=0,
-        description="What a machine keeps on its disk of lanes in an object store, for all runs on "
-        "it together, in units of 10^9 bytes; 0 fetches granules anew in each epoch. The folder is "
-        "`storage.cache_folder`.",
-    )
-    keep_units: bool = Field(
-        default=True,
-        description=(
-            "Keep the cleaned texts of each input file beside the corpus, so that the next "
-            "preparation reads new and changed files alone; about as large as the corpus."
-        ),
-    )
+    folder: StoredPath = "prepared"
+    """Folder that the driver and every executor can reach."""
+    reuse: bool = True
+    """Keep a stage whose inputs and settings have not changed."""
+    cache_gigabytes: float = Field(default=20.0, ge=0)
+    """What a machine keeps on its disk of lanes in an object store, for all runs on it together, in
+    units of 10^9 bytes; 0 fetches granules anew in each epoch. The folder is
+    `storage.cache_folder`."""
+    keep_units: bool = True
+    """Keep the cleaned texts of each input file beside the corpus, so that the next preparation
+    reads new and changed files alone; about as large as the corpus."""
 
 
 SHORTEST_TEXT, LONGEST_TEXT = 8, 32_768
@@ -44,19 +35,14 @@ user should have asked for."""
 class TokenSettings(Settings):
     """Vocabulary and token ids."""
 
-    vocabulary: StoredPath = Field(
-        default="start",
-        description="`start`: the start checkpoint's; `train`: a new one; or a folder.",
-    )
-    model: Literal["wordpiece", "bpe", "unigram"] = Field(
-        default="wordpiece", description="Algorithm of a vocabulary that is trained."
-    )
-    vocabulary_size: int = Field(
-        default=30522, ge=100, description="Entries of a vocabulary that is trained."
-    )
-    lowercase: bool = Field(
-        default=True, description="Whether a vocabulary that is trained lower-cases texts."
-    )
+    vocabulary: StoredPath = "start"
+    """`start`: the start checkpoint's; `train`: a new one; or a folder."""
+    model: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    """Algorithm of a vocabulary that is trained."""
+    vocabulary_size: int = Field(default=30522, ge=100)
+    """Entries of a vocabulary that is trained."""
+    lowercase: bool = True
+    """Whether a vocabulary that is trained lower-cases texts."""
     max_length: int | None = Field(
         default=None,
         ge=SHORTEST_TEXT,
@@ -73,25 +59,17 @@ class TokenSettings(Settings):
 class LaneSettings(Settings):
     """How examples are dealt into granules and lanes, whatever the number of workers."""
 
-    count: int = Field(
-        default=48, ge=1, description="Number of lanes; a small corpus gets a divisor of it."
-    )
-    granule: int = Field(default=64, ge=2, description="Examples in a granule.")
-    bucket: int = Field(default=8, ge=1, description="Width of a length bucket, in tokens.")
-    bucket_growth: float = Field(
-        default=1.05,
-        ge=1,
-        le=2,
-        description=(
-            "From 512 tokens on, each bucket ends at so many times the length of the one before; "
-            "1: all have one width."
-        ),
-    )
-    seed: int = Field(
-        default=17,
-        ge=0,
-        description="Seed of the order that decides which examples share a granule.",
-    )
+    count: int = Field(default=48, ge=1)
+    """Number of lanes; a small corpus gets a divisor of it."""
+    granule: int = Field(default=64, ge=2)
+    """Examples in a granule."""
+    bucket: int = Field(default=8, ge=1)
+    """Width of a length bucket, in tokens."""
+    bucket_growth: float = Field(default=1.05, ge=1, le=2)
+    """From 512 tokens on, each bucket ends at so many times the length of the one before; 1: all
+    have one width."""
+    seed: int = Field(default=17, ge=0)
+    """Seed of the order that decides which examples share a granule."""
 
 
 Precision = Literal["fp16", "fp32"]
@@ -102,30 +80,18 @@ START = "start"
 class TeacherSettings(Settings):
     """Whose vectors the lanes hold beside the texts, for objectives that learn from them."""
 
-    model: StoredPath | None = Field(
-        default=None,
-        description=(
-            "A sentence-transformers folder, or `start`: that of `encoder.start`. `prepare` has it "
-            "embed each text of the corpus once, anchors as queries and the others as documents; "
-            "it computes as `embedding.backend`, `precision` and `batch_tokens` say."
-        ),
-    )
-    vectors: tuple[StoredPath, ...] = Field(
-        default=(),
-        description=(
-            "Folders of tables that `embed` wrote of the texts, instead of `teacher.model`."
-        ),
-    )
-    dimensions: int | None = Field(
-        default=None,
-        ge=1,
-        description="Values of a vector to keep, of models trained for it; unset: all.",
-    )
-    precision: Precision = Field(
-        default="fp16", description="How a value of a vector is stored in the lanes."
-    )
+    model: StoredPath | None = None
+    """A sentence-transformers folder, or `start`: that of `encoder.start`. `prepare` has it embed
+    each text of the corpus once, anchors as queries and the others as documents; it computes as
+    `embedding.backend`, `precision` and `batch_tokens` say."""
+    vectors: tuple[StoredPath, ...] = ()
+    """Folders of tables that `embed` wrote of the texts, instead of `teacher.model`."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Values of a vector to keep, of models trained for it; unset: all."""
+    precision: Precision = "fp16"
+    """How a value of a vector is stored in the lanes."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is to be a teacher."""
+        """Tell whether there is to be a teacher."""
         return self.model is not None or bool(self.vectors)

@@ -29,59 +29,31 @@ Points = float
 class PromotionSettings(Settings):
     """When a model takes the place of the one in service."""
 
-    target: StoredPath | None = Field(
-        default=None,
-        description="Folder that models are served from; `current` in it is the one in service.",
-    )
-    metrics: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None,
-        description=(
-            "Metrics that must not fall, each after its evaluation, as in `metrics.json`. Unset: "
-            "the first one of every judged set and guard, or of held-out pairs where no set is "
-            "judged; see [promotion](promotion.md#what-is-compared)."
-        ),
-    )
-    tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(
-        default_factory=dict,
-        description=(
-            "By metric, how many points lower than the model in service it may be (the first "
-            "model: than its start); 0 unless set. What has no interval is refused where it is "
-            "lower by more."
-        ),
-    )
-    confidence: float = Field(
-        default=0.95,
-        gt=0.5,
-        lt=1,
-        description=(
-            "Of the interval of a difference to the model in service, by paired bootstrap over the "
-            "queries (or pairs): what is decided by."
-        ),
-    )
-    required: Literal["not_worse", "better"] = Field(
-        default="not_worse",
-        description=(
-            "`not_worse`: refused where it is worse and the whole interval is lower than the "
-            "tolerance allows; `better`: refused unless it is better, by interval and test."
-        ),
-    )
-    minimum: Mapping[str, Points] = Field(
-        default_factory=dict,
-        description="By metric, the least points; they hold for the first promotion too.",
-    )
-    accept: tuple[Doubt, ...] = Field(
-        default=(),
-        description=(
-            "Doubts that do not keep a model out of service, by name; see "
-            "[promotion](promotion.md#doubts)."
-        ),
-    )
-    keep: int = Field(
-        default=3, ge=1, description="Models formerly in service that are kept for a rollback."
-    )
+    target: StoredPath | None = None
+    """Folder that models are served from; `current` in it is the one in service."""
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Metrics that must not fall, each after its evaluation, as in `metrics.json`. Unset: the first
+    one of every judged set and guard, or of held-out pairs where no set is judged; see
+    [promotion](promotion.md#what-is-compared)."""
+    tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(default_factory=dict)
+    """By metric, how many points lower than the model in service it may be (the first model: than
+    its start); 0 unless set. What has no interval is refused where it is lower by more."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Of the interval of a difference to the model in service, by paired bootstrap over the queries
+    (or pairs): what is decided by."""
+    required: Literal["not_worse", "better"] = "not_worse"
+    """`not_worse`: refused where it is worse and the whole interval is lower than the tolerance
+    allows; `better`: refused unless it is better, by interval and test."""
+    minimum: Mapping[str, Points] = Field(default_factory=dict)
+    """By metric, the least points; they hold for the first promotion too."""
+    accept: tuple[Doubt, ...] = ()
+    """Doubts that do not keep a model out of service, by name; see
+    [promotion](promotion.md#doubts)."""
+    keep: int = Field(default=3, ge=1)
+    """Models formerly in service that are kept for a rollback."""
 
     def check(self) -> None:
-        """Refuses metrics without an evaluation, and limits of metrics that are not compared.
+        """Refuse metrics without an evaluation, and limits of metrics that are not compared.
 
         Where none are named, the sets of a run and the limits tell which are compared; see
         :func:`pipelines.promotion.gate.compared_metrics`.

@@ -87,7 +87,7 @@ STATIC = Recipe(
 
 
 def with_recipe(given: Any) -> Any:
-    """Settings with those of the recipe that they name.
+    """Return settings with those of the recipe that they name.
 
     A loss has keys of its own, so a recipe's objective is taken as a whole or, where another loss
     is named, not at all.
@@ -107,7 +107,7 @@ def with_recipe(given: Any) -> Any:
 
 
 def _completed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """A section with the keys of others that it leaves out, in its own sections too."""
+    """Return a section with the keys of others that it leaves out, in its own sections too."""
     completed = {**others, **own}
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(others.get(key), Mapping):

@@ -40,7 +40,7 @@ _PARAMETERS = re.compile(r"[?#;]")
 
 
 def without_secrets(config: Config) -> Config:
-    """The configuration for others to see.
+    """Return the configuration for others to see.
 
     Spark settings whose key or value looks like a secret are hidden, as Spark's own pages do it,
     and so are all variables of executors. Every address in any setting is shown without its user,
@@ -54,7 +54,7 @@ def without_secrets(config: Config) -> Config:
 
 
 def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Spark settings for others to see."""
+    """Return Spark settings for others to see."""
     return {
         key: HIDDEN if is_secret(key, value) else without_password(value)
         for key, value in conf.items()
@@ -62,7 +62,7 @@ def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secret_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line for others to see: each `KEY=VALUE` as :func:`without_secrets` has it."""
+    """Return a command line for others to see; see :func:`without_secrets`."""
     return [_plain_argument(argument) for argument in arguments]
 
 
@@ -81,7 +81,7 @@ def _plain_argument(argument: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """A text in which addresses have neither user nor password nor parameters."""
+    """Return a text in which addresses have neither user nor password nor parameters."""
     return _ADDRESS.sub(_plain_address, text)
 
 
@@ -94,7 +94,7 @@ def _plain_address(found: re.Match[str]) -> str:
 
 
 def is_secret(key: str, value: str) -> bool:
-    """Whether a Spark setting may give access to something, by its key or its value."""
+    """Tell whether a Spark setting may give access to something, by its key or its value."""
     if key.endswith("redaction.regex"):
         return False  # It names what is a secret.
     return _SECRET_NAME.search(key) is not None or _SECRET_VALUE.search(value) is not None

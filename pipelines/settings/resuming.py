@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pipelines.settings import Config, ObjectiveSettings, Settings
-from pipelines.settings.base import Choice
+from pipelines.settings.base import RENAMED, Choice
 
 SECTIONS = ("tokens", "lanes", "encoder", "objective", "training")
 """Those whose settings are in the lists."""
@@ -107,23 +107,31 @@ _OF_SOURCE = ("weight", "objective")
 
 
 def fixed_settings(config: Config) -> Mapping[str, Any]:
-    """What must not change when a run is resumed, by key, as in JSON."""
+    """Return what must not change when a run is resumed, by key, as in JSON."""
     return {**_values(config, FIXED), **_of_sources(config)}
 
 
 def _of_sources(config: Config) -> dict[str, Any]:
-    """How each source of several is trained on."""
+    """Return how each source of several is trained on."""
     told = [one.model_dump(mode="json") for one in config.corpus.sources]
     return {f"corpus.sources.{one['name']}.{key}": one[key] for one in told for key in _OF_SOURCE}
 
 
 def recorded_settings(config: Config) -> Mapping[str, Any]:
-    """What may change, and is recorded, by key, as in JSON."""
+    """Return what may change, and is recorded, by key, as in JSON."""
     return _values(config, RECORDED)
 
 
-def current_name(key: str, value: Any) -> Any:
-    """A value that an earlier release wrote down: what it chose by name may be called otherwise."""
+def recorded_value(known: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Return what a run has written down of a setting, in the names of today.
+
+    Args:
+        known: Values by key, as the release of the run called them.
+        key: As it is called today.
+        default: Where nothing is written down.
+    """
+    former = next((before for before, now in RENAMED.items() if now == key), key)
+    value = known.get(key, known.get(former, default))
     section, _, name = key.partition(".")
     model = Config.model_fields[section].annotation
     field = getattr(model, "model_fields", {}).get(name)
@@ -144,14 +152,14 @@ def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
-    """A setting of a section, or of a part of one."""
+    """Return a setting of a section, or of a part of one."""
     for part in name.split("."):
         values = values[part]
     return values
 
 
 def differing_settings(config: Config, sections: Collection[str] | None = None) -> dict[str, Any]:
-    """What is set to something else than its default, by dotted key, as in JSON.
+    """Return what is set to something else than its default, by dotted key, as in JSON.
 
     The keys of a loss have the defaults of that loss.
 
@@ -173,7 +181,7 @@ def differing_settings(config: Config, sections: Collection[str] | None = None) 
 def _differing(
     prefix: str, values: Mapping[str, Any], default: Settings
 ) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a section, or of a part of one, that are not as by default."""
+    """Yield keys and values of a section, or of a part of one, that are not as by default."""
     usual = default.model_dump(mode="json")
     for key, value in values.items():
         part = getattr(default, key, None)

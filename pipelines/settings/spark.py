@@ -18,28 +18,17 @@ class SparkSettings(Settings):
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, str] = Field(init=False)
 
-    wait_seconds: int = Field(
-        default=600,
-        ge=0,
-        description=(
-            "Deadline for the cluster to give a training its executors, which it may have to "
-            "start; the other deadlines of a training count from when they are there. Outside of "
-            "training, the longest that all executors may be gone once there were some."
-        ),
-    )
+    wait_seconds: int = Field(default=600, ge=0)
+    """Deadline for the cluster to give a training its executors, which it may have to start; the
+    other deadlines of a training count from when they are there. Outside of training, the longest
+    that all executors may be gone once there were some."""
 
-    stall_seconds: int = Field(
-        default=3600,
-        ge=30,
-        description=(
-            "Deadline for Spark to make any progress outside of training: to begin or end a task, "
-            "to read, write or shuffle a row. It passes where an executor hangs at a mount that "
-            "does not answer."
-        ),
-    )
+    stall_seconds: int = Field(default=3600, ge=30)
+    """Deadline for Spark to make any progress outside of training: to begin or end a task, to read,
+    write or shuffle a row. It passes where an executor hangs at a mount that does not answer."""
 
     def check(self) -> None:
-        """Refuses a home, which Spark would take for a folder named `~`."""
+        """Refuse a home, which Spark would take for a folder named `~`."""
         for key, value in self.conf.items():
             if value.startswith("~/"):
                 raise InputError(
@@ -48,11 +37,11 @@ class SparkSettings(Settings):
 
     @property
     def conf(self) -> Mapping[str, str]:
-        """The Spark conf, by keys without `spark.` before them."""
+        """Return the Spark conf, by keys without `spark.` before them."""
         return self.__pydantic_extra__ or {}
 
     def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
-        """The same with another Spark conf, by keys without `spark.` before them."""
+        """Return the same with another Spark conf, by keys without `spark.` before them."""
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return SparkSettings.model_validate({**own, **conf})
 
@@ -62,7 +51,7 @@ PREFIX = "spark."
 
 
 def conf_text(value: Any) -> Any:
-    """A value of the Spark conf, as Spark reads it; one that is none is left as it is."""
+    """Return a value of the Spark conf, as Spark reads it; one that is none is left as it is."""
     if value is None or isinstance(value, (list, tuple, Mapping)):
         return value
     # What a file has for a truth value in another spelling; see `yaml_file`.
@@ -82,22 +71,20 @@ _Conf = Annotated[Mapping[str, str], BeforeValidator(_texts)]
 class StageSettings(Settings):
     """Spark conf of one stage, on top of the section `spark`."""
 
-    prepare: _Conf = Field(
-        default_factory=dict, description="Spark conf of `prepare`: `stages.prepare.spark.*`."
-    )
-    train: _Conf = Field(
-        default_factory=dict,
-        description=(
-            "Of `train`, for example `stages.train.spark.task.cpus`; within a session that other "
-            "stages use too, see [per-stage resources](clusters.md#resources-of-a-stage)."
-        ),
-    )
-    evaluate: _Conf = Field(default_factory=dict, description="Of `evaluate`.")
-    embed: _Conf = Field(default_factory=dict, description="Of `embed`.")
-    mine: _Conf = Field(default_factory=dict, description="Of `mine`.")
+    prepare: _Conf = Field(default_factory=dict)
+    """Spark conf of `prepare`: `stages.prepare.spark.*`."""
+    train: _Conf = Field(default_factory=dict)
+    """Of `train`, for example `stages.train.spark.task.cpus`; within a session that other stages
+    use too, see [per-stage resources](clusters.md#resources-of-a-stage)."""
+    evaluate: _Conf = Field(default_factory=dict)
+    """Of `evaluate`."""
+    embed: _Conf = Field(default_factory=dict)
+    """Of `embed`."""
+    mine: _Conf = Field(default_factory=dict)
+    """Of `mine`."""
 
     def check(self) -> None:
-        """Refuses keys that are none of Spark's."""
+        """Refuse keys that are none of Spark's."""
         for stage, conf in self:
             for key in conf:
                 if not key.startswith(PREFIX):
@@ -120,35 +107,24 @@ Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
 class StorageSettings(Settings):
     """How object stores are reached. Credentials are no settings: each store's SDK finds them."""
 
-    s3_endpoint: Endpoint | None = Field(
-        default=None,
-        description="Address of a server that speaks S3, such as `https://minio.example:9000`; "
-        "`null` leaves it to AWS and `AWS_ENDPOINT_URL`.",
-    )
-    s3_region: str | None = Field(
-        default=None, description="Region of the buckets; `null` has the AWS SDK find it."
-    )
-    gs_endpoint: Endpoint | None = Field(
-        default=None, description="Address of a server that speaks the JSON API of Google's store."
-    )
-    azure_endpoint: Endpoint | None = Field(
-        default=None,
-        description="Address of a server that speaks Azure's Blob Storage, such as Azurite.",
-    )
-    anonymous: bool = Field(default=False, description="Read public buckets without credentials.")
-    timeout_seconds: float = Field(
-        default=60.0, gt=0, description="After which a request that gives nothing is made again."
-    )
-    retry_seconds: float = Field(
-        default=300.0,
-        ge=0,
-        description="How long a store that is away, or asks for patience, is asked again.",
-    )
-    cache_folder: LocalPath | None = Field(
-        default=None,
-        description="Folder of each machine for copies of what lies in an object store; `null` is "
-        "the folder for temporary files.",
-    )
+    s3_endpoint: Endpoint | None = None
+    """Address of a server that speaks S3, such as `https://minio.example:9000`; `null` leaves it to
+    AWS and `AWS_ENDPOINT_URL`."""
+    s3_region: str | None = None
+    """Region of the buckets; `null` has the AWS SDK find it."""
+    gs_endpoint: Endpoint | None = None
+    """Address of a server that speaks the JSON API of Google's store."""
+    azure_endpoint: Endpoint | None = None
+    """Address of a server that speaks Azure's Blob Storage, such as Azurite."""
+    anonymous: bool = False
+    """Read public buckets without credentials."""
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    """After which a request that gives nothing is made again."""
+    retry_seconds: float = Field(default=300.0, ge=0)
+    """How long a store that is away, or asks for patience, is asked again."""
+    cache_folder: LocalPath | None = None
+    """Folder of each machine for copies of what lies in an object store; `null` is the folder for
+    temporary files."""
 
 
 DEFAULT_STORES = StorageSettings()

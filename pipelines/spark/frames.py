@@ -24,7 +24,7 @@ from pipelines.arrow_columns import (
 )
 from pipelines.errors import PipelineError
 from pipelines.files import storage
-from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.files.locations import Location, arrow_source, as_local, listed
 from pipelines.spark.capacity import is_connected
 from pipelines.spark.parquet_parts import (
     Part,
@@ -162,9 +162,10 @@ def read_parquet(
     Args:
         schema: Of the rows, if it is known; saves a look at the files.
     """
-    if isinstance(path, Path):
+    local = as_local(path)
+    if local is not None:
         reader = session.read if schema is None else session.read.schema(schema)
-        return reader.parquet(read_path(path))
+        return reader.parquet(read_path(local))
     return _by_executors(session, data_files(path), schema)
 
 
@@ -182,7 +183,7 @@ def read_files(
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
-    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    local = [read_path(path) for path in map(as_local, paths) if path is not None]
     if not local:
         return _by_executors(session, paths, schema, origin)
     # Dates as everybody but Spark 2 writes them; its own files say that they are of Spark 2.
@@ -281,9 +282,8 @@ def _read_rows(
             values = [column_for_spark(batch.column(name)) for name in columns]
             rows = pa.RecordBatch.from_arrays(values, list(columns))
             if origin is not None:
-                path = part.path
-                address = path.as_uri() if isinstance(path, Path) else str(path)
-                rows = rows.append_column(origin, pa.repeat(address, rows.num_rows))
+                address = pa.repeat(part.path.as_uri(), rows.num_rows)
+                rows = rows.append_column(origin, address)
             yield rows
 
 
@@ -292,8 +292,9 @@ def write_parquet(frame: DataFrame, path: Location) -> None:
 
     Those of a store are written by the executors; see :func:`read_parquet`.
     """
-    if isinstance(path, Path):
-        frame.write.parquet(write_path(path), compression="zstd")
+    local = as_local(path)
+    if local is not None:
+        frame.write.parquet(write_path(local), compression="zstd")
         return
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -304,10 +305,11 @@ def write_parquet(frame: DataFrame, path: Location) -> None:
 
 def write_single_file(frame: DataFrame, path: Location) -> None:
     """Writes a small table as one Parquet file."""
-    parts = path.with_suffix(".parts")
-    if isinstance(path, Path) and isinstance(parts, Path):
+    local = as_local(path)
+    if local is not None:
+        parts = local.with_suffix(".parts")
         frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
-        next(parts.glob("part-*")).rename(path)
+        next(parts.glob("part-*")).rename(local)
         shutil.rmtree(parts)
         return
     with storage.built_file(path) as aside:

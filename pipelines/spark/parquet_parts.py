@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.files.locations import Location, arrow_source, as_local, listed
 from pipelines.spark.tasks import collect_from_tasks, frame_from_tasks
 
 if TYPE_CHECKING:
@@ -71,8 +70,9 @@ def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
 def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Table:
     """All rows of a file or a folder of them, in this process."""
     wanted = list(columns) if columns is not None else None
-    if isinstance(folder, Path):
-        return pq.read_table(folder, columns=wanted)
+    local = as_local(folder)
+    if local is not None:
+        return pq.read_table(local, columns=wanted)
     tables = [pq.read_table(arrow_source(file), columns=wanted) for file in data_files(folder)]
     return pa.concat_tables(tables)
 
@@ -126,7 +126,7 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Reads those of the columns that the part has, in batches. Runs on an executor."""
     average = max(part.size // part.rows, 1)
     # Of a store, all that is wanted of the part is asked for at once, in few requests.
-    stored = not isinstance(part.path, Path)
+    stored = as_local(part.path) is None
     with pq.ParquetFile(arrow_source(part.path), pre_buffer=stored) as file:
         yield from file.iter_batches(
             batch_size=min(max(BATCH_BYTES // average, 1), MAX_ROWS),

@@ -29,7 +29,7 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, Tens
 
 import pipelines  # noqa: E402
 from pipelines.files import storage  # noqa: E402
-from pipelines.files.copies import local_folder  # noqa: E402
+from pipelines.files.copies import local_file, local_folder  # noqa: E402
 from pipelines.files.locations import Location, location  # noqa: E402
 from pipelines.models.folder import digest_model  # noqa: E402
 from pipelines.settings.redaction import without_password  # noqa: E402
@@ -106,11 +106,7 @@ class MlflowTracker:
 
     def _log_file(self, file: str) -> None:
         assert self._start is not None
-        path = location(file, self._start.storage)
-        if isinstance(path, Path):
-            mlflow.log_artifact(file)
-        else:
-            mlflow.log_text(path.read_text(), path.name)
+        mlflow.log_artifact(str(local_file(location(file, self._start.storage))))
 
     def _local(self, folder: str) -> Path:
         assert self._start is not None

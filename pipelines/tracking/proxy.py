@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.files.copies import cache_folder
+from pipelines.files.locations import as_local
 from pipelines.tracking import REGISTRY
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 from pipelines.tracking.process import one_line
@@ -172,8 +173,8 @@ class TrackerProxy:
 
 def log_path(start: RunStart, name: str) -> Path:
     """Where a tracker's process writes what it and its library have to say."""
-    folder = start.folder.tracking
-    if isinstance(folder, Path):
+    folder = as_local(start.folder.tracking)
+    if folder is not None:
         return folder / f"{name}.log"
     # The process appends to it, which no store can.
     digest = hashlib.sha256(start.run_folder.encode()).hexdigest()[:16]

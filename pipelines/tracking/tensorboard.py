@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipelines.files.conditional import create
-from pipelines.files.locations import Location, RemotePath, location
-from pipelines.files.versions import put_folder
+from pipelines.files import storage
+from pipelines.files.locations import Location, as_local, location
 from pipelines.quiet import import_without
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 
@@ -73,15 +72,15 @@ class TensorBoardTracker:
     def _publish(self) -> None:
         """Copies the event files to a store, where they cannot grow."""
         self._published = time.monotonic()
-        if isinstance(self._folder, RemotePath) and self._writer is not None:
+        if as_local(self._folder) is None and self._writer is not None:
             self._writer.flush()
-            put_folder(Path(self._written.name), self._folder)
+            storage.copy_folder(Path(self._written.name), self._folder)
 
     def _open(self, purge_step: int | None) -> None:
         # Two files of one second would have one name otherwise.
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._writer = SummaryWriter(
-            str(self._folder if isinstance(self._folder, Path) else self._written.name),
+            str(as_local(self._folder) or self._written.name),
             purge_step=purge_step,
             flush_secs=FLUSH_SECONDS,
             filename_suffix=suffix,
@@ -106,15 +105,7 @@ def event_folder(start: RunStart) -> Location:
 def _take(folder: Location, run_folder: str) -> bool:
     """Marks a folder of event files as a run's; False if it is not empty and not this run's."""
     marker = folder / MARKER
-    if isinstance(marker, RemotePath):
-        if not folder.exists():
-            create(marker, f"{run_folder}\n".encode())
-        return marker.is_file() and marker.read_text() == f"{run_folder}\n"
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
-        try:
-            with marker.open("x", encoding="utf-8") as file:
-                file.write(f"{run_folder}\n")
-        except FileExistsError:
-            return False  # Another run has just come first.
+        storage.create_file(marker, f"{run_folder}\n".encode())
     return marker.is_file() and marker.read_text(encoding="utf-8") == f"{run_folder}\n"

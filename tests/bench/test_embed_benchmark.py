@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.executor import embedding_options
 from pipelines.errors import PipelineError
 from pipelines.tokens.start import default_start
+from pipelines.vectors.embedding import embedding_options
 from pipelines_bench.embed import _cosines, _embed, _embedder
 
 

@@ -2,9 +2,9 @@
 
 import pyarrow.parquet as pq
 
-from pipelines.mining.plan import Work, make_parts
-from pipelines.mining.staging import MOST_ROWS
 from pipelines.settings import MiningSettings
+from pipelines.vectors.mining_parts import Work, mine_parts
+from pipelines.vectors.mining_texts import MOST_ROWS
 from pipelines_bench.mine import Measured, _print, _write
 
 
@@ -17,10 +17,9 @@ def test_a_part_is_made(tmp_path, capsys) -> None:
         pairs=tmp_path / "pairs",
         texts=texts,
         folder=folder,
-        attempts=tmp_path,
         threads=1,
     )
-    assert list(make_parts(["part-00000"], work=work)) == [30]
+    assert list(mine_parts(["part-00000"], work=work, attempts=tmp_path)) == [30]
     rows = pq.read_table(folder / "part-00000.parquet").to_pylist()
     assert len(rows) == 30
     assert all(row["negative_0"].startswith("the text of number") for row in rows)

@@ -11,7 +11,7 @@ from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.inputs import COLUMNS, find_files
 from pipelines.corpus.readers.spark_reader import columns_in
 from pipelines.corpus.readers.streams import UnreadableError
-from pipelines.embedding.partitions import rows_as_json
+from pipelines.vectors.inputs import rows_as_json
 
 LINES = "lang=en;text=A dog runs.\nnothing of it\n\nlang=de;text=Ein Hund läuft. a=b\n"
 

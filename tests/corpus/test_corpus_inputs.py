@@ -10,13 +10,13 @@ from range_cases import quarantined, read
 from pipelines.corpus.readers.docstrings import SourceFile, file_docstrings
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.rows import file_of
-from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
 from pipelines.evaluation.beir import files_of_set
 from pipelines.evaluation.pairs import PairFiles, check_file
-from pipelines.mining.inputs import stamps
 from pipelines.settings.load import parse
 from pipelines.spark.frames import read_path
+from pipelines.vectors.inputs import input_stamps
+from pipelines.vectors.mining_inputs import stamps
 
 
 def test_a_folder_gives_its_visible_files_of_the_format_at_any_depth(tmp_path):

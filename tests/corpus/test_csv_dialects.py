@@ -11,10 +11,10 @@ from range_cases import quarantined, read, texts
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Dialect
 from pipelines.corpus.readers.inputs import column_remedy, find_files
 from pipelines.corpus.readers.spark_reader import columns_in, read_rows
-from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
 from pipelines.evaluation.pairs import PairFiles, check_file
 from pipelines.settings.load import parse
+from pipelines.vectors.inputs import input_stamps
 
 BACKSLASHES = Dialect(escape="\\")
 FIELDS = st.text(alphabet='a"\\,;\n é', max_size=8)

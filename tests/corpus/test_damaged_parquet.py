@@ -8,11 +8,11 @@ import pytest
 from corpus_runs import pairs_of, sentence
 
 from pipelines.corpus.stage import prepare_corpus
-from pipelines.embedding.parts import read_rows
 from pipelines.errors import InputError
 from pipelines.evaluation.pairs import PairFiles, read_pairs
-from pipelines.mining.inputs import check_sources, damage_told
 from pipelines.settings.load import parse
+from pipelines.vectors.mining_inputs import check_sources, damage_told
+from pipelines.vectors.parts import read_rows
 
 
 def write(path, begin, rows=100, **more):

@@ -25,6 +25,7 @@ from pipelines.catalog import STEPPERS
 from pipelines.engines.base import load_engine
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.models.folder import start_encoder, write_encoder
@@ -32,7 +33,6 @@ from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.tokens.examples import SCHEMA
-from pipelines.training_plan import batch_plan
 
 QUALITY_STEPS = 120
 POINTS = 5

@@ -15,12 +15,12 @@ from sklearn.metrics import ndcg_score
 
 from pipelines.errors import InputError
 from pipelines.evaluation.beir import read_retrieval_set, set_name
-from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.rankings import ndcg_at
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.sets import evaluate
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.load import parse
+from pipelines.vectors.nearest import unit_length
 
 DOCUMENTS = {
     "d1": ("Cats", "They sleep in the warm sun."),

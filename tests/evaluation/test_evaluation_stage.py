@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
-from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.geometry import geometry_figures
 from pipelines.evaluation.sets import evaluate, named_sets
 from pipelines.settings.load import parse
+from pipelines.vectors.nearest import unit_length
 
 ASKED = ["a sleeping animal", "stocks went down", "weather in England"]
 TEXTS = ["A cat sleeps.", "The market fell.", "It rains in London."]

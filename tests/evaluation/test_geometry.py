@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.geometry import geometry_figures, uniformity
+from pipelines.vectors.nearest import unit_length
 
 
 def papers_alignment(x, y) -> float:

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.embedder import nearest, unit_length
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved
 from pipelines.evaluation.samples import (
     MAX_CHARACTERS,
@@ -21,6 +20,7 @@ from pipelines.evaluation.samples import (
 from pipelines.files import storage
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
+from pipelines.vectors.nearest import nearest, unit_length
 
 RANKS = st.none() | st.integers(1, 10)
 

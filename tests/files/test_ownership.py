@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.embedding.plan import discard_begun, next_folder
-from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
@@ -30,6 +28,8 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import begin, current, publish, put_bytes
 from pipelines.settings.load import parse
+from pipelines.vectors.table_job import discard_begun, next_folder
+from pipelines.vectors.teacher import forget_texts
 
 KEY = "a.folder"
 STAGE = '{"fingerprint": null, "seconds": 1.0}'

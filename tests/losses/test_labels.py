@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
+from pipelines.jobs.training_plan import check_labels
 from pipelines.settings.load import parse
-from pipelines.training_plan import check_labels
 
 
 def config_of(name):

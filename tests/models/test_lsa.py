@@ -15,10 +15,10 @@ from tiny_checkpoints import FAMILIES, TEXTS, write_plain
 from transformers import AutoModel
 
 from pipelines.catalog import BACKENDS
-from pipelines.command_jobs import show_limits
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.base import say_model
 from pipelines.models.folder import check_start, read_encoder, write_encoder
 from pipelines.models.inference.batches import TokenRows
 from pipelines.models.inference.embedder import load_embedder
@@ -125,12 +125,14 @@ def test_readers_of_a_transformer_alone_find_none(folder):
 
 def test_where_it_cannot_be_served_is_said(tmp_path, capsys):
     tree = {"run": {"folder": str(tmp_path)}, "encoder": {"lsa": {"dimensions": 4}}}
-    show_limits(parse(tree))
+    say_model(parse(tree), tmp_path / "model")
     told = capsys.readouterr().out
-    assert told.startswith("limit   Only sentence-transformers (5.4 or later)")
+    assert told.startswith(
+        f"model   {tmp_path / 'model'}\nlimit   Only sentence-transformers (5.4 or later)"
+    )
     assert all(name in told for name in ("vLLM", "fastembed", "AutoModel", "ONNX", "LSA"))
-    show_limits(parse({"run": {"folder": str(tmp_path)}}))
-    assert not capsys.readouterr().out
+    say_model(parse({}), tmp_path / "model")
+    assert capsys.readouterr().out == f"model   {tmp_path / 'model'}\n"
 
 
 def test_what_the_encoder_says_of_a_text_stays_beside_its_terms(folder):

@@ -10,7 +10,6 @@ from tiny_checkpoints import FAMILIES, write_sentence_folder
 from tokenizers import Tokenizer, models, normalizers
 from transformers import XLMRobertaTokenizer
 
-from pipelines.embedding.executor import embedding_options
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder
@@ -19,6 +18,7 @@ from pipelines.models.weights import load_weights, save_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.tokenizer_files import applied, check_word_pieces
 from pipelines.tokens.vocabulary import changed_tokenizer, copy_tokenizer
+from pipelines.vectors.embedding import embedding_options
 
 LONG = "the arguments of a function " * 20
 TEXTS = ["The Argument IS a List", "café ÉCOLE naïve", "漢字 in a text", "[MASK] [SEP] x", LONG]

@@ -6,7 +6,7 @@ from rich.console import Console
 from pipelines.progress.screen import Screen
 from pipelines.report.comparison import compare
 from pipelines.report.verdict import hits_table, metrics_table, told_interval, verdict
-from pipelines.search.text_search import Hit
+from pipelines.vectors.search import Hit
 
 
 def figures(before, after, ends=None):

@@ -7,13 +7,19 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.base import Choice, IsPath
+from pipelines.settings.base import RENAMED, Choice, IsPath
+from pipelines.settings.fields import description_of, fields
 from pipelines.settings.load import dump, load, parse
+from pipelines.settings.resuming import recorded_value
 
 
 def test_the_default_is_valid_and_survives_a_file(tmp_path):
     (tmp_path / "a.yaml").write_text(dump(Config()))
     assert load(tmp_path / "a.yaml") == load() == Config()
+
+
+def test_every_setting_says_what_it_is():
+    assert [field.key for field in fields() if not field.description] == []
 
 
 def test_overrides_win_over_the_file(tmp_path):
@@ -80,7 +86,6 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         ("corpus.sentences=true", r"^corpus\.sentences: `summary` does not ask for it"),
         ("corpus.pairs=single", r"^objective\.name: single texts"),
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
-        ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
         ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
         ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit.*at least 1 item"),
         (
@@ -162,13 +167,14 @@ def kinds_of(field):
 
 
 def settings_of_texts():
-    """Every setting that takes any text, with whether it is marked as a path."""
+    """Every setting that takes any text, what is said of it, and whether it is marked as a path."""
     for section, section_field in Config.model_fields.items():
         for name, field in getattr(section_field.annotation, "model_fields", {}).items():
             kinds = list(kinds_of(field))
             if str in kinds and not any(isinstance(kind, Choice) for kind in field.metadata):
                 is_path = any(isinstance(kind, IsPath) for kind in kinds)
-                yield f"{section}.{name}", field, is_path
+                description = description_of(section_field.annotation, name)
+                yield f"{section}.{name}", description, is_path
 
 
 PATHS = [key for key, _, is_path in settings_of_texts() if is_path]
@@ -176,8 +182,8 @@ PATHS = [key for key, _, is_path in settings_of_texts() if is_path]
 
 def test_every_setting_that_speaks_of_files_is_a_path():
     told = re.compile(r"\b(files?|folders?|paths?|checkpoint folder|directory)\b", re.IGNORECASE)
-    for key, field, is_path in settings_of_texts():
-        speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
+    for key, description, is_path in settings_of_texts():
+        speaks = told.search(f"{key.replace('_', ' ')} {description}") is not None
         assert is_path == (speaks and key not in NO_PATHS), key
     assert len(PATHS) == 22
 
@@ -445,3 +451,17 @@ def test_a_store_of_mlflow_and_the_spark_conf_know_no_home_or_variable(monkeypat
             load(None, [*mlflow, f"tracking.mlflow_uri={given}"])
     with pytest.raises(InputError, match=r"^spark\.local\.dir: `~/spark`: Spark does not replace"):
         load(None, ["spark.local.dir=~/spark"])
+
+
+def test_a_setting_is_read_under_its_name_of_before(monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(RENAMED, "training.processes_asked", "training.workers")
+    monkeypatch.setitem(RENAMED, "encoder.adapter", "encoder.lora")
+    text = "training: {processes_asked: 1}\nencoder: {adapter: {rank: 2}}\n"
+    config = load_text(tmp_path, text, "encoder.adapter.targets=query,key")
+    assert (config.training.workers, config.encoder.lora.rank) == (1, 2)
+    assert config.encoder.lora.targets == ("query", "key")
+    assert "training.processes_asked is called training.workers now" in caplog.messages
+    with pytest.raises(InputError, match=r"sets `training\.workers` in line 2 and again in line 3"):
+        load_text(tmp_path, "training:\n  processes_asked: 4\n  workers: 2\n")
+    assert parse({"training": {"processes_asked": 1}}) == load(None, ["training.workers=1"])
+    assert recorded_value({"encoder.adapter": 3}, "encoder.lora", 0) == 3

@@ -6,7 +6,7 @@ from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.objective import objective
-from pipelines.settings.resuming import current_name
+from pipelines.settings.resuming import recorded_value
 
 SINGLES = ["corpus.pairs=single", "training.dropout=0.1"]
 SCORES = ["objective.name=cosine_regression", "corpus.score_column=score"]
@@ -54,8 +54,10 @@ def test_an_old_name_is_read(tmp_path, caplog):
     assert config.objective == objective("simcse")
     assert caplog.messages == ["objective.name: `twins` is called `simcse` now"]
     assert "twins" not in dump(config)
-    assert current_name("objective.name", "twins") == "simcse"
-    assert current_name("objective.temperature", 0.05) == 0.05
+    recorded = {"objective.name": "twins", "objective.temperature": 0.05}
+    assert recorded_value(recorded, "objective.name", "") == "simcse"
+    assert recorded_value(recorded, "objective.temperature", 0) == 0.05
+    assert recorded_value(recorded, "objective.directions", ()) == ()
 
 
 def test_a_loss_without_a_form_in_the_framework_is_refused():

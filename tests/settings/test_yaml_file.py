@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InputError
 from pipelines.ml import _tree
-from pipelines.settings.load import LARGEST, UnusableYamlError, load, parse_yaml
+from pipelines.settings.load import load
+from pipelines.settings.yaml_file import LARGEST, UnusableYamlError, parse_yaml
 
 
 def bomb(levels, kind):
@@ -133,7 +134,7 @@ def test_any_text_is_a_value_or_refused(text):
 
 
 def test_a_list_that_is_too_long_is_not_told_of_aliases(monkeypatch):
-    monkeypatch.setattr("pipelines.settings.load.MAX_VALUES", 99)
+    monkeypatch.setattr("pipelines.settings.yaml_file.MAX_VALUES", 99)
     assert len(parse_yaml(f"[{'1,' * 50}]")) == 50
     with pytest.raises(UnusableYamlError, match=r"^it holds too many values$"):
         parse_yaml(f"[{'1, ' * 99}1]")

@@ -15,11 +15,11 @@ from corpus_factory import small_config
 from embedding_fixtures import lines, small_model
 
 from pipelines import workflow
-from pipelines.embedding.store import open_table
-from pipelines.search.text_search import find_texts
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.spark.frames import shape_of
+from pipelines.vectors.search import find_texts
+from pipelines.vectors.store import open_table
 
 __all__ = ["lines", "small_model"]
 
@@ -28,7 +28,7 @@ import json, sys
 from dataclasses import astuple
 from pipelines import workflow
 from pipelines.errors import PipelineError
-from pipelines.search import text_search
+from pipelines.vectors import search as text_search
 from pipelines.settings.load import load
 
 # No table fits into this process.

@@ -48,6 +48,7 @@ def small_config(folder: Path, **training) -> Config:
             "lanes": {"count": 4, "granule": 8},
             "encoder": {"start": "random", "layers": 1, "hidden": 32, "heads": 2},
             "training": {
+                "engine": "tensorflowonspark",
                 "granules_per_step": 2,
                 "learning_rate": 2e-3,
                 # Curves are compared.
@@ -64,10 +65,9 @@ def small_config(folder: Path, **training) -> Config:
         }
     )
     # Not validated again: the test engine's framework is no setting.
-    return config.model_copy(update={"training": config.training.model_copy(update=training)})
+    return config.changed("training", **training)
 
 
 def only_retrieval(config: Config) -> Config:
     """The settings with what a gate compares measured, and nothing beside it."""
-    measured = config.evaluation.model_copy(update={"geometry": False, "samples": 0})
-    return config.model_copy(update={"evaluation": measured})
+    return config.changed("evaluation", geometry=False, samples=0)

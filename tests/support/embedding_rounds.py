@@ -15,32 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.embedding import keys as kept_vectors
-from pipelines.embedding import planning, table
-from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, key_scans, match, scan_keys
-from pipelines.embedding.part_files import embed_parts, read_deleted, write_deleted
-from pipelines.embedding.partitions import partition_columns
-from pipelines.embedding.parts import RowRange
-from pipelines.embedding.plan import (
-    ATTEMPTS,
-    KEPT,
-    Plan,
-    Version,
-    beginning,
-    choose_work,
-    columns_of,
-    identity_of,
-    missing_parts,
-    options_of,
-    output_folder,
-    publish,
-    write_plan,
-)
-from pipelines.embedding.planning import Asked
-from pipelines.embedding.store import VectorTable, open_table
 from pipelines.files.locations import Location
 from pipelines.files.versions import current
 from pipelines.settings import Config
+from pipelines.vectors import embed
+from pipelines.vectors import keys as kept_vectors
+from pipelines.vectors.embed import EmbeddingJob
+from pipelines.vectors.embed_parts import embed_parts
+from pipelines.vectors.keys import ROWS, TWICE, UNCHANGED, key_scans, match, scan_keys
+from pipelines.vectors.parts import RowRange, partition_columns
+from pipelines.vectors.plan import (
+    Plan,
+    Version,
+    publish,
+)
+from pipelines.vectors.row_deletion import read_deleted, write_deleted
+from pipelines.vectors.store import VectorTable, open_table
+from pipelines.vectors.table_job import ATTEMPTS, KEPT, beginning
 
 Rows = Sequence[tuple[int, str | None]]
 SLOTS = 2
@@ -64,38 +55,34 @@ def write_lake(folder: Path, files: Mapping[str, Rows]) -> None:
 
 def embed_here(config: Config) -> int:
     """Does what ``embed_table`` does; returns how many rows were embedded."""
-    settings, options, stores = config.embedding, options_of(config), config.storage
-    folder, identity = output_folder(settings, stores), identity_of(settings, options, stores)
-    work = choose_work(folder, identity, overwrite=settings.overwrite, stores=stores)
+    job = EmbeddingJob.of(config)
+    settings, options, stores, folder = config.embedding, job.options, config.storage, job.folder
+    work = job.work()
     version = work.goes_on
     if version is None:
-        asked = Asked(settings, identity, options, stores)
-        before = planning._usable(work.before, folder, identity)
-        files = planning.parquet_inputs(settings, stores)
+        before = embed.usable(work.before, folder, job.identity)
+        files = embed.parquet_inputs(settings, stores), partition_columns(settings.inputs, stores)
         with beginning(folder) as begun:
             aside = begun.aside
             deleted = read_deleted(current(folder))
             if deleted is not None:
                 write_deleted(aside, deleted)
-            parts = planning._parts(
-                files, partition_columns(settings.inputs, stores), asked, before, work.build, SLOTS
-            )
-            parts, _ = planning._linked(parts, before, aside)
+            parts = embed.parts_of(files, job, before, work.build, SLOTS)
+            parts = embed.linked(parts, before, aside)
             whole = next((one for one in before if one.is_whole), None)
             earlier = None if whole is None else open_table(whole.folder)
             kept = compare_here(parts, earlier, aside / KEPT)
             parts = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
-            plan = Plan(identity, options.backend, options.precision, tuple(parts), work.build)
-            write_plan(aside, plan)
+            plan = Plan(job.identity, options.backend, options.precision, tuple(parts), work.build)
+            plan.write(aside)
         version = Version(begun.folder, plan, is_whole=False)
     (version.folder / ATTEMPTS).mkdir(exist_ok=True)
-    missing = missing_parts(version)
-    columns = columns_of(settings)
+    missing = version.missing()
     deleted = read_deleted(version.folder)
-    make = partial(embed_parts, folder=version.folder, options=options, columns=columns)
+    make = partial(embed_parts, folder=version.folder, options=options, columns=job.columns)
     embedded = sum(make(missing, deleted=deleted))
     assert deleted or embedded == sum(part.embedded for part in missing)
-    table._finish(version, options, columns, embedded, time.monotonic())
+    embed.finish(version, options, job.columns, embedded, time.monotonic())
     publish(version, folder)
     return embedded
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.mining.staging import Anchors
 from pipelines.settings import MiningSettings
+from pipelines.vectors.mining_texts import Anchors
 
 WIDTH = 64
 

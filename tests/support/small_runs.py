@@ -8,13 +8,13 @@ from typing import Any
 
 from lanes_factory import VOCABULARY, write_small_lanes
 
+from pipelines.jobs.training_plan import batch_plan
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, save_frozen
 from pipelines.runs.run import TrainingRun
 from pipelines.settings.load import parse
-from pipelines.training_plan import batch_plan
 
 SPEC = BertSpec(vocabulary=VOCABULARY, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 TRAINING = {

@@ -22,7 +22,7 @@ def toy(operations, sides, scores, settings: ToySettings):
 LOSS = Loss(
     name="toy",
     needs="scores",
-    sides=("left", "right"),
+    sides=("anchor", "positive"),
     uses_negatives=False,
     settings=ToySettings,
     forms=both_forms(toy),

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipelines.errors import InputError
+from pipelines.jobs.stages import tokenise
 from pipelines.models.start import model_length
-from pipelines.preparation import tokenise
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
 from pipelines.spark.parquet_parts import find_parts, read_part

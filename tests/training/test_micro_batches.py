@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from steppers import PAIR, SPEC, STATIC, TRIPLET, assert_close, granule, stepper, work
 
 from pipelines.errors import InputError
+from pipelines.lanes.plan import noise_seed
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import parse
 from pipelines.training.steppers.base import batches, granule_texts, parts_needed
@@ -22,8 +23,9 @@ def test_parts_are_all_texts_in_order_and_as_large_as_may_be(lengths, most):
     sides = granule_texts(part, PAIR, 17, 0)
     ids = np.arange(len(lengths))[:, None].repeat(30, 1).astype(np.int32)
     long = sides[1]._replace(token_ids=ids, lengths=np.array(lengths, np.int32))
-    found = batches([sides[0], long], [parts_needed(side, most) for side in (sides[0], long)])
-    for number, side in enumerate((sides[0], long)):
+    both = [sides[0], long]
+    found = batches(both, [parts_needed(side.lengths, most) for side in both])
+    for number, side in enumerate(both):
         parts = [one for batch in found for one in batch if one.side == number]
         np.testing.assert_array_equal(np.concatenate([one.lengths for one in parts]), side.lengths)
         joined = np.concatenate([one.token_ids for one in parts])
@@ -33,7 +35,12 @@ def test_parts_are_all_texts_in_order_and_as_large_as_may_be(lengths, most):
             width = max(side.lengths)
             assert all(len(one.lengths) * width <= max(most, width) for one in parts)
     if most is None or most >= 40 * 30:
-        assert found == [[sides[0], long]]
+        assert found == [both]
+
+
+def test_every_side_has_noise_of_its_own():
+    seeds = [texts.seed for texts in granule_texts(granule(3, TRIPLET), TRIPLET, 17, 1)]
+    assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
 
 @pytest.mark.parametrize("negatives", ["granule", "step"])

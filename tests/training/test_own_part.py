@@ -8,7 +8,7 @@ from steppers import SPEC, start_weights
 from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.training import Placement
-from pipelines.training.steppers.sharded import OwnPart
+from pipelines.training.steppers.model_parallel import OwnPart
 
 
 def test_no_array_is_read_before_it_is_asked_for():

@@ -4,7 +4,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from steppers import (
 from steppers import stepper as make_stepper
 
 from pipelines.lanes.files import Granule, Side
-from pipelines.lanes.plan import noise_seed
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
     Checkpoint,
@@ -260,18 +258,6 @@ def test_every_objective_learns_its_granule(framework, name, sides, dropout):
     each = make_stepper(framework, {"name": name}, {"dropout": dropout}, sides=sides)
     losses = [each.step(work(i, granule(1, SEVERAL)), 3e-3) for i in range(30)]
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
-
-
-def test_every_side_has_noise_of_its_own(stepper):
-    each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
-    part = granule(3, TRIPLET)
-    embedded = SimpleNamespace(sides=TRIPLET)
-    if hasattr(each, "_inputs"):
-        sides = each._inputs(part, embedded, 1)
-    else:
-        sides = each._batches(part, embedded, 1)[0]
-    seeds = [tuple(texts.seed) for texts in sides]
-    assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
 
 def test_a_checkpoint_continues_as_if_nothing_had_happened(stepper, tmp_path: Path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelines.errors import InputError
-from pipelines.training.steppers.torch import DiskTensors
+from pipelines.training.steppers.sharded import DiskTensors
 
 
 @pytest.fixture(autouse=True)

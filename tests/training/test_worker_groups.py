@@ -18,7 +18,7 @@ def _checked(folder, rank, differs):
     import torch.distributed as processes
 
     from pipelines.runs.checkpoint import Checkpoint
-    from pipelines.training.steppers.sharded import check_members, worker_groups
+    from pipelines.training.steppers.model_parallel import check_members, worker_groups
 
     processes.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORKERS

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings.base import Settings
-from pipelines.settings.load import Openable, UnusableYamlError, parse_yaml, read_text
+from pipelines.settings.yaml_file import Openable, UnusableYamlError, parse_yaml, read_text
 from pipelines_bench import BENCHMARKS
 
 OWN = "bounds"

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.catalog import EVALUATIONS
-from pipelines.embedding.executor import Columns, EmbeddingOptions, embed_batches, embedding_options
 from pipelines.models.inference.embedder import TextEmbedder, load_embedder
 from pipelines.models.spec import EncoderSpec
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, embed_batches, embedding_options
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.models import sentences, write_model
 

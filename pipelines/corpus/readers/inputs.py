@@ -20,12 +20,18 @@ from pipelines.corpus.readers.streams import (
     check_regular,
     exists,
     files_below,
-    fixed_folder,
-    matching,
     sort_key,
 )
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, is_compressed, location, plain_suffix
+from pipelines.files.locations import (
+    Location,
+    as_local,
+    fixed_folder,
+    is_compressed,
+    location,
+    matching,
+    plain_suffix,
+)
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings import base as paths
 from pipelines.settings.corpus import column_of, element_of
@@ -102,7 +108,7 @@ def find_files(
 
 def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path]:
     """Those of :func:`find_files` that are on a file system."""
-    return [file for file in find_files(inputs, kind, key) if isinstance(file, Path)]
+    return [path for path in map(as_local, find_files(inputs, kind, key)) if path is not None]
 
 
 def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
@@ -117,7 +123,8 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
         raise InputError(key, error.problem, error.remedy) from None
     # Spark takes `..` out of a path before it reads a file, and tells of the file by that name.
     whole = place.absolute()
-    return Path(os.path.normpath(whole)) if isinstance(whole, Path) else whole
+    local = as_local(whole)
+    return whole if local is None else Path(os.path.normpath(local))
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
@@ -145,8 +152,7 @@ def _files_of(
         if not matches:
             raise InputError(key, f"nothing matches `{given}`", "name existing files")
         for match in matches:
-            if isinstance(match, Path):
-                links.check(match)
+            links.check(match)
     else:
         raise InputError(key, f"there is no file or folder `{given}`", "name existing files")
     for match in sorted(matches, key=sort_key):
@@ -162,7 +168,7 @@ def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
     for file in files_below(folder, is_hidden, links):
         if any(_is_of(file, files) for files in kinds):
             empty = False
-            if file.is_symlink() and isinstance(file, Path):
+            if file.is_symlink():
                 links.check(file)
             check_regular(file, links.key)
             yield file

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
-from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -248,7 +247,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
             "rows": file.rows,
             "bytes": 0,
             "level": ROWS,
-            "input": file.path.as_uri() if isinstance(file.path, Path) else str(file.path),
+            "input": file.path.as_uri(),
         }
         for file, problem in lost
     ]

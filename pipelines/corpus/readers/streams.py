@@ -13,7 +13,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import errno
-import glob
 import lzma
 import os
 import re
@@ -23,15 +22,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 from charset_normalizer import from_bytes
 
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, RemotePath, is_within
+from pipelines.files import storage
+from pipelines.files.locations import Location, as_local, is_within
 from pipelines.files.stores import first_line
 
 Width = Callable[[bytes], int]
@@ -250,28 +249,10 @@ def exists(path: Location, key: str) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        if isinstance(path, Path):
+        if as_local(path) is not None:
             raise
         remedy = "mend the address or the credentials; see docs/storage.md"
         raise InputError(key, f"{path} cannot be reached ({first_line(error)})", remedy) from None
-
-
-def matching(pattern: Location) -> list[Location]:
-    """What a glob matches; ``**`` stands for any depth."""
-    if isinstance(pattern, Path):
-        found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 - of an absolute pattern
-        return [Path(match) for match in found]
-    folder = fixed_folder(pattern)
-    return list(folder.glob(str(pattern.relative_to(folder))))
-
-
-def fixed_folder(pattern: Location) -> Location:
-    """Return the folder above the first wildcard of a glob."""
-    parts = pattern.parts if isinstance(pattern, Path) else pattern.key.parts
-    fixed = takewhile(lambda part: not glob.has_magic(part), parts)
-    if isinstance(pattern, Path):
-        return Path(*fixed)
-    return RemotePath(pattern.store, PurePosixPath(*fixed))
 
 
 @dataclass(frozen=True)
@@ -292,7 +273,7 @@ class Links:
     def _real_root(self) -> Location:
         return self.root.resolve()
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Location) -> None:
         """Refuse a place that links lead to out of the folder.
 
         Raises:
@@ -314,10 +295,11 @@ def check_regular(path: Location, key: str) -> None:
     Raises:
         InputError: It is a pipe, a socket or a device.
     """
-    if isinstance(path, RemotePath):
+    local = as_local(path)
+    if local is None:
         return
     try:
-        mode = path.stat().st_mode
+        mode = local.stat().st_mode
     except OSError:
         # Whoever reads it says so.
         return
@@ -335,9 +317,10 @@ def open_regular(path: Location) -> IO[bytes]:
     Raises:
         OSError: It is no regular file, or cannot be opened.
     """
-    if isinstance(path, RemotePath):
+    local = as_local(path)
+    if local is None:
         return path.open("rb")
-    opened = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - Path has no opener
+    opened = open(local, "rb", opener=_without_waiting)  # noqa: SIM115 - Path has no opener
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
         raise OSError(errno.EINVAL, "no regular file")
@@ -361,13 +344,14 @@ def files_below(
     Raises:
         InputError: A folder is a link that is not to be followed.
     """
-    if isinstance(folder, RemotePath):
-        for name, status in folder.entries():
-            if status is not None and not any(map(is_hidden, name.split("/"))):
+    local = as_local(folder)
+    if local is None:
+        for name in storage.file_names(folder):
+            if not any(map(is_hidden, name.split("/"))):
                 yield folder / name
         return
     follow, seen = links is not None and links.follow, set[str]()
-    for parent, folders, names in os.walk(folder, followlinks=follow):
+    for parent, folders, names in os.walk(local, followlinks=follow):
         if follow and os.path.realpath(parent) in seen:
             # A link back, or a second one to a folder that was read.
             folders[:] = []
@@ -382,7 +366,7 @@ def files_below(
 
 def sort_key(path: Location) -> tuple[bool, tuple[str, ...]]:
     """Orders files by the parts of their paths, those of file systems first."""
-    return isinstance(path, RemotePath), path.parts
+    return as_local(path) is None, path.parts
 
 
 CHUNK = 1 << 20

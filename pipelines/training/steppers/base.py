@@ -1,11 +1,12 @@
-"""A framework's side of training: what each step loop needs of it.
+"""What step loops need of a framework, how granules reach it, and in which batches it embeds.
 
-Granules in micro-batches, so that long texts fit in memory. Runs on executors.
+Runs on executors.
 
 What is embedded at once is a *batch*: all sides of a granule or, where a side has more padded
-tokens than ``training.tokens_per_micro_batch``, some texts of one side. The loss is still that of
-the whole granule or step: the texts are embedded without a graph, then the loss's gradient on the
-embeddings is pulled through each batch, which is embedded once more for that.
+tokens than ``training.tokens_per_micro_batch``, some texts of one side, so that long texts fit in
+memory. The loss is still that of the whole granule or step: the texts are embedded without a graph,
+then the loss's gradient on the embeddings is pulled through each batch, which is embedded once more
+for that.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
@@ -49,7 +50,7 @@ class StepWork:
 
     @classmethod
     def of(cls, step: StepPlan, granules: list[Granule]) -> StepWork:
-        """The work of a planned step."""
+        """Return the work of a planned step."""
         return cls(step.index, step.epoch, granules, step.source, step.visit)
 
     @property
@@ -59,7 +60,7 @@ class StepWork:
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Reads the worker's granules from the lanes as its steps come. Runs on an executor.
+    """Read the worker's granules from the lanes as its steps come.
 
     Those in an object store are fetched from now on, while the encoder is loaded.
     """
@@ -72,7 +73,7 @@ def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
 
 
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Reads all of the worker's granules into memory before the first. Runs on an executor.
+    """Read all of the worker's granules into memory before the first.
 
     Each is kept once, for all epochs. It shows what a feed without any cost would give: for small
     corpora, and as the baseline of benchmarks.
@@ -123,11 +124,11 @@ class Stepper(Protocol):
         ...
 
     def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from this worker's granules; returns the loss over all workers."""
+        """Make one update from this worker's granules; return the loss over all workers."""
         ...
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step, as numpy arrays; of all workers together if ``sharded``."""
+        """Return the state before a step, as numpy arrays; of all workers if ``sharded``."""
         ...
 
 
@@ -135,7 +136,7 @@ class LoadableStepper(Stepper, Protocol):
     """One whose state can be replaced, for the loop of averaging rounds."""
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Takes another state, of the same shape."""
+        """Take another state, of the same shape."""
         ...
 
 
@@ -153,7 +154,7 @@ class GradientStepper(Protocol):
         ...
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
-        """Loss and clipped gradients of this worker's granules at given weights.
+        """Return loss and clipped gradients of this worker's granules at given weights.
 
         Leaves the stepper with these weights; its optimiser has no part in it.
         """
@@ -169,11 +170,11 @@ class StepperFactory(Protocol[Stepper_co]):
     def __call__(
         self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives
     ) -> Stepper_co:
-        """Makes the framework's side from a checkpoint."""
+        """Make the framework's side from a checkpoint."""
         ...
 
     def prepare_process(self, settings: TrainingSettings) -> None:
-        """Called once, before the framework computes anything in this process."""
+        """Prepare this process; called before the framework computes anything in it."""
         ...
 
 
@@ -194,11 +195,11 @@ class Texts(NamedTuple):
 
 
 Batch = list[Texts]
-"""What is embedded side by side."""
+"""Texts that are embedded side by side."""
 
 
 def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
-    """The sides of a granule that the objective embeds.
+    """Return the sides of a granule that the objective embeds.
 
     Args:
         sides: Their names.
@@ -216,18 +217,13 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
     ]
 
 
-def parts_needed(side: Texts, most: int | None) -> int:
-    """In how many parts a side is embedded.
+def parts_needed(lengths: np.ndarray, most: int | None) -> int:
+    """Return in how many parts a side is embedded.
 
     Args:
-        side: Of a granule.
+        lengths: Of its texts, in tokens.
         most: Padded tokens of a part, if its text has no more; None for any number.
     """
-    return parts_of(side.lengths, most)
-
-
-def parts_of(lengths: np.ndarray, most: int | None) -> int:
-    """The same of texts of some lengths."""
     texts, width = len(lengths), int(lengths.max())
     if most is None or texts * width <= most:
         return 1
@@ -235,7 +231,7 @@ def parts_of(lengths: np.ndarray, most: int | None) -> int:
 
 
 def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
-    """The batches of a granule, in which the texts of each side are in their order.
+    """Return the batches of a granule, in which the texts of each side are in their order.
 
     The noise on a batch follows from the granule and the number of its parts, whoever computes it.
 
@@ -251,7 +247,7 @@ def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
 
 
 def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """What there is for each text group of some batches, in the order of each side.
+    """Return what there is for the texts of each side, in their order, from some batches.
 
     Args:
         values: Of each batch, for each of its texts.
@@ -265,7 +261,7 @@ def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list
 
 
 def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
-    """The rows of each batch, of tensors that hold those of all batches.
+    """Return the rows of each batch, of tensors that hold those of all batches.
 
     Args:
         values: Of each side, rows in the order of its texts.
@@ -277,7 +273,7 @@ def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
 
 
 def _split(side: Texts, count: int) -> list[Texts]:
-    """A side in parts of about the same size."""
+    """Return a side in parts of about the same size."""
     if count == 1:
         return [side]
     return [
@@ -291,5 +287,5 @@ def _split(side: Texts, count: int) -> list[Texts]:
 
 
 def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
-    """The first text of each part, and the first that is no more of it."""
+    """Yield the first text of each part, and the first that is no more of it."""
     return pairwise(texts * number // parts for number in range(parts + 1))

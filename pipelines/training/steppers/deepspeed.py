@@ -1,16 +1,9 @@
-"""ZeRO by DeepSpeed. Runs on executors.
+"""ZeRO and pipelines by DeepSpeed. Runs on executors.
 
-Source: Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", SC 2020, arXiv:1910.02054.
-
-DeepSpeed's pipelines, with the optimiser's state split between replicas. Runs on executors.
-
-A stage of the encoder is one layer to the library, which passes granules through the stages by a
-schedule of its own, and averages the gradients of replicas.
-
-Source: Rasley, Rajbhandari, Ruwase and He, "DeepSpeed: System Optimizations Enable Training Deep
-Learning Models with Over 100 Billion Parameters", KDD 2020; the documentation of its
-``PipelineModule``.
+Sources: Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC 2020, arXiv:1910.02054; Rasley, Rajbhandari, Ruwase and He, "DeepSpeed: System
+Optimizations Enable Training Deep Learning Models with Over 100 Billion Parameters", KDD 2020; the
+documentation of its ``PipelineModule``.
 """
 
 from __future__ import annotations
@@ -20,10 +13,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import deepspeed
 import numpy as np
 import torch
+from torch.distributed import get_rank, get_world_size
+
+from pipelines.models.architecture import Shapes
+from pipelines.models.arrays import shapes_of
+from pipelines.models.frameworks.torch import finished
+from pipelines.models.frameworks.torch_division import Part
+from pipelines.models.frameworks.torch_module import Unit, allocate, copy_weights
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import Collectives
+from pipelines.training.devices import worker_device
+from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
+from pipelines.training.steppers.model_parallel import (
+    OwnPart,
+    StagedWork,
+    StageModule,
+    StepLoss,
+    stage_encode,
+)
+from pipelines.training.steppers.sharded import (
+    DiskTensors,
+    ShardedStepper,
+    fresh_state,
+    moment_of,
+    optimiser_of,
+    set_rate,
+)
+
+# Set before the import, which otherwise probes the machine for accelerators, and warns.
+os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
+import deepspeed
 from deepspeed.ops import __compatible_ops__ as compatible_operations
+from deepspeed.runtime.pipe.module import PipelineModule
+from deepspeed.runtime.pipe.topology import ProcessTopology
 from deepspeed.utils import (
     lazy_init_hp_params_optimizer_state,
     safe_get_full_fp32_param,
@@ -33,40 +58,9 @@ from deepspeed.utils import (
     safe_set_local_optimizer_state,
     set_z3_leaf_modules,
 )
-from torch.distributed import get_rank, get_world_size
 
-from pipelines.models.architecture import Shapes, form_of
-from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch import PRECISIONS, finished
-from pipelines.models.frameworks.torch_division import Part
-from pipelines.models.frameworks.torch_module import (
-    Inputs,
-    Unit,
-    allocate,
-    copy_weights,
-)
-from pipelines.runs.checkpoint import Checkpoint
-from pipelines.runs.run import WorkerTask
-from pipelines.training.collectives.base import Collectives
-from pipelines.training.devices import worker_device
-from pipelines.training.steppers.base import (
-    Stepper,
-    StepperFactory,
-    StepWork,
-    batches,
-    granule_texts,
-)
-from pipelines.training.steppers.model_parallel import StageModule
-from pipelines.training.steppers.sharded import KINDS, OwnPart, ShardedStepper, optimiser_of
-from pipelines.training.steppers.torch import TorchRun, device_inputs, on_device, to_numpy
-from pipelines.training.steppers.torch_reconstruction import Part as WorkPart
-
-from deepspeed.runtime.pipe.module import PipelineModule  # isort: skip
-from deepspeed.runtime.pipe.topology import ProcessTopology  # isort: skip
-
-
-# Set before the import, which otherwise probes the machine for accelerators, and warns.
-os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
+# The library would compile its own all-reduce in shared memory; the process group has one.
+compatible_operations["deepspeed_shm_comm"] = False
 
 BUCKET_ELEMENTS = 2**24
 """Elements that are reduced or gathered at once; the library's default buffers take two
@@ -76,6 +70,8 @@ GROUP_ELEMENTS = 2**26
 LARGEST_WHOLE = 4000
 """Arrays of up to so many elements stay whole on each worker, as biases and layer norms: gathering
 each would cost a message."""
+_SELDOM = 2**31
+"""Steps between two of the library's own lines."""
 
 
 class Stage(NamedTuple):
@@ -98,12 +94,12 @@ def _linked_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
 
 
 def _sole_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
-    """Of stage 3, where each parameter knows its place by itself."""
+    """Return those of stage 3, where each parameter knows its place by itself."""
     return (([], flat) for flat in zero.fp32_partitioned_groups_flat)
 
 
 def _set_part(part: Any, whole: torch.Tensor, key: str) -> None:
-    """Of stage 3, where the last part is padded; the library does not pad whole arrays itself."""
+    """Set that of stage 3, where the last part is padded; the library pads no arrays itself."""
     size = safe_get_local_optimizer_state(part, key).numel()
     padded = torch.nn.functional.pad(whole.flatten(), (0, size * get_world_size() - whole.numel()))
     safe_set_local_optimizer_state(part, padded[size * get_rank() :][:size], key)
@@ -116,8 +112,44 @@ STAGES = {
 }
 
 
+def _take_moments(
+    zero: Any,
+    stage: Stage,
+    checkpoint: Checkpoint,
+    weights: Mapping[str, Any],
+    disk: DiskTensors | None = None,
+) -> None:
+    """Give the library's optimiser its state.
+
+    The library itself creates it at the first update, and then of one parameter group only.
+
+    Args:
+        zero: The library's optimiser.
+        stage: How it keeps the state.
+        checkpoint: Has the moments; none of a start.
+        weights: The parameters, by name.
+        disk: Where the moments lie, if not in memory.
+    """
+    for group, flat in stage.flat_parts(zero):
+        zero.optimizer.state[flat] = fresh_state(flat, checkpoint.step, disk)
+        lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+    device = worker_device()
+    for key, array in checkpoint.moments.items():
+        kind, name = moment_of(key)
+        stage.set_moment(weights[name], torch.tensor(array, device=device), kind)
+        if disk is not None:
+            disk.let_go()
+
+
+def _moment(weights: Mapping[str, Any], key: str) -> torch.Tensor:
+    """Return one of the moments, whole, by its kind and the name of its weight."""
+    kind, name = moment_of(key)
+    whole: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
+    return whole
+
+
 class DeepSpeedStepper(ShardedStepper):
-    """The state in parts, as ``training.sharding`` says; see :class:`.sharded.ShardedStepper`.
+    """Holds the state in parts, as ``training.sharding`` says; see :class:`.ShardedStepper`.
 
     The library computes in fp32, in which the encoder casts what its matrix products take, and
     with PyTorch's AdamW: the library's own optimisers are compiled where they run.
@@ -126,38 +158,31 @@ class DeepSpeedStepper(ShardedStepper):
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
         self._stage = STAGES[self._training.sharding]
-        # The library would compile its own all-reduce in shared memory; the process group has one.
-        compatible_operations["deepspeed_shm_comm"] = False
         config = self._config(collectives.workers)
         self._fill(config, checkpoint.weights)
-        decay = self._training.weight_decay
-        optimiser = optimiser_of(self._encoder.weights, self._shapes, decay)
+        weights = self._encoder.weights
+        optimiser = optimiser_of(weights, self._shapes, self._training.weight_decay)
         self._engine, *_ = deepspeed.initialize(
             model=self._encoder, optimizer=optimiser, config=config
         )
-        self._take(checkpoint)
+        self._forward, zero = self._engine, self._engine.optimizer
+        self._begin_moments(flat for _, flat in self._stage.flat_parts(zero))
+        _take_moments(zero, self._stage, checkpoint, weights, self._disk)
         self._let_go_after(optimiser)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """See :meth:`.sharded.ShardedStepper.checkpoint`."""
+        """Return the state before a step, whose arrays come when they are read."""
         parts = self._encoder.weights
 
-        def moment(name: str) -> np.ndarray:
-            kind, _, weight = name.partition("/")
-            whole = safe_get_full_optimizer_state(parts[weight], KINDS[kind])
-            if self._disk is not None:
-                self._disk.let_go()
-            return to_numpy(whole)
+        def moment(key: str) -> torch.Tensor:
+            whole = _moment(parts, key)
+            self._let_go()
+            return whole
 
-        return Checkpoint(
-            step,
-            self._spec,
-            LazyArrays(self._shapes, lambda name: to_numpy(safe_get_full_fp32_param(parts[name]))),
-            LazyArrays(self._moment_shapes(), moment),
-        )
+        return self._gathered(step, lambda name: safe_get_full_fp32_param(parts[name]), moment)
 
     def _config(self, workers: int) -> dict[str, Any]:
-        """What the library is told."""
+        """Return what the library is told."""
         zero: dict[str, Any] = {
             "stage": self._stage.number,
             "reduce_bucket_size": BUCKET_ELEMENTS,
@@ -168,27 +193,29 @@ class DeepSpeedStepper(ShardedStepper):
             "stage3_max_reuse_distance": 0,
             "sub_group_size": GROUP_ELEMENTS,
         }
-        own: dict[str, Any] = {}
-        if self._training.offload != "none" and self._device.type == "cuda":
-            zero["offload_optimizer"] = {"device": "cpu"}
-            # The optimiser is PyTorch's there, too.
-            own["zero_force_ds_cpu_optimizer"] = False
-            if self._stage.number == STAGES["parameters"].number:
-                zero["offload_param"] = {"device": "cpu"}
-        return {
+        config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": self._training.granules_per_step // workers,
             "gradient_clipping": self._training.clip_norm,
             "zero_optimization": zero,
-            **own,
         }
+        if self._is_away:
+            zero["offload_optimizer"] = {"device": "cpu"}
+            # The optimiser is PyTorch's there, too.
+            config["zero_force_ds_cpu_optimizer"] = False
+            if self._splits_weights:
+                zero["offload_param"] = {"device": "cpu"}
+        return config
+
+    @property
+    def _splits_weights(self) -> bool:
+        return self._stage is STAGES["parameters"]
 
     def _fill(self, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Gives the parameters their numbers; in stage 3 unit by unit, which is split at once."""
+        """Give the parameters their numbers; in stage 3 unit by unit, which is split at once."""
         units = [*self._encoder.units(), self._encoder]
         inner = {type(unit) for unit in units[:-1] if any(unit.children())}
-        splits = self._stage.number == STAGES["parameters"].number
-        if splits and inner:
+        if self._splits_weights and inner:
             # They are gathered as a whole, like those that have their parameters themselves.
             set_z3_leaf_modules(self._encoder, list(inner))
         filled: set[str] = set()
@@ -197,184 +224,111 @@ class DeepSpeedStepper(ShardedStepper):
             own = {name: one for name, one in self._weights_of(unit).items() if name not in filled}
             copy_weights(own, arrays)
             filled |= own.keys()
-            if splits and own:
+            if self._splits_weights and own:
                 deepspeed.zero.Init(module=unit, config_dict_or_path=config)
         # The library moves those of no module whose parameters are split already.
         for buffer in self._encoder.buffers():
             buffer.data = buffer.data.to(self._device)
 
-    def _embed(self, sides: Sequence[Inputs] | Sequence[WorkPart]) -> list[torch.Tensor]:
-        embeddings: list[torch.Tensor] = self._engine(sides)
-        return embeddings
-
-    def _backward(self, loss: torch.Tensor, granules: int, *, last: bool) -> None:
-        # It divides by the granules itself.
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss)
+        # It is a share of the step's already.
+        self._engine.backward(loss, scale_wrt_gas=False)
 
-    def _update(self, learning_rate: float) -> None:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+    def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
+        set_rate(self._engine.optimizer, learning_rate)
         self._engine.step()
         self.gradient_norm = float(self._engine.get_global_grad_norm())
-
-    def _take(self, checkpoint: Checkpoint) -> None:
-        """Gives the optimiser its state.
-
-        The library itself creates it at the first update, and then of one parameter group only.
-        """
-        zero = self._engine.optimizer
-        self._begin_moments(flat for _, flat in self._stage.flat_parts(zero))
-        for group, flat in self._stage.flat_parts(zero):
-            zero.optimizer.state[flat] = {
-                "step": torch.tensor(float(checkpoint.step), device=flat.device),
-                **{key: self._moment(flat) for key in KINDS.values()},
-            }
-            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
-        weights = self._encoder.weights
-        for name, array in checkpoint.moments.items():
-            kind, _, weight = name.partition("/")
-            whole = torch.tensor(array, device=self._device)
-            self._stage.set_moment(weights[weight], whole, KINDS[kind])
-            if self._disk is not None:
-                self._disk.let_go()
+        return self._mean(loss)
 
 
-if TYPE_CHECKING:
-    # mypy: the class has what the loops need.
-    _for_steps: StepperFactory[Stepper] = DeepSpeedStepper
-
-
-# Behind the module above, which says what accelerator there is before the library looks for one.
-
-_SELDOM = 2**31
-"""Steps between two of the library's own lines."""
-
-
-class DeepSpeedPipelineStepper(TorchRun):
+class DeepSpeedPipelineStepper(StagedWork):
     """Makes updates of a stage; see :class:`.base.Stepper`.
 
+    A stage of the encoder is one layer to the library, which passes granules through the stages by
+    a schedule of its own, averages the gradients of replicas, and splits the optimiser's state
+    between them.
+
     Args:
+        task: Of the worker.
         checkpoint: The state to begin with, of the whole encoder.
         collectives: Between all workers.
     """
 
-    sharded = True
-    exchange_seconds: float | None = None
-
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
-        self._place, self._placement = task.place, task.placement
         self._own = OwnPart(task, checkpoint)
+        placement, place = self._own.placement, self._own.place
         own = self._own.of(checkpoint)
         self._layer = _StageLayer(shapes_of(own.weights))
         allocate(self._layer, self._device)
         weights = self._layer.weights
         copy_weights(weights, own.weights)
-        # The library would compile its own all-reduce in shared memory; the group has one.
-        compatible_operations["deepspeed_shm_comm"] = False
         # Takes the process group that there is. Its further groups wait as long as PyTorch has it:
         # the driver ends a run before.
         deepspeed.init_distributed(dist_init_required=False)
-        stages = range(self._placement.stages)
+        stages = range(placement.stages)
         model = PipelineModule(
-            [self._layer if one == self._place.stage else torch.nn.Identity() for one in stages],
-            topology=ProcessTopology(
-                axes=["data", "pipe"], dims=[self._placement.replicas, len(stages)]
-            ),
+            [self._layer if one == place.stage else torch.nn.Identity() for one in stages],
+            topology=ProcessTopology(axes=["data", "pipe"], dims=[placement.replicas, len(stages)]),
             loss_fn=self._layer.loss,
             partition_method="uniform",
             dynamic_shape=True,
         )
+        stage = STAGES["optimizer"]
         self._engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimiser_of(weights, self._own.trained, self._training.weight_decay),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": self._training.granules_per_step
-                // self._placement.replicas,
+                // placement.replicas,
                 "gradient_clipping": self._training.clip_norm,
                 "steps_per_print": _SELDOM,
                 "zero_optimization": {
-                    "stage": STAGES["optimizer"].number,
+                    "stage": stage.number,
                     "reduce_bucket_size": BUCKET_ELEMENTS,
                     "allgather_bucket_size": BUCKET_ELEMENTS,
                 },
             },
         )
-        self._take(own)
+        _take_moments(self._engine.optimizer, stage, own, weights)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from the granules of this worker's replica."""
-        self._layer.begin(self._module_of(work), self._loss_of(work))
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
-        loss = float(self._engine.train_batch(_numbers(len(work.granules))))
-        self.gradient_norm = float(self._engine.get_global_grad_norm())
-        return loss
+        """Make one update from the granules of this worker's replica."""
+        # The library makes the update as soon as it has the gradients.
+        set_rate(self._engine.optimizer, learning_rate)
+        return super().step(work, learning_rate)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        weights = self._own.gathered(self._weight, self._device)
-        moments = self._own.gathered(self._moment, self._device, list(KINDS))
-        return Checkpoint(step, self._spec, weights, moments)
-
-    def _weight(self, name: str) -> torch.Tensor:
-        """A weight of the stage, whole."""
-        weight: torch.Tensor = safe_get_full_fp32_param(self._layer.weights[name])
-        return weight
-
-    def _moment(self, key: str) -> torch.Tensor:
-        """One of the moments of the stage, whole; all replicas call it at once."""
-        kind, _, name = key.partition("/")
-        part = self._layer.weights[name]
-        moment: torch.Tensor = safe_get_full_optimizer_state(part, KINDS[kind])
-        return moment
-
-    def _take(self, own: Checkpoint) -> None:
-        """Gives the optimiser the stage's state, which the library would begin with zeros."""
-        stage, zero = STAGES["optimizer"], self._engine.optimizer
-        for group, flat in stage.flat_parts(zero):
-            zero.optimizer.state[flat] = {
-                "step": torch.tensor(float(own.step), device=flat.device),
-                **{key: torch.zeros_like(flat) for key in KINDS.values()},
-            }
-            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+        """Return the state before a step, with rank 0; all workers call it at once."""
         weights = self._layer.weights
-        for name, array in own.moments.items():
-            kind, _, weight = name.partition("/")
-            whole = torch.tensor(array, device=self._device)
-            stage.set_moment(weights[weight], whole, KINDS[kind])
+        return self._own.gathered(
+            step,
+            lambda name: safe_get_full_fp32_param(weights[name]),
+            partial(_moment, weights),
+            self._device,
+        )
 
-    def _module_of(self, work: StepWork) -> StageModule:
-        """The stage's part of a step."""
-        objective, seed = self._objectives[work.source], self._training.seed
-        texts = [
-            granule_texts(granule, objective.sides, seed, work.noise_epoch)
-            for granule in work.granules
-        ]
-        inputs = [
-            device_inputs(
-                batches(sides, [1] * len(sides))[0], self._spec, self._training, self._device
-            )
-            for sides in texts
-        ]
-        form = form_of(self._spec, "torch")
-        dtype, part = PRECISIONS[self._training.precision], Part(self._own.layers)
-        weights = self._layer.weights
-        is_last = self._place.stage == self._placement.stages - 1
-        return StageModule(
-            lambda: form(self._spec, weights, dtype, part),
-            inputs,
+    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[torch.Tensor]:
+        """Make the update too; return the loss over all workers, on each of them."""
+        assert loss_of is not None, "refused before the start"
+        weights, is_last = self._layer.weights, self._own.is_last
+        part = Part(self._own.layers)
+        module = StageModule(
+            lambda: stage_encode(self._spec, weights, self._training.precision, part),
+            [self._inputs(batch) for batch in some],
             partial(finished, self._spec, weights) if is_last else None,
             self._training.activation_checkpointing,
             sparse_words=False,
         )
+        # The library divides by the number of micro-batches itself.
+        self._layer.begin(module, lambda sides, number: loss_of(sides, number) * len(some))
+        return [self._engine.train_batch(_numbers(len(some)))]
 
-    def _loss_of(self, work: StepWork) -> Callable[[list[torch.Tensor], int], torch.Tensor]:
-        objective = self._objectives[work.source]
-        targets = [objective.targets(granule) for granule in work.granules]
-        return lambda sides, number: objective.loss(sides, on_device(targets[number], self._device))
+    def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
+        self.gradient_norm = float(self._engine.get_global_grad_norm())
+        return loss
 
 
 class _StageLayer(Unit):
@@ -388,10 +342,8 @@ class _StageLayer(Unit):
         super().__init__(shapes)
         self._next = 0
 
-    def begin(
-        self, module: StageModule, loss_of: Callable[[list[torch.Tensor], int], torch.Tensor]
-    ) -> None:
-        """Takes the work of the next step."""
+    def begin(self, module: StageModule, loss_of: StepLoss) -> None:
+        """Take the work of the next step."""
         # In a list: a module in an attribute would become a part of this one.
         self._work, self._next = [module], 0
         self._loss = module.loss_by(loss_of)
@@ -404,15 +356,16 @@ class _StageLayer(Unit):
         return after
 
     def loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Of a micro-batch."""
+        """Return that of a micro-batch."""
         return self._loss(output, number)
 
 
 def _numbers(count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What the library passes to the first stage, and to the loss: the numbers of micro-batches."""
+    """Yield what the library passes to the first stage and to the loss: micro-batches' numbers."""
     return ((torch.tensor([number]), torch.tensor([number])) for number in range(count))
 
 
 if TYPE_CHECKING:
-    # mypy: the class has what the loops need.
-    _for_steps_of_stages: StepperFactory[Stepper] = DeepSpeedPipelineStepper
+    # mypy: the classes have what the loop needs.
+    _zero: StepperFactory[Stepper] = DeepSpeedStepper
+    _pipeline: StepperFactory[Stepper] = DeepSpeedPipelineStepper

@@ -1,156 +1,286 @@
-"""Training in which several workers hold each layer together (tensor parallel). Runs on executors.
+"""Training in which several workers hold an encoder together. Runs on executors.
 
-A worker's part of the encoder is plain tensors, so all that :class:`.torch.TorchStepper` does is
-done with it as it is: gradients are averaged over the workers that hold the same part, one of each
-replica. What differs is the forward pass, the norm of the gradient, and how a checkpoint is read
-and written: in whole arrays, so that it can be gone on from in any other layout.
+**Tensor parallel**: the members of a stage hold each layer together. A worker's part of the encoder
+is plain tensors, so all that :class:`.torch.TorchStepper` does is done with it as it is: gradients
+are averaged over the workers that hold the same part, one of each replica. What differs is the
+forward pass, the norm of the gradient, and how a checkpoint is read and written: in whole arrays,
+so that it can be gone on from in any other layout.
 
-Tensor parallel training whose replicas share out the state (fully sharded). Runs on executors.
+**Fully sharded**: of a member's part of every divided matrix each replica holds an equal share, as
+in :mod:`.sharded`. So of W workers each holds about 1/W of the state; a member's part of a layer is
+put together among the replicas, and the layer computed by the members. Source: Zhao et al.,
+"PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv:2304.11277,
+whose section on interoperability puts the two together in this way.
 
-Each of the members of a replica has a part of every divided matrix, and of that part each replica
-holds an equal share, as in :mod:`.sharded`. So of W workers each holds about 1/W of the state; a
-member's part of a layer is put together among the replicas, and the layer computed by the members.
-
-Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
-arXiv:2304.11277, whose section on interoperability puts the two together in this way.
-
-Training in which stages of the encoder stand one behind the other. Runs on executors.
-
-By PyTorch's own schedules. The micro-batches are the granules of a replica: while a stage computes
-one, the stages behind it compute those before. Where there are as many granules as stages, a stage
-holds the activations of as many granules as there are stages from it on, and of all of them
-otherwise. The library makes the buffers for all granules of a step at once.
-
-Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021,
-arXiv:2006.09503 (one forward, one backward); Huang et al., "GPipe", NeurIPS 2019,
-arXiv:1811.06965.
+**Pipelines**: stages of the encoder stand one behind the other, by PyTorch's own schedules. While a
+stage computes one granule, the stages behind it compute those before. Where there are as many
+granules as stages, a stage holds the activations of as many granules as there are stages from it
+on, and of all of them otherwise. The library makes the buffers for all granules of a step at once.
+Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021,
+arXiv:2006.09503 (one forward, one backward); Huang et al., "GPipe", NeurIPS 2019, arXiv:1811.06965.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as processes
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
-from pipelines.models.adaptation import effective
-from pipelines.models.architecture import form_of
-from pipelines.models.frameworks.torch import PRECISIONS, Encoder, StageEncode, finished, prepare
-from pipelines.models.frameworks.torch_division import Part
+from pipelines.models.adaptation import Frozen
+from pipelines.models.architecture import Division, architecture_of, form_of
+from pipelines.models.arrays import LazyArrays, shapes_of
+from pipelines.models.frameworks.torch import PRECISIONS, Encoder, StageEncode, finished
+from pipelines.models.frameworks.torch_division import Members, Part
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, encoder_module
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
+from pipelines.settings.training import Place, layers_of_stage
 from pipelines.training.collectives.base import Collectives, check_agreement
+from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.devices import worker_device
-from pipelines.training.steppers.base import (
-    Batch,
-    Stepper,
-    StepperFactory,
-    StepWork,
-    by_side,
-    per_batch,
-)
-from pipelines.training.steppers.objectives import Objective, pulls_on_embeddings
-from pipelines.training.steppers.sharded import (
-    KINDS,
-    FsdpStepper,
-    OwnPart,
-    check_members,
-    worker_groups,
-)
+from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
+from pipelines.training.steppers.objectives import Objective
+from pipelines.training.steppers.sharded import KINDS, FsdpStepper
 from pipelines.training.steppers.torch import (
     TorchStepper,
-    device_inputs,
-    gradients_of_loss,
+    TorchWork,
     on_device,
     pulled_loss,
     to_numpy,
     total_norm,
 )
 
+StepLoss = Callable[[list[torch.Tensor], int], torch.Tensor]
+"""Takes the embeddings of the sides of a micro-batch, and its number; gives its share of the step's
+loss."""
 
-class ModelParallelStepper(TorchStepper):
-    """Makes updates of a part of the encoder; see :class:`.base.Stepper`.
+PartOf = Callable[[str], torch.Tensor]
+"""Takes the name of a weight, behind a kind and a slash where it is one of the moments."""
+
+
+class OwnPart:
+    """A worker's part of an encoder.
 
     Args:
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+        task: Of the worker.
+        checkpoint: A state of the whole encoder, whose architecture can be divided.
+
+    Attributes:
+        placement: How the workers are laid out.
+        place: Where this worker stands.
+        division: How the architecture is divided.
+        axes: Along which members divide a weight, by name; of all stages.
+        layers: Those of this worker's stage.
+        trained: The shapes of all trained weights, by name, in canonical order.
     """
 
-    sharded = True
-
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        self._placement, self._place = task.placement, task.place
-        self._own = OwnPart(task, checkpoint)
-        groups = worker_groups(task, worker_device())
-        self._members, self._stages = groups.members, groups.stages
-        super().__init__(task, self._own.of(checkpoint), groups.copies, collectives)
-        self._has_agreed = False
-
-    @property
-    def exchange_seconds(self) -> float | None:
-        """See :class:`.base.Stepper`; the members' exchanges within layers count too."""
-        seconds = super().exchange_seconds
-        return None if seconds is None else seconds + self._members.seconds
-
-    def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from the granules of this worker's replica."""
-        loss = super().step(work, learning_rate)
-        if not self._has_agreed:
-            self._check_agreement(work.index + 1)
-            self._has_agreed = True
-        return loss
-
-    def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        kinds = ("m", "v") if self._training.ema is None else ("m", "v", AVERAGE)
-        weights = self._own.gathered(self._weights.__getitem__, self._device)
-        moments = self._own.gathered(self._moments.__getitem__, self._device, kinds)
-        return Checkpoint(step, self._spec, weights, moments)
-
-    def _encoder(self) -> Encoder:
-        weights = effective(self._weights, self._frozen, self._scale)
-        return prepare(self._spec, weights, self._training.precision, self._part)
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint) -> None:
+        self._spec = checkpoint.spec
+        division = architecture_of(self._spec).division
+        assert division is not None, "refused before the start"
+        self.division: Division = division
+        self.placement, self.place = task.placement, task.place
+        self.axes = division.axes(self._spec)
+        self.layers = layers_of_stage(
+            division.layers(self._spec), self.placement.stages, self.place.stage
+        )
+        self.trained = shapes_of(checkpoint.weights)
 
     @property
-    def _part(self) -> Part:
-        return Part(self._own.layers, self._members)
+    def is_last(self) -> bool:
+        """Whether the worker's stage is the last one."""
+        return self.place.stage == self.placement.stages - 1
 
-    def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The norm over all parts; what each member has counts once."""
-        own = [
-            gradient
-            for name, gradient in gradients.items()
-            if name in self._own.axes or self._place.member == 0
-        ]
-        square = torch.zeros((), device=self._device)
-        if own:
-            square += total_norm(own) ** 2
-        self._members.add_up_in_place(square)
-        self._stages.add_up_in_place(square)
-        return square.sqrt()
+    def of(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the worker's part of a state: views of its arrays, of which none is read."""
+        frozen = checkpoint.frozen
+        return replace(
+            checkpoint,
+            weights=self._parts(checkpoint.weights),
+            moments=self._parts(checkpoint.moments),
+            frozen=Frozen(weights=self._parts(frozen.weights), scale=frozen.scale),
+        )
 
-    def _check_agreement(self, step: int) -> None:
-        """Whether replicas hold the same part, and members what each of them has as a whole."""
-        own = TorchStepper.checkpoint(self, step)
-        if self._collectives.workers > 1:
-            check_agreement(own, self._collectives, "replicas")
-        check_members(own, self._own.axes, self._members, self._device)
+    def gathered(
+        self,
+        step: int,
+        weight: PartOf,
+        moment: PartOf,
+        device: torch.device,
+        kinds: Sequence[str] = tuple(KINDS),
+    ) -> Checkpoint:
+        """Return a state of whole arrays, each sent to rank 0 when it is read.
+
+        All workers read them in one order; with the other ranks they are empty.
+
+        Args:
+            step: The step that it is before.
+            weight: Gives this worker's part of a weight of its stage; called by all replicas, so
+                that it may put the part together of what they share out.
+            moment: The same of a moment.
+            device: Of the parts, from which the process group can send.
+            kinds: Of the moments.
+        """
+        moments = {
+            f"{kind}/{name}": shape for kind in kinds for name, shape in self.trained.items()
+        }
+        return Checkpoint(
+            step,
+            self._spec,
+            LazyArrays(self.trained, partial(self._sent, weight, device)),
+            LazyArrays(moments, partial(self._sent, moment, device)),
+        )
+
+    def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
+        """Have rank 0 put together the parts of an array, which come from the first replica."""
+        name, rank = _name_of(key), self.placement.rank(self.place)
+        own = part_of(key).detach() if self._stage(name) == self.place.stage else None
+        holders = [self.placement.rank(place) for place in self._holders(name)]
+        if rank == 0:
+            # One part after the other: the whole is in memory once, and no more than a part twice.
+            whole = np.empty(self.trained[name], np.float32)
+            for holder in holders:
+                part = self._received(holder, name, device) if holder else own
+                self._part(whole, name, self.placement.place(holder))[...] = to_numpy(part)
+            return whole
+        if rank in holders and own is not None:
+            processes.send(own.contiguous(), dst=0)
+        return np.empty(0, np.float32)
+
+    def _holders(self, name: str) -> Iterator[Place]:
+        """Yield where the parts of a weight are, in the first replica and in their order."""
+        stage = self._stage(name)
+        members = range(self.placement.members if name in self.axes else 1)
+        return (Place(0, stage, member) for member in members)
+
+    def _received(self, holder: int, name: str, device: torch.device) -> torch.Tensor:
+        shape = self._shape(name, self.trained[name], self.placement.place(holder))
+        part = torch.empty(shape, device=device)
+        processes.recv(part, src=holder)
+        return part
+
+    def _parts(self, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
+        """Return those of the worker's stage, by names that may stand behind a kind and a slash."""
+        shapes = {
+            key: self._shape(_name_of(key), shape, self.place)
+            for key, shape in shapes_of(arrays).items()
+            if self._stage(_name_of(key)) == self.place.stage
+        }
+        return LazyArrays(shapes, lambda key: self._part(arrays[key], _name_of(key), self.place))
+
+    def _stage(self, name: str) -> int:
+        return stage_of(self.division, self._spec, name, self.placement)
+
+    def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
+        """Return a view."""
+        axis = self.axes.get(name)
+        return array if axis is None else part_of(array, axis, self.placement, place)
+
+    def _shape(self, name: str, whole: Sequence[int], place: Place) -> tuple[int, ...]:
+        return part_shape(whole, self.axes.get(name), self.placement.members, place.member)
 
 
-if TYPE_CHECKING:
-    # mypy: the class has what the loops need.
-    _for_steps: StepperFactory[Stepper] = ModelParallelStepper
+def _name_of(key: str) -> str:
+    """Return the name of a weight, which may stand behind a kind and a slash, as in moments."""
+    return key.partition("/")[2] or key
 
 
-class DividedFsdpStepper(FsdpStepper):
-    """Makes updates of this worker's share of a member's part; see :class:`.base.Stepper`.
+class WorkerGroups(NamedTuple):
+    """A worker's groups; see :mod:`pipelines.settings.training`.
+
+    Attributes:
+        members: Those of its stage, in its replica.
+        stages: Those of its replica that hold the same part of matrices.
+        copies: Those that hold the same part of the encoder, one of each replica.
+    """
+
+    members: Members
+    stages: Members
+    copies: GroupCollectives
+
+
+def worker_groups(task: WorkerTask, device: torch.device) -> WorkerGroups:
+    """Make the groups of all workers, which call it at once; return this worker's.
 
     Args:
+        task: Of the worker.
+        device: Where the worker computes.
+    """
+    placement, seconds = task.placement, task.run.config.training.stall_seconds
+    members, stages, copies = (
+        _group([ranks_of(rank) for rank in range(task.workers)], seconds)
+        for ranks_of in (placement.member_ranks, placement.stage_ranks, placement.copy_ranks)
+    )
+    return WorkerGroups(Members(members), Members(stages), GroupCollectives(device, copies))
+
+
+def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
+    """Return this worker's group of some that all workers are divided into.
+
+    Args:
+        all_ranks: Of each worker, its group.
+        seconds: The deadline of an exchange.
+    """
+    groups = list(dict.fromkeys(tuple(ranks) for ranks in all_ranks))
+    own, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
+    return own
+
+
+def check_members(
+    own: Checkpoint, divided: Container[str], members: Members, device: torch.device
+) -> None:
+    """Compare what each member has as a whole; all members call it, after a step.
+
+    Args:
+        own: The worker's own state, or its part of it where replicas share it out.
+        divided: Names of the weights that members have parts of.
+        members: The worker's.
+        device: From which they exchange.
+
+    Raises:
+        RuntimeError: They differ; see :func:`.base.check_agreement`.
+    """
+    weights, moments = (
+        {key: arrays[key] for key in arrays if _name_of(key) not in divided}
+        for arrays in (own.weights, own.moments)
+    )
+    if members.size > 1 and weights:
+        group = GroupCollectives(device, members.group)
+        check_agreement(replace(own, weights=weights, moments=moments), group, "tensor ranks")
+
+
+def stage_encode(
+    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], precision: str, part: Part
+) -> StageEncode:
+    """Return the forward pass of a worker's part.
+
+    Args:
+        spec: Of the whole encoder.
+        weights: The worker's, whole or parts.
+        precision: Of the matrix products.
+        part: Which these are.
+    """
+    form: Callable[..., StageEncode] = form_of(spec, "torch")
+    return form(spec, weights, PRECISIONS[precision], part)
+
+
+class DividedWork(TorchWork):
+    """Makes updates of a part of the encoder; compares after the first what others hold too.
+
+    Args:
+        task: Of the worker.
         checkpoint: The state to begin with, of the whole encoder.
         collectives: Between all workers.
     """
@@ -158,23 +288,76 @@ class DividedFsdpStepper(FsdpStepper):
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         self._own = OwnPart(task, checkpoint)
         self._groups = worker_groups(task, worker_device())
-        part = self._own.of(checkpoint)
-        super().__init__(task, part, self._groups.copies, collectives)
         self._has_agreed = False
+        super().__init__(task, self._own.of(checkpoint), self._groups.copies, collectives)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from the granules of this worker's replica."""
+        """Make one update from the granules of this worker's replica."""
         loss = super().step(work, learning_rate)
         if not self._has_agreed:
-            self._check_members(work.index + 1)
+            self._check_agreement(work.index + 1)
             self._has_agreed = True
         return loss
 
+    @abstractmethod
+    def _check_agreement(self, step: int) -> None:
+        """Compare the state before a step with those of other workers; all call it."""
+
+
+class ModelParallelStepper(DividedWork, TorchStepper):
+    """Makes updates of a member's part of the encoder, as plain tensors."""
+
+    sharded = True
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """See :class:`.base.Stepper`; the members' exchanges within layers count too."""
+        seconds = super().exchange_seconds
+        return None if seconds is None else seconds + self._groups.members.seconds
+
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        weights = self._own.gathered(self._weight, self._device)
-        moments = self._own.gathered(self._moment_of, self._device, list(KINDS))
-        return Checkpoint(step, self._spec, weights, moments)
+        """Return the state before a step, with rank 0; all workers call it at once."""
+        kinds = tuple(KINDS) if self._training.ema is None else (*KINDS, AVERAGE)
+        return self._own.gathered(
+            step, self._weights.__getitem__, self._moments.__getitem__, self._device, kinds
+        )
+
+    def _encoder(self) -> Encoder:
+        weights = self._effective()
+        return Encoder(self._spec, weights, self._encode(weights))
+
+    def _encode(self, weights: Mapping[str, torch.Tensor]) -> StageEncode:
+        part = Part(self._own.layers, self._groups.members)
+        return stage_encode(self._spec, weights, self._training.precision, part)
+
+    def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the norm over all parts; what each member has counts once."""
+        own = [
+            gradient
+            for name, gradient in gradients.items()
+            if name in self._own.axes or self._own.place.member == 0
+        ]
+        square = torch.zeros((), device=self._device)
+        if own:
+            square += total_norm(own) ** 2
+        self._groups.members.add_up_in_place(square)
+        self._groups.stages.add_up_in_place(square)
+        return square.sqrt()
+
+    def _check_agreement(self, step: int) -> None:
+        """Compare parts among replicas, and among members what each of them has as a whole."""
+        own = TorchStepper.checkpoint(self, step)
+        if self._collectives.workers > 1:
+            check_agreement(own, self._collectives, "replicas")
+        check_members(own, self._own.axes, self._groups.members, self._device)
+
+
+class DividedFsdpStepper(DividedWork, FsdpStepper):
+    """Makes updates of this worker's share of a member's part."""
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """Return the state before a step, with rank 0; all workers call it at once."""
+        return self._own.gathered(step, self._weight, self._moment, self._device)
 
     def _module(self) -> EncoderModule:
         return encoder_module(self._spec, self._training, self._groups.members)
@@ -183,13 +366,13 @@ class DividedFsdpStepper(FsdpStepper):
         return DeviceMesh.from_group(self._groups.copies.group, self._device.type)
 
     def _norm(self) -> torch.Tensor:
-        """The norm over all parts; what each member has counts once."""
+        """Return the norm over all parts; what each member has counts once."""
         members = self._groups.members
         counted = [name for name in self._parts if name in self._own.axes or members.member == 0]
         return members.add_up_in_place(self._square(counted)).sqrt()
 
-    def _check_members(self, step: int) -> None:
-        """Whether members hold the same share of what each of them has as a whole."""
+    def _check_agreement(self, step: int) -> None:
+        """Compare among members their share of what each of them has as a whole."""
         names = [name for name in self._locals if name not in self._own.axes]
         weights = {name: to_numpy(self._locals[name]) for name in names}
         moments = {
@@ -201,84 +384,65 @@ class DividedFsdpStepper(FsdpStepper):
         check_members(own, self._own.axes, self._groups.members, self._device)
 
 
-if TYPE_CHECKING:
-    # mypy: the class has what the loops need.
-    _for_steps_of_shares: StepperFactory[Stepper] = DividedFsdpStepper
+class StagedWork(TorchWork):
+    """Passes micro-batches through stages of the encoder, each of which other workers hold.
 
-
-LossOf = Callable[[list[torch.Tensor], int], torch.Tensor]
-"""Takes the embeddings of the sides of a micro-batch, and its number."""
-
-
-class PipelineStepper(ModelParallelStepper):
-    """Makes updates of a stage, or of a member's part of it; see :class:`.base.Stepper`.
-
-    The last stage compares the embeddings.
+    The micro-batches are whole granules of a replica. The last stage compares the embeddings.
     """
 
-    exchange_seconds: float | None = None
+    _own: OwnPart
 
-    def _divided(self, weights: Mapping[str, torch.Tensor]) -> StageEncode:
-        form: Callable[..., StageEncode] = form_of(self._spec, "torch")
-        return form(self._spec, weights, PRECISIONS[self._training.precision], self._part)
+    @abstractmethod
+    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
+        """Pass micro-batches through the stages, and gradients back, if there is a loss.
 
-    @property
-    def _is_last(self) -> bool:
-        return self._place.stage == self._placement.stages - 1
+        Returns:
+            On the last stage the losses of all, or the embeddings of their sides without a loss;
+            nothing on the others.
+        """
 
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
+        """See :class:`TorchWork`; zero before the last stage."""
         targets = [objective.targets(granule) for granule in work.granules]
 
         def loss_of(sides: list[torch.Tensor], number: int) -> torch.Tensor:
             loss = objective.loss(sides, on_device(targets[number], self._device))
             return loss / len(targets)
 
-        return self._told(sum(self._run(self._micro_batches(work, objective), loss_of)))
+        losses = self._run(self._texts(work, objective), loss_of)
+        return sum(losses, torch.zeros((), device=self._device))
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        some = self._micro_batches(work, objective)
+        """See :class:`TorchWork`; zero before the last stage, which has the candidates."""
+        some = self._texts(work, objective)
         with torch.no_grad():
-            parts = self._run(some, None)
-        if not self._is_last:
-            self._run(some, _no_loss)
-            return self._told(0.0)
-        own = [torch.cat(side) for side in by_side(some, parts)]
-        candidates = objective.candidates(work.granules, self._timed)
-        gradients_of = partial(gradients_of_loss, objective.loss)
-        loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
-        of_batches = per_batch(some, pulls)
+            embeddings = self._run(some, None)
+        pulls: list[list[torch.Tensor]] = []
+        loss = torch.zeros((), device=self._device)
+        if self._own.is_last:
+            loss, pulls = self._compared(work, objective, some, embeddings)
+        self._run(some, lambda sides, number: pulled_loss(sides, pulls[number]))
+        return loss
 
-        def pulled(sides: list[torch.Tensor], number: int) -> torch.Tensor:
-            return pulled_loss(sides, of_batches[number])
 
-        self._run(some, pulled)
-        return self._told(loss)
+class PipelineStepper(StagedWork, ModelParallelStepper):
+    """Makes updates of a stage, or of a member's part of it."""
 
-    def _micro_batches(self, work: StepWork, objective: Objective) -> list[Batch]:
-        """One of each granule, all of its sides."""
-        epoch = work.noise_epoch
-        return [self._batches(granule, objective, epoch)[0] for granule in work.granules]
+    @property
+    def exchange_seconds(self) -> float | None:
+        """None: stages wait for one another while they compute."""
+        return None
 
-    def _told(self, loss: Any) -> torch.Tensor:
-        """The loss of the last stage, on all stages."""
-        own = torch.zeros((), device=self._device)
-        if self._is_last:
-            own += loss.detach()
-        return self._stages.add_up_in_place(own)
+    def _loss(self, work: StepWork) -> torch.Tensor:
+        """See :class:`.torch.TorchWork`; that of the last stage, on all stages."""
+        return self._groups.stages.add_up_in_place(super()._loss(work))
 
-    def _run(self, some: Sequence[Batch], loss_of: LossOf | None) -> list[Any]:
-        """Passes micro-batches through the stages, and gradients back, if there is a loss.
-
-        Returns:
-            On the last stage the losses of all, or the embeddings of their sides without a loss;
-            nothing on the others.
-        """
-        weights = effective(self._weights, self._frozen, self._scale)
-        finish = partial(finished, self._spec, weights) if self._is_last else None
+    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
+        weights, first = self._effective(), self._own.place.stage == 0
         module = StageModule(
-            partial(self._divided, weights),
-            [device_inputs(one, self._spec, self._training, self._device) for one in some],
-            finish,
+            partial(self._encode, weights),
+            [self._inputs(batch) for batch in some],
+            partial(finished, self._spec, weights) if self._own.is_last else None,
             self._training.activation_checkpointing,
             sparse_words=True,
         )
@@ -286,20 +450,19 @@ class PipelineStepper(ModelParallelStepper):
             module.tokens, self._spec.hidden, device="meta", requires_grad=loss_of is not None
         )
         outputs = tokens
-        if self._is_last:
+        if self._own.is_last:
             outputs = torch.empty(module.texts, self._spec.embedding_width, device="meta")
-        numbers = torch.arange(len(some))
-        first = self._place.stage == 0
+        numbers, stages = torch.arange(len(some)), self._own.placement.stages
         stage = PipelineStage(
             module,
-            self._place.stage,
-            self._placement.stages,
+            self._own.place.stage,
+            stages,
             self._device,
             input_args=numbers[:1] if first else tokens,
             output_args=outputs,
-            group=self._stages.group,
+            group=self._groups.stages.group,
         )
-        schedule = Schedule1F1B if len(some) >= self._placement.stages else ScheduleGPipe
+        schedule = Schedule1F1B if len(some) >= stages else ScheduleGPipe
         loss = None if loss_of is None else module.loss_by(loss_of)
         losses: list[torch.Tensor] | None = None if loss_of is None else []
         schedule(stage, len(some), loss, scale_grads=False).step(
@@ -313,7 +476,7 @@ class PipelineStepper(ModelParallelStepper):
 
 
 class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """A stage as PyTorch's pipelines take it, for the micro-batches of a step.
+    """A stage as pipelines take it, for the micro-batches of a step.
 
     Between stages states travel as a matrix [tokens, hidden] with the tokens of all sides, which
     has as many rows for each micro-batch as the one with the most tokens needs.
@@ -350,12 +513,12 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
         self.texts = sum(side.batch.texts for side in inputs[0])
         self.embeddings: list[list[torch.Tensor]] = []
 
-    def loss_by(self, loss_of: LossOf) -> Callable[..., torch.Tensor]:
-        """The loss as a schedule takes it."""
+    def loss_by(self, loss_of: StepLoss) -> Callable[..., torch.Tensor]:
+        """Return the loss as a schedule takes it."""
         return lambda output, target: loss_of(self.embeddings[int(target)], int(target))
 
     def forward(self, states: torch.Tensor, *, number: torch.Tensor | int) -> torch.Tensor:
-        """States for the next stage, or all embeddings.
+        """Return states for the next stage, or all embeddings.
 
         Args:
             states: Of the stage before; anything for the first stage.
@@ -386,11 +549,8 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
         return torch.cat(self.embeddings[-1])
 
 
-def _no_loss(sides: list[torch.Tensor], number: int) -> torch.Tensor:
-    """Has stages before the last take part in backward passes."""
-    raise AssertionError("the last stage has a loss of its own")
-
-
 if TYPE_CHECKING:
-    # mypy: the class has what the loops need.
-    _for_steps_of_stages: StepperFactory[Stepper] = PipelineStepper
+    # mypy: the classes have what the loop needs.
+    _tensor: StepperFactory[Stepper] = ModelParallelStepper
+    _tensor_fsdp: StepperFactory[Stepper] = DividedFsdpStepper
+    _pipeline: StepperFactory[Stepper] = PipelineStepper

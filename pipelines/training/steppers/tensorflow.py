@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipelines.lanes.files import Granule
-from pipelines.lanes.plan import noise_seed
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.losses.candidates import Picks
 from pipelines.models.adaptation import effective
@@ -31,6 +30,7 @@ from pipelines.training.steppers.base import (
     LoadableStepper,
     StepperFactory,
     StepWork,
+    granule_texts,
 )
 from pipelines.training.steppers.objectives import (
     LossOf,
@@ -285,14 +285,9 @@ class TensorFlowStepper:
 
     def _inputs(self, granule: Granule, objective: Objective, epoch: int) -> list[_Texts]:
         """The sides of a granule that the objective embeds."""
-        sides, seed = granule.sides, self._training.seed
         return [
-            _Texts(
-                sides[name].token_ids,
-                sides[name].lengths,
-                np.array(noise_seed(seed, epoch, granule.number, site), np.int32),
-            )
-            for site, name in enumerate(objective.sides)
+            _Texts(side.token_ids, side.lengths, np.array(side.seed, np.int32))
+            for side in granule_texts(granule, objective.sides, self._training.seed, epoch)
         ]
 
     def _forward(self, texts: _Texts) -> tf.Tensor:

@@ -1,20 +1,17 @@
-"""PyTorch's side of training: gradients of a granule, and AdamW. Runs on an executor.
+"""PyTorch's side of training: one step, and the stepper that holds the whole state.
 
-The gradient of the word embedding in PyTorch, of which a step touches few rows.
+Runs on executors.
 
-The embedding is half of a small encoder, and most of one with a vocabulary of many languages. The
-rows of words that are in no text of a step are zero on every worker, so they need not travel, nor
-be made zero again.
+:class:`TorchWork` has what all steppers of PyTorch share, :class:`BatchedWork` what those do that
+embed one batch after the other, and :class:`.model_parallel.StagedWork` what those do that pass
+micro-batches through stages of the encoder. A stepper adds where its weights are, and its update.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +19,9 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
-from pipelines.errors import InputError
-from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks, Targets
 from pipelines.models.adaptation import effective, of_objective
-from pipelines.models.frameworks.torch import (
-    Batch as DeviceBatch,
-)
+from pipelines.models.frameworks.torch import Batch as DeviceBatch
 from pipelines.models.frameworks.torch import (
     Encoder,
     bound_kernel_caches,
@@ -40,7 +33,6 @@ from pipelines.models.frameworks.torch import (
     to_device,
 )
 from pipelines.models.frameworks.torch_module import Inputs
-from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -54,7 +46,6 @@ from pipelines.training.steppers.base import (
     LoadableStepper,
     StepperFactory,
     StepWork,
-    Texts,
     batches,
     by_side,
     granule_texts,
@@ -62,24 +53,11 @@ from pipelines.training.steppers.base import (
     per_batch,
 )
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
-from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
-
-
-def device_inputs(
-    sides: Sequence[Texts], spec: EncoderSpec, training: TrainingSettings, device: torch.device
-) -> list[Inputs]:
-    """The sides of a micro-batch, and their dropout, on the device."""
-    return [
-        Inputs(
-            DeviceBatch.of(side.token_ids, side.lengths, device),
-            dropout_masks(spec, training.dropout, side.seed, device),
-        )
-        for side in sides
-    ]
+from pipelines.training.steppers.torch_reconstruction import Part, rewriting
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
-    """What a loss compares with, as tensors."""
+    """Return what a loss compares with, as tensors."""
     if isinstance(targets, Picks):
         guide = [to_device(vectors, device) for vectors in targets.guide]
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
@@ -95,19 +73,309 @@ def gradients_of_loss(
     targets: Targets,
     share: float,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """A loss times a share, and its gradients; see :data:`.objectives.GradientsOf`."""
+    """Return a loss times a share, and its gradients; see :data:`.objectives.GradientsOf`."""
     leaves = [side.detach().requires_grad_() for side in sides]
     loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
     return loss.detach(), torch.autograd.grad(loss, leaves)
 
 
 def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number whose gradients on the embeddings of sides are given ones."""
+    """Return a number whose gradients on the embeddings of sides are given ones."""
     return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
 
 
+def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all numbers of some gradients."""
+    norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
+    return norm
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a copy in the host's memory."""
+    array: np.ndarray = tensor.detach().to("cpu", copy=True).numpy()
+    return array
+
+
+class TorchWork(ABC):
+    """What all steppers of PyTorch share; see :class:`.base.Stepper`.
+
+    Args:
+        task: Of the worker.
+        checkpoint: The state to begin with.
+        collectives: Between the workers that compare embeddings and average losses.
+        everyone: Between all workers, where `collectives` is between some of them.
+    """
+
+    sharded = True
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        everyone = everyone or collectives
+        self._spec = checkpoint.spec
+        self._collectives = TimedCollectives(collectives)
+        self._objectives = objectives(task.run, "torch")
+        self._device = worker_device()
+        settings = task.run.config.training
+        self._training = with_precision(settings, everyone, has_bf16=has_bf16(self._device))
+        self.precision = self._training.precision
+        self.gradient_norm: float | None = None
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds in the exchange so far; None where a library exchanges while it computes."""
+        return None
+
+    @staticmethod
+    def prepare_process(settings: TrainingSettings) -> None:
+        """Give PyTorch its threads."""
+        bound_kernel_caches()
+        configure_threads(settings.threads)
+
+    def step(self, work: StepWork, learning_rate: float) -> float:
+        """Make one update from this worker's granules; return the loss over all workers."""
+        return float(self._update(self._loss(work), learning_rate, work.index + 1))
+
+    @abstractmethod
+    def checkpoint(self, step: int) -> Checkpoint:
+        """Return the state before a step; see :class:`.base.Stepper`."""
+
+    def _loss(self, work: StepWork) -> torch.Tensor:
+        """Add up the gradients of a step, and return the loss of this worker's granules."""
+        objective = self._objectives[work.source]
+        make = self._across if objective.across_granules else self._within
+        return make(work, objective)
+
+    @abstractmethod
+    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
+        """Do so with each granule's own negatives; the mean over the granules."""
+
+    @abstractmethod
+    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
+        """Do so with the negatives of the whole step."""
+
+    @abstractmethod
+    def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
+        """Make an update from the gradients; return the mean loss over all workers.
+
+        Args:
+            loss: Of this worker.
+            learning_rate: Of this update.
+            number: How many updates there have been with it.
+        """
+
+    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
+        (mean,) = self._collectives.all_reduce_mean([loss])
+        return mean
+
+    def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """Return what gradients of a norm are divided by to be clipped; None if they never are."""
+        clip = self._training.clip_norm
+        return (norm / clip).clamp(min=1.0) if clip else None
+
+    def _texts(self, work: StepWork, objective: Objective) -> list[Batch]:
+        """Return all that is to be embedded of each granule."""
+        seed, epoch = self._training.seed, work.noise_epoch
+        return [granule_texts(one, objective.sides, seed, epoch) for one in work.granules]
+
+    def _inputs(self, batch: Batch) -> list[Inputs]:
+        """Return the texts of a batch, and their dropout, on the device."""
+        return [
+            Inputs(
+                DeviceBatch.of(texts.token_ids, texts.lengths, self._device),
+                dropout_masks(self._spec, self._training.dropout, texts.seed, self._device),
+            )
+            for texts in batch
+        ]
+
+    def _compared(
+        self,
+        work: StepWork,
+        objective: Objective,
+        some: Sequence[Batch],
+        embeddings: Sequence[Sequence[torch.Tensor]],
+    ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+        """Compare the embeddings of batches with the candidates of all workers.
+
+        Args:
+            some: All batches of this worker.
+            embeddings: Of each batch, those of its texts.
+
+        Returns:
+            The mean loss of this worker's anchors, and its gradients on the embeddings.
+        """
+        loss, pulls = pulls_on_embeddings(
+            _joined(some, embeddings),
+            objective.candidates(work.granules, self._collectives),
+            self._collectives,
+            partial(gradients_of_loss, objective.loss),
+            torch.cat,
+        )
+        return loss, per_batch(some, pulls)
+
+
+def _joined(
+    some: Sequence[Batch], embeddings: Sequence[Sequence[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """Return the embeddings of each side, from those of the texts of each batch."""
+    return [torch.cat(side) for side in by_side(some, embeddings)]
+
+
+class BatchedWork(TorchWork):
+    """Embeds one batch after the other; see :mod:`.base` for what a batch is.
+
+    The arguments are those of :class:`TorchWork`.
+
+    Attributes:
+        keeps_last: Whether the graph of a step's last batch is kept while its embeddings are
+            compared, which spares that batch the second pass. Libraries that gather weights in the
+            order of the first pass need each graph to be pulled through as soon as it is made.
+    """
+
+    keeps_last = False
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
+        self._rewriting = rewriting(task.run, self._spec, self._training)
+
+    @abstractmethod
+    def _embed(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the embeddings of each of a batch's texts, of length 1."""
+
+    @abstractmethod
+    def _rewritten(self, part: Part) -> torch.Tensor:
+        """Return the loss of an objective that has a part of a granule written out again."""
+
+    @abstractmethod
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of a share of the step's loss.
+
+        Args:
+            loss: A scalar.
+            last: Whether the update comes next.
+        """
+
+    def _agreed(self, parts: np.ndarray) -> np.ndarray:
+        """Return in how many parts sides are embedded.
+
+        Args:
+            parts: int [granules, sides], in how many they have to be.
+        """
+        return parts
+
+    def _loss(self, work: StepWork) -> torch.Tensor:
+        return super()._loss(work) if self._rewriting is None else self._rewrite(work)
+
+    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
+        count, losses = len(work.granules), []
+        of_granules = zip(work.granules, self._batches(work, objective), strict=True)
+        for number, (granule, some) in enumerate(of_granules, 1):
+            targets, last = objective.targets(granule), number == count
+            if len(some) == 1:
+                loss = objective.loss(self._embed(some[0]), on_device(targets, self._device))
+                self._backward(loss / count, last=last)
+            else:
+                # The gradients of all of the granule, one batch of it in memory.
+                embeddings, kept = self._embedded(some)
+                sides = _joined(some, embeddings)
+                loss, pulls = gradients_of_loss(objective.loss, sides, targets, 1.0)
+                shares = per_batch(some, [pull / count for pull in pulls])
+                self._pull(some, shares, kept, last=last)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
+        """See :class:`TorchWork`; one batch is in memory.
+
+        Embeddings without a graph; the loss's gradient on them, see :mod:`.objectives`; then
+        each batch once more, pulling its part of that gradient through.
+        """
+        some = [batch for granule in self._batches(work, objective) for batch in granule]
+        embeddings, kept = self._embedded(some)
+        loss, pulls = self._compared(work, objective, some, embeddings)
+        self._pull(some, pulls, kept, last=True)
+        return loss
+
+    def _rewrite(self, work: StepWork) -> torch.Tensor:
+        """Add the gradients of an objective that has texts written out again.
+
+        Each is a sum over texts, so those of a granule's parts are added up.
+        """
+        assert self._rewriting is not None
+        needed = np.array([[self._rewriting.parts_needed(granule)] for granule in work.granules])
+        parts = [
+            part
+            for granule, (count,) in zip(work.granules, self._agreed(needed).tolist(), strict=True)
+            for part in self._rewriting.parts(granule, work.noise_epoch, count)
+        ]
+        total = torch.zeros((), device=self._device)
+        for number, part in enumerate(parts, 1):
+            loss = self._rewritten(part) / len(work.granules)
+            self._backward(loss, last=number == len(parts))
+            total += loss.detach()
+        return total
+
+    def _batches(self, work: StepWork, objective: Objective) -> list[list[Batch]]:
+        """Return the batches of each granule."""
+        granules, most = self._texts(work, objective), self._training.tokens_per_micro_batch
+        needed = [[parts_needed(side.lengths, most) for side in sides] for sides in granules]
+        parts = self._agreed(np.array(needed)).tolist()
+        return [batches(sides, counts) for sides, counts in zip(granules, parts, strict=True)]
+
+    def _embedded(
+        self, some: Sequence[Batch]
+    ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor] | None]:
+        """Return the embeddings of each batch without a graph, and those of the last one with it.
+
+        The latter are None if no graph is kept.
+        """
+        with torch.no_grad():
+            found = [self._embed(batch) for batch in (some[:-1] if self.keeps_last else some)]
+        if not self.keeps_last:
+            return found, None
+        kept = self._embed(some[-1])
+        return [*found, [embeddings.detach() for embeddings in kept]], kept
+
+    def _pull(
+        self,
+        some: Sequence[Batch],
+        pulls: Sequence[Sequence[torch.Tensor]],
+        kept: Sequence[torch.Tensor] | None,
+        *,
+        last: bool,
+    ) -> None:
+        """Add the gradients of batches.
+
+        Args:
+            pulls: Of each batch, the gradients on its embeddings.
+            kept: The embeddings of the last batch with their graph, if that was kept.
+            last: Whether the update comes next.
+        """
+        todo = list(zip(some, pulls, strict=True))
+        if kept is not None:
+            _, own = todo.pop()
+            self._backward(pulled_loss(kept, own), last=last and not todo)
+        for number, (batch, own) in enumerate(todo, 1):
+            loss = pulled_loss(self._embed(batch), own)
+            self._backward(loss, last=last and number == len(todo))
+
+
 class WordGradient:
-    """A buffer that the gradient is added up in, and which rows of it are not zero.
+    """A buffer that the word embedding's gradient is added up in, and its rows that are not zero.
+
+    The embedding is half of a small encoder, and most of one with a vocabulary of many languages.
+    A step touches few rows of it. Those of words that are in no text of a step are zero on every
+    worker, so they need not travel, nor be made zero again.
 
     Args:
         words: The word embedding; sparse gradients of it are what makes rows known. If a gradient
@@ -122,7 +390,7 @@ class WordGradient:
         words.register_hook(self._note)
 
     def begin(self) -> None:
-        """Makes it zero, and has the gradients from now on added to it."""
+        """Make it zero, and have the gradients from now on added to it."""
         if self._are_all:
             self._buffer.zero_()
         for rows in self._touched:
@@ -131,7 +399,7 @@ class WordGradient:
         self._words.grad = self._buffer
 
     def rows(self, collectives: Collectives) -> torch.Tensor:
-        """The rows that any worker has touched, int64 and in order; all workers call it."""
+        """Return the rows that any worker has touched, int64 and in order; all workers call it."""
         own = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
         for rows in self._touched:
             own[rows] = True
@@ -142,119 +410,31 @@ class WordGradient:
         return torch.from_numpy(touched).to(self._buffer.device)
 
     def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """A copy of some rows."""
+        """Return a copy of some rows."""
         return self._buffer.index_select(0, rows)
 
     def put(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Replaces some rows, beyond which all are zero; returns the whole gradient."""
+        """Replace some rows, beyond which all are zero; return the whole gradient."""
         self._touched = [rows]
         return self._buffer.index_copy_(0, rows, values)
 
     def _note(self, gradient: torch.Tensor) -> None:
-        """Called with each gradient before it is added."""
+        """Note the rows of a gradient; called with each before it is added."""
         if gradient.is_sparse:
             self._touched.append(gradient._indices()[0])
         else:
             self._are_all = True
 
 
-_ALIGNMENT = 64
-_BYTES = 4
+class TorchStepper(BatchedWork):
+    """Holds the whole state, as plain tensors by name, of what is trained alone.
 
-
-class DiskTensors:
-    """fp32 tensors that lie one after the other in a file, which is mapped into memory.
-
-    The file has no name from the beginning, so that it goes with the process, however that ends. It
-    is in the folder that ``tempfile`` takes: that of ``TMPDIR``, or ``/tmp``.
-
-    Args:
-        sizes: Numbers of each tensor that :meth:`zeros` will be asked for, in any order.
-
-    Raises:
-        InputError: The disk has no room for it.
-    """
-
-    def __init__(self, sizes: Iterable[int]) -> None:
-        length = sum(map(_room, sizes))
-        self._taken = 0
-        with tempfile.TemporaryFile() as file:
-            try:
-                # A file with holes would end the process where the disk is full.
-                os.posix_fallocate(file.fileno(), 0, max(length, 1))
-            except OSError as error:
-                raise InputError(
-                    "training.offload",
-                    f"{tempfile.gettempdir()} has no room for {length / 1e9:.1f} GB of moments"
-                    f" ({error.strerror})",
-                    "set TMPDIR of the executors to a larger disk, or take more workers",
-                ) from error
-            self._mapped = mmap.mmap(file.fileno(), max(length, 1))
-
-    def zeros(self, size: int) -> torch.Tensor:
-        """A flat tensor of its own place in the file."""
-        if not size:
-            return torch.zeros(0)
-        begin, self._taken = self._taken, self._taken + _room(size)
-        return torch.frombuffer(self._mapped, dtype=torch.float32, count=size, offset=begin)
-
-    def let_go(self) -> None:
-        """Takes what has been touched out of this process's memory; the system writes it out."""
-        self._mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def _room(size: int) -> int:
-    """Bytes of a tensor's place."""
-    return -(-size * _BYTES // _ALIGNMENT) * _ALIGNMENT
-
-
-class TorchRun:
-    """What all steppers of PyTorch hold of a run: its losses, and how they are computed here.
-
-    Args:
-        checkpoint: The state to begin with.
-        collectives: Between the workers.
-        everyone: Between all workers, where `collectives` is between some of them.
-    """
-
-    def __init__(
-        self,
-        task: WorkerTask,
-        checkpoint: Checkpoint,
-        collectives: Collectives,
-        everyone: Collectives | None = None,
-    ) -> None:
-        config = task.run.config
-        self._spec = checkpoint.spec
-        self._collectives = collectives
-        self._objectives = objectives(task.run, "torch")
-        self._device = worker_device()
-        bf16 = has_bf16(self._device)
-        self._training = with_precision(config.training, everyone or collectives, has_bf16=bf16)
-        self._rewriting = rewriting(task.run, self._spec, self._training)
-        self.precision = self._training.precision
-        self.gradient_norm: float | None = None
-
-    @staticmethod
-    def prepare_process(settings: TrainingSettings) -> None:
-        """Gives PyTorch its threads."""
-        bound_kernel_caches()
-        configure_threads(settings.threads)
-
-
-class TorchStepper(TorchRun):
-    """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
-
-    Weights and moments are plain tensors by name, of what is trained alone. Gradients come from
-    ``backward``, which adds granule to granule in place.
-
-    Args:
-        checkpoint: The state to begin with.
-        collectives: How gradients are averaged between workers.
-        everyone: See :class:`TorchRun`.
+    Gradients come from ``backward``, which adds granule to granule in place. The arguments are
+    those of :class:`TorchWork`; the collectives average the gradients.
     """
 
     sharded = False
+    keeps_last = True
 
     def __init__(
         self,
@@ -264,55 +444,33 @@ class TorchStepper(TorchRun):
         everyone: Collectives | None = None,
     ) -> None:
         super().__init__(task, checkpoint, collectives, everyone)
-        self._timed = TimedCollectives(collectives)
+        place = partial(torch.tensor, device=self._device)
         self._weights = {
-            name: torch.tensor(value, device=self._device, requires_grad=True)
-            for name, value in checkpoint.weights.items()
+            name: place(value, requires_grad=True) for name, value in checkpoint.weights.items()
         }
-        self._frozen = {
-            name: torch.tensor(value, device=self._device)
-            for name, value in checkpoint.frozen.weights.items()
-        }
+        self._frozen = {name: place(value) for name, value in checkpoint.frozen.weights.items()}
         self._scale = checkpoint.frozen.scale
         self._moments = {
-            f"{kind}/{name}": torch.tensor(
-                checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), device=self._device
-            )
+            f"{kind}/{name}": place(checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)))
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
         if self._training.ema is not None:
             self._moments |= {
-                f"{AVERAGE}/{name}": torch.tensor(value, device=self._device)
-                for name, value in checkpoint.averages.items()
+                f"{AVERAGE}/{name}": place(value) for name, value in checkpoint.averages.items()
             }
         words = self._weights.get(WORDS)
         self._word_gradient = None if words is None else WordGradient(words)
-        self._embed = partial(
-            embed,
-            dropout=self._training.dropout,
-            activation_checkpointing=self._training.activation_checkpointing,
-            sparse_words=True,
-        )
 
     @property
     def exchange_seconds(self) -> float | None:
         """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
-        return None if self._device.type == "cuda" else self._timed.seconds
-
-    def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from this worker's granules; returns the loss over all workers."""
-        loss, gradients = self._loss_and_gradients(work)
-        means, mean_loss = self._means(gradients, loss)
-        norm = self._norm(means)
-        self._update(means, self._excess(norm), learning_rate, work.index + 1)
-        self.gradient_norm = float(norm)
-        return float(mean_loss)
+        return None if self._device.type == "cuda" else self._collectives.seconds
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
-        """Loss and clipped gradients of this worker's granules at given weights."""
+        """Return loss and clipped gradients of this worker's granules at given weights."""
         _assign(self._weights, weights)
-        loss, gradients = self._loss_and_gradients(work)
+        loss, gradients = self._loss(work), self._gradients()
         norm = total_norm(gradients.values())
         excess = self._excess(norm)
         self.gradient_norm = float(norm)
@@ -322,12 +480,12 @@ class TorchStepper(TorchRun):
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Takes another state, of the same shape."""
+        """Take another state, of the same shape."""
         _assign(self._weights, checkpoint.weights)
         _assign(self._moments, checkpoint.moments)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step, as numpy arrays."""
+        """Return the state before a step, as numpy arrays."""
         return Checkpoint(
             step=step,
             spec=self._spec,
@@ -335,160 +493,85 @@ class TorchStepper(TorchRun):
             moments={name: to_numpy(value) for name, value in self._moments.items()},
         )
 
-    def _loss_and_gradients(self, work: StepWork) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The mean loss, and its gradients; they are valid until the next call."""
+    def _loss(self, work: StepWork) -> torch.Tensor:
+        """See :class:`TorchWork`; the gradients are valid until the next call."""
         for weight in self._weights.values():
             weight.grad = None
         if self._word_gradient is not None:
             self._word_gradient.begin()
-        objective = self._objectives[work.source]
-        if self._rewriting is not None:
-            loss = self._rewritten(work, self._rewriting)
-        elif objective.across_granules:
-            loss = self._across(work, objective)
-        else:
-            loss = self._within(work, objective)
-        return loss, {name: weight.grad for name, weight in self._weights.items()}
+        return super()._loss(work)
 
-    def _means(
-        self, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Gradients and loss, averaged over the workers.
+    def _embed(self, batch: Batch) -> list[torch.Tensor]:
+        encoder, training = self._encoder(), self._training
+        # Side by side: what a CPU computes then stays in its cache more often.
+        return [
+            normalize(
+                embed(
+                    encoder,
+                    texts.token_ids,
+                    texts.lengths,
+                    dropout=training.dropout,
+                    seed=texts.seed,
+                    activation_checkpointing=training.activation_checkpointing,
+                    sparse_words=True,
+                ),
+                dim=-1,
+            )
+            for texts in batch
+        ]
+
+    def _rewritten(self, part: Part) -> torch.Tensor:
+        assert self._rewriting is not None
+        return self._rewriting.loss(self._effective(), of_objective(self._weights), part)
+
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def _effective(self) -> Weights:
+        """Return the encoder's weights, of which some may be frozen, or have LoRA's added."""
+        return effective(self._weights, self._frozen, self._scale)
+
+    def _encoder(self) -> Encoder:
+        return prepare(self._spec, self._effective(), self._training.precision)
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        return {name: weight.grad for name, weight in self._weights.items()}
+
+    def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
+        gradients, mean_loss = self._means(loss)
+        norm = self._norm(gradients)
+        self._move(gradients, self._excess(norm), learning_rate, number)
+        self.gradient_norm = float(norm)
+        return mean_loss
+
+    def _means(self, loss: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return gradients and loss, averaged over the workers.
 
         Of the words' gradient those rows travel that some worker has touched.
         """
-        words = self._word_gradient if self._timed.workers > 1 else None
-        sent = dict(gradients)
+        words = self._word_gradient if self._collectives.workers > 1 else None
+        sent = self._gradients()
         if words is not None:
-            rows = words.rows(self._timed)
+            rows = words.rows(self._collectives)
             sent[WORDS] = words.at(rows)
-        *averaged, mean_loss = self._timed.all_reduce_mean([*sent.values(), loss])
+        *averaged, mean_loss = self._collectives.all_reduce_mean([*sent.values(), loss])
         means = dict(zip(sent, averaged, strict=True))
         if words is not None:
             means[WORDS] = words.put(rows, means[WORDS])
         return means, mean_loss
 
-    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """Adds the gradients with each granule's own negatives, averaged over the granules."""
-        losses = []
-        for granule in work.granules:
-            targets = objective.targets(granule)
-            some = self._batches(granule, objective, work.noise_epoch)
-            if len(some) == 1:
-                loss = objective.loss(self._embed_batch(some[0]), on_device(targets, self._device))
-                (loss / len(work.granules)).backward()
-                losses.append(loss.detach())
-            else:
-                losses.append(self._in_parts(some, objective, targets, len(work.granules)))
-        return torch.stack(losses).mean()
-
-    def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
-        """Adds the gradients of an objective that has texts written out again.
-
-        Each is a sum over texts, so those of a granule's parts are added up.
-        """
-        total = torch.zeros((), device=self._device)
-        of_granules = (
-            rewriting.parts(granule, work.noise_epoch, rewriting.parts_needed(granule))
-            for granule in work.granules
-        )
-        for part in chain.from_iterable(of_granules):
-            encoder = effective(self._weights, self._frozen, self._scale)
-            loss = rewriting.loss(encoder, of_objective(self._weights), part) / len(work.granules)
-            loss.backward()
-            total += loss.detach()
-        return total
-
-    def _in_parts(
-        self, some: Sequence[Batch], objective: Objective, targets: Targets, granules: int
-    ) -> torch.Tensor:
-        """Adds the gradients of a granule, one batch of it in memory; returns its loss."""
-        own, with_graph = self._embedded(some)
-        loss, pulls = gradients_of_loss(objective.loss, own, targets, 1.0)
-        self._pull(some, [pull / granules for pull in pulls], with_graph)
-        return loss
-
-    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """Adds the gradients with the negatives of the whole step, one batch in memory.
-
-        Embeddings without a graph; the loss's gradient on them, see :mod:`.objectives`; then
-        each batch once more, pulling its part of that gradient through.
-        """
-        candidates = objective.candidates(work.granules, self._timed)
-        some = [
-            one
-            for part in work.granules
-            for one in self._batches(part, objective, work.noise_epoch)
-        ]
-        own, with_graph = self._embedded(some)
-        gradients_of = partial(gradients_of_loss, objective.loss)
-        loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
-        self._pull(some, pulls, with_graph)
-        return loss
-
-    def _embedded(self, some: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The embeddings of each side without a graph, and those of the last batch with its graph.
-
-        The last batch keeps it, which spares that one the second pass.
-        """
-        *earlier, last = some
-        with torch.no_grad():
-            parts = [self._embed_batch(batch) for batch in earlier]
-        with_graph = self._embed_batch(last)
-        parts.append([embeddings.detach() for embeddings in with_graph])
-        sides = by_side(some, parts)
-        return [torch.cat(side) for side in sides], with_graph
-
-    def _pull(
-        self,
-        some: Sequence[Batch],
-        pulls: Sequence[torch.Tensor],
-        with_graph: Sequence[torch.Tensor],
-    ) -> None:
-        """Adds the gradients of batches, given those on the embeddings of each side.
-
-        Args:
-            with_graph: The embeddings of the last batch.
-        """
-        *earlier, last = per_batch(some, pulls)
-        torch.autograd.backward(with_graph, last)
-        for batch, own in zip(some[:-1], earlier, strict=True):
-            torch.autograd.backward(self._embed_batch(batch), own)
-
-    def _batches(self, granule: Granule, objective: Objective, epoch: int) -> list[Batch]:
-        texts = granule_texts(granule, objective.sides, self._training.seed, epoch)
-        most = self._training.tokens_per_micro_batch
-        return batches(texts, [parts_needed(side, most) for side in texts])
-
-    def _embed_batch(self, batch: Batch) -> list[torch.Tensor]:
-        """Of length 1. Side by side: what a CPU computes then stays in its cache more often."""
-        encoder = self._encoder()
-        return [
-            normalize(self._embed(encoder, one.token_ids, one.lengths, seed=one.seed), dim=-1)
-            for one in batch
-        ]
-
-    def _encoder(self) -> Encoder:
-        weights = effective(self._weights, self._frozen, self._scale)
-        return prepare(self._spec, weights, self._training.precision)
-
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The norm of the whole encoder's gradient."""
+        """Return the norm of the whole encoder's gradient."""
         return total_norm(gradients.values())
 
-    def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """What gradients of a norm are divided by to be clipped; None if they never are."""
-        clip = self._training.clip_norm
-        return (norm / clip).clamp(min=1.0) if clip else None
-
-    def _update(
+    def _move(
         self,
         gradients: Mapping[str, torch.Tensor],
         excess: torch.Tensor | None,
         learning_rate: float,
         number: int,
     ) -> None:
-        """AdamW, in the fused kernel, which divides gradients by their excess too.
+        """Update by AdamW, in the fused kernel, which divides gradients by their excess too.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed.
@@ -522,21 +605,9 @@ class TorchStepper(TorchRun):
             )
 
 
-def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of all numbers of some gradients."""
-    norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
-    return norm
-
-
 def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
         tensors[name].detach().copy_(torch.from_numpy(value))
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy in the host's memory."""
-    array: np.ndarray = tensor.detach().to("cpu", copy=True).numpy()
-    return array
 
 
 if TYPE_CHECKING:

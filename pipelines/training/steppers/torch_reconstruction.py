@@ -23,7 +23,7 @@ from pipelines.pretraining.torch_head import View
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings, TrainingSettings
 from pipelines.tokens.vocabulary import SpecialIds
-from pipelines.training.steppers.base import bounds, parts_of
+from pipelines.training.steppers.base import bounds, parts_needed
 
 
 class Part(NamedTuple):
@@ -61,11 +61,11 @@ class Rewriting:
     side: str
 
     def parts_needed(self, granule: Granule) -> int:
-        """In how many parts a granule is computed."""
-        return parts_of(granule.sides[self.side].lengths, self.training.tokens_per_micro_batch)
+        """Return in how many parts a granule is computed."""
+        return parts_needed(granule.sides[self.side].lengths, self.training.tokens_per_micro_batch)
 
     def parts(self, granule: Granule, epoch: int, count: int) -> list[Part]:
-        """A granule's texts under noise, in some parts; the noise is that of the granule.
+        """Return a granule's texts under noise, in some parts; the noise is that of the granule.
 
         Args:
             granule: The texts.
@@ -89,7 +89,7 @@ class Rewriting:
         own: Mapping[str, torch.Tensor],
         part: Part,
     ) -> torch.Tensor:
-        """A part's share of the loss of its granule.
+        """Return a part's share of the loss of its granule.
 
         Args:
             weights: The encoder's.
@@ -124,7 +124,7 @@ class RewritingUnit(Unit):
         self._rewriting = rewriting
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
-        """The loss of each part, a scalar."""
+        """Return the loss of each part, a scalar."""
         weights = self.weights
         encoder, own = without_objective(weights), of_objective(weights)
         return [self._rewriting.loss(encoder, own, part) for part in parts]
@@ -143,7 +143,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
         self.whole = RewritingUnit(rewriting, shapes)
 
     def units(self) -> Iterator[Unit]:
-        """The one unit."""
+        """Yield the one unit."""
         yield self.whole
 
     @property
@@ -152,13 +152,13 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
         return self.whole.weights
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
-        """The loss of each part, a scalar."""
+        """Return the loss of each part, a scalar."""
         losses: list[torch.Tensor] = self.whole(parts)
         return losses
 
 
 def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> Rewriting | None:
-    """The objective of a run, if it has texts written out again.
+    """Return the objective of a run, if it has texts written out again.
 
     Args:
         run: The run.

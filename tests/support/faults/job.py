@@ -15,13 +15,13 @@ from engine_cases import EngineCase, trained_here
 
 from faults.moments import EVALUATION, LATE
 from pipelines import workflow
+from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.training_plan import batch_plan
 
 CLI = ("-c", "import sys; from pipelines.cli import main; sys.exit(main())")
 FEW, SOME, ENDLESS = 60, 150, 10**6

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from corpus_factory import small_config
 
-from pipelines.search.index import INDEX_FOLDER
 from pipelines.settings import Config
+from pipelines.vectors.index import INDEX_FOLDER
 
 PREPARED, RUN, EMBEDDED, SERVED = "prepared", "run", "embedded", "served"
 """Folders on the disk of a cell."""

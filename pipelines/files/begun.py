@@ -1,0 +1,107 @@
+"""Folders that are made over several jobs, each of which goes on with what the one before has done.
+
+On a file system such a folder is made beside the place that it is to take, under a name that any
+job finds again. In a store it is a version that is not the current one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.files import locks, storage, versions
+from pipelines.files.locations import Location, RemotePath, is_within
+from pipelines.files.ownership import Kind, check_ours
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A folder that is begun.
+
+    Attributes:
+        aside: Where its first files are written.
+        folder: Where these are when all of them are there, until the folder is whole.
+    """
+
+    aside: Location
+    folder: Location
+
+    def final(self, path: Location) -> Location:
+        """Return where a file will be that may be one of the first."""
+        if not is_within(path, self.aside):
+            return path
+        return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
+
+
+def next_folder(folder: Path) -> Path:
+    """Return where a folder is made on a file system before it takes its place."""
+    return folder.parent / f".{folder.name}.next"
+
+
+def begun_folders(folder: Location) -> list[Location]:
+    """Return where there may be folders that have not taken their place, or have lost it."""
+    if isinstance(folder, Path):
+        return [next_folder(folder)]
+    return list(versions.begun(folder))
+
+
+def check_places(key: str, folder: Location, kind: Kind) -> None:
+    """Refuse a place that would be replaced, and where it is begun, if the user's are there.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    check_ours(key, folder, kind, whole=True)
+    if isinstance(folder, Path):
+        check_ours(key, next_folder(folder), kind, whole=True)
+
+
+@contextmanager
+def beginning(folder: Location) -> Iterator[Beginning]:
+    """Yield where a folder is to be begun; an error inside leaves what was there before.
+
+    Args:
+        folder: The place that it is to take; no other job works there.
+    """
+    if isinstance(folder, Path):
+        final = next_folder(folder)
+        with storage.built_folder(final) as aside:
+            yield Beginning(aside, final)
+        return
+    version = versions.begin(folder)
+    try:
+        yield Beginning(version, version)
+    except BaseException:
+        # What cannot be removed now, the next job removes.
+        with suppress(OSError):
+            versions.clear(version)
+        raise
+    versions.remove_begun(folder, but=version)
+
+
+def take_place(made: Location, folder: Location) -> None:
+    """Have a folder that is whole take its place."""
+    if isinstance(made, RemotePath):
+        versions.publish(made)
+    else:
+        assert isinstance(folder, Path), "a folder is made where it is to be"
+        storage.take_place(made, folder)
+
+
+def discard_begun(folder: Location) -> None:
+    """Remove folders that were begun and are not wanted any more."""
+    if isinstance(folder, RemotePath):
+        versions.remove_begun(folder)
+    elif next_folder(folder).is_dir():
+        # As a whole: half of it would have no mark, and nobody would know whose it is.
+        storage.remove_folder(next_folder(folder))
+
+
+def lock_file(folder: Location) -> Location:
+    """Return the lock of such a folder: beside it on a file system, and in it in a store."""
+    if isinstance(folder, RemotePath):
+        return folder / locks.LOCK_FILE
+    real = folder.resolve()
+    return real.parent / f".{real.name}{locks.LOCK_FILE}"

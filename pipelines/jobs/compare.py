@@ -1,0 +1,27 @@
+"""`compare`: every engine in turn on the user's own data, and which to take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipelines import progress
+from pipelines.libraries import COMPARISON, DRIVER, check_installed
+from pipelines.settings import Config
+
+
+def command(config: Config, data: str | None, **options: Any) -> None:
+    """Compare strategies, and print the figures as a JSON object.
+
+    Args:
+        config: The settings.
+        data: What to measure on.
+        options: Those of :func:`pipelines.compare.command.measure`.
+    """
+    for library in COMPARISON:
+        check_installed("compare", library, where=DRIVER)
+    # It measures with libraries that may be missing.
+    from pipelines.compare.command import measure
+
+    with progress.job("compare", ("compare",)), progress.activity("compare"):
+        progress.say(json.dumps(measure(config, data, **options)))

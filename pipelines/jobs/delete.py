@@ -1,0 +1,204 @@
+"""`delete`: rows of given keys leave the prepared folder and the table of vectors, for good.
+
+The folder keeps a list of the keys, and is prepared again without their rows: what one text decides
+of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and each
+stage takes the place of the one before as a whole. Files without such rows are not read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines import progress
+from pipelines.corpus.readers.streams import BinaryError, find_encoding
+from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
+from pipelines.errors import InputError, one_line
+from pipelines.files import records, storage, versions
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.base import Results, job
+from pipelines.jobs.stages import check_prepared_folder, prepare_stages, shown_stages
+from pipelines.progress import say
+from pipelines.settings import Config
+from pipelines.spark.session import spark_session
+from pipelines.vectors.row_deletion import DeletedRows, check_table, delete_from_table, has_rows_by
+from pipelines.vectors.teacher import forget_texts
+
+logger = logging.getLogger(__name__)
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_MARK = "\ufeff"
+_NAMED_KEYS = 20
+_KEY_CHARACTERS = 60
+
+
+class _Statistics(TypedDict, total=False):
+    """What is read of the statistics of a corpus, which have more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    deleted: list[int]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What became of the rows of some keys.
+
+    Attributes:
+        keys: How many keys are listed now, those of before among them.
+        rows: Rows of the inputs that were left out because of their keys.
+        vectors: Rows that were taken out of the table in `embedding.output`; None where there is no
+            table with the column of keys.
+        unmatched: Keys of this deletion that no row of `corpus.inputs` has.
+        not_covered: Where such texts, or what was learnt of them, may still be; a line each.
+    """
+
+    keys: int
+    rows: int
+    vectors: int | None
+    unmatched: tuple[str, ...]
+    not_covered: tuple[str, ...]
+
+
+@job("deleting", works_in=("prepared.folder",), check=check_prepared_folder, stalls=True)
+def delete(config: Config, keys: Sequence[str]) -> Deletion:
+    """Remove the rows of keys from `prepared.folder`, and keep them out of it for good.
+
+    Args:
+        config: That of the preparation; `corpus.key_column` says whose a row is.
+        keys: Values of that column, as text.
+
+    Raises:
+        InputError: No column has keys, nothing has been prepared, or a stage refuses.
+    """
+    with progress.job("deleting", shown_stages(config)):
+        return _delete(config, keys)
+
+
+def _delete(config: Config, keys: Sequence[str]) -> Deletion:
+    column = config.corpus.key_column
+    if column is None:
+        raise InputError(
+            "corpus.key_column", "`delete` needs it", "name the column that says whose a row is"
+        )
+    folder = PreparedFolder.of(config)
+    if not folder.corpus.pairs.is_dir():
+        problem = f"there is no corpus in {folder.path}"
+        raise InputError("prepared.folder", problem, "name the folder of a preparation")
+    check_table(config)
+    folder.name_stages()
+    listed = add_deleted_keys(folder, column, keys)
+    try:
+        prepare_stages(config, trains=False)
+    except Exception:
+        still = "the keys are listed, and their rows stay in %s until a preparation ends well"
+        logger.warning(still, folder.path)
+        raise
+    # In a store a folder keeps the version before; on NFS a file that was open may be left.
+    for stage in (folder.corpus, folder.tokens, folder.teacher, folder.lanes):
+        versions.forget_earlier(stage.path)
+    forget_texts(config)
+    storage.sweep(folder.path)
+    rows = records.built(
+        folder.corpus.funnel,
+        lambda lines: sum(int(line["rows"]) for line in lines if line.get("reason") == DELETED),
+    )
+    known: _Statistics = records.read(folder.corpus.statistics, _Statistics)
+    marks = {*known.get("deleted", [])}
+    unmatched = tuple(key for key in dict.fromkeys(keys) if mark_of(hash_of(key)) not in marks)
+    vectors = _delete_vectors(config, DeletedRows(column, deleted_keys(folder, column)))
+    return Deletion(listed, rows, vectors, unmatched, _not_covered(config, vectors))
+
+
+def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
+    if not has_rows_by(config, deleted.column):
+        return None
+    session = spark_session(config.for_stage("embed"), needs_context=False)
+    return delete_from_table(session, config, deleted)
+
+
+def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
+    table = f"embeddings ({config.embedding.output}): there is no table with the column"
+    merged = f"{config.embedding.merge_into}: the rows go when `embed` is run again"
+    return (
+        "corpus.inputs, corpus.exclude and evaluation files: they are yours, and were not changed",
+        "models that were trained before, in run folders and in promotion.target: train again",
+        "samples.json, report.html and evaluation/ of earlier runs, and what trackers have of them",
+        *([table] if vectors is None else []),
+        *([merged] if config.embedding.merge_into else []),
+        f"pairs with hard negatives ({config.mining.output}): mine them again",
+        "other tables of embeddings, and copies of tables in storage.cache_folder of machines that "
+        "searched them",
+    )
+
+
+def read_keys(given: Sequence[str], file: str | None) -> list[str]:
+    """Return the keys of a command line.
+
+    Args:
+        given: One by one, taken literally.
+        file: A text file in UTF-8, or in UTF-16 or UTF-32, with a key a line. Blanks around a key,
+            blank lines, line ends of any system and byte order marks count for nothing.
+
+    Raises:
+        InputError: There is no key, or the file cannot be read.
+    """
+    keys = [key for key in given if key.strip()]
+    if file is not None:
+        found = [line.strip() for line in _LINE_END.split(_text_of(file).replace(_MARK, ""))]
+        keys += filter(None, found)
+        if not keys:
+            raise InputError(
+                "--keys", f"{file} holds no key", "name keys by --key or a file with a key a line"
+            )
+    if not keys:
+        raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
+    return keys
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file of keys; another encoding than Unicode's is not guessed."""
+    remedy = "name a text file with a key a line"
+    try:
+        data = Path(file).read_bytes()
+        encoding = find_encoding([data])
+        is_unicode = encoding.name.startswith("utf")
+        return data.decode(encoding.name if is_unicode else "utf-8")
+    except BinaryError:
+        raise InputError("--keys", f"{file} holds no text", remedy) from None
+    except UnicodeDecodeError as error:
+        problem = f"{file} is not UTF-8 at byte {error.start}"
+        raise InputError("--keys", problem, "save it as UTF-8") from None
+    except OSError as error:
+        raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
+
+
+def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
+    """Delete the rows of keys of a command line and of a file, and print what became of them."""
+    deletion = delete(config, read_keys(key or (), keys))
+    say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    if deletion.vectors is not None:
+        say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
+    if deletion.unmatched:
+        say(f"no row   {_told_keys(deletion.unmatched)}")
+    for line in deletion.not_covered:
+        say(f"not covered  {line}")
+    figures = {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
+    return {**figures, "unmatched": len(deletion.unmatched)}
+
+
+def _told_keys(unmatched: Sequence[str]) -> str:
+    """Name keys that no row has, the first of them."""
+    named = [one_line(key[:_KEY_CHARACTERS]) for key in unmatched[:_NAMED_KEYS]]
+    more = len(unmatched) - len(named)
+    end = f" and {more} more" if more else ""
+    return (
+        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}; compare them with "
+        "the values of corpus.key_column"
+    )

@@ -1,0 +1,42 @@
+"""`embed`: a column of vectors for a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from pipelines.errors import NothingNew
+from pipelines.jobs.base import Results, job
+from pipelines.progress import say
+from pipelines.promotion.stage import model_in_service
+from pipelines.settings import Config
+from pipelines.spark.session import spark_session
+from pipelines.spark.stage_resources import stage_settings
+from pipelines.vectors.embed import EmbeddingJob, EmbeddingSummary
+
+
+@job("embedding", stalls=True)
+def embed(config: Config) -> EmbeddingSummary:
+    """Embed the table of `embedding.inputs` into `embedding.output`, or what is missing of it.
+
+    Raises:
+        InputError: Model and input cannot be used, or the output is of something else.
+        NothingNew: The table is there, and only a new one was asked for.
+    """
+    if config.embedding.served:
+        config = config.changed("embedding", model=str(model_in_service(config)))
+    making = EmbeddingJob.of(config)
+    if config.run.only_new and making.is_up_to_date():
+        output = config.embedding.output
+        raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
+    making.check()
+    with making.working():
+        session = spark_session(config.for_stage("embed"), needs_context=False)
+        with stage_settings(session, config, "embed"):
+            return making.run(session)
+
+
+def command(config: Config) -> Results:
+    """Embed a table, and print where it is."""
+    made = embed(config)
+    say(f"table   {made.folder}")
+    return asdict(made)

@@ -1,0 +1,210 @@
+"""`evaluate`: a run's model beside its start, in figures, samples and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.text import Text
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.evaluation import retrieval
+from pipelines.evaluation.alarms import keep_doubts, signs_of
+from pipelines.evaluation.intervals import (
+    CANNOT_BE_TOLD,
+    WORSE,
+    Observations,
+    Observed,
+    digest_observations,
+    write_observations,
+)
+from pipelines.evaluation.overlap import overlap_of_run
+from pipelines.evaluation.retrieval import Retrieved
+from pipelines.evaluation.samples import write_samples
+from pipelines.evaluation.sets import (
+    check_sets,
+    digest_sets,
+    intervals_between,
+    told_sets,
+)
+from pipelines.evaluation.sets import evaluate as measure
+from pipelines.files import storage
+from pipelines.files.locations import Location
+from pipelines.files.ownership import RUN, is_ours
+from pipelines.files.run_folder import RunFolder
+from pipelines.jobs.base import Results, job, say_model, say_report
+from pipelines.jobs.report import draw_report
+from pipelines.model_card.card import write_card
+from pipelines.models.folder import digest_model, read_encoder
+from pipelines.models.inference.backends import choose_backend
+from pipelines.progress import activity
+from pipelines.progress.screen import Screen
+from pipelines.report.verdict import VERDICT_STYLES, metrics_table, verdict
+from pipelines.runs.checkpoint import checkpoint_steps
+from pipelines.runs.job_records import Start, add_evaluations, begin_job, end_job
+from pipelines.runs.opening import check_measured
+from pipelines.runs.step_metrics import model_step, update_run_metrics
+from pipelines.settings import Config
+from pipelines.spark.session import running_tasks, spark_session, under_spark_submit
+from pipelines.spark.stage_resources import stage_settings
+from pipelines.tracking import check_trackers
+from pipelines.tracking.base import evaluation_values
+from pipelines.tracking.run_tracking import RunTracking
+
+Metrics = dict[str, dict[str, float]]
+BEFORE, AFTER = "before", "after"
+_SHOWN = {BEFORE: "start", AFTER: "model"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a run's start and of its model.
+
+    Attributes:
+        figures: Under `before` and `after` by set and metric; under `interval` where the
+            differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, under
+            `sets` what each set is, and under `signs` what tells collapsed models, see
+            :func:`~pipelines.evaluation.alarms.signs_of`.
+        observed: Under `before` and `after` what the figures are of, by set.
+    """
+
+    figures: dict[str, dict[str, Any]]
+    observed: Mapping[str, Mapping[str, Observed]]
+
+    def observations(self, model: str) -> dict[str, Observations]:
+        """Return them item by item, of the model `before` or `after`, by set."""
+        return {name: found.observations for name, found in self.observed[model].items()}
+
+
+@job("evaluating", works_in=("run.folder",), check=check_measured, stalls=True)
+def evaluate(config: Config) -> dict[str, Metrics]:
+    """Measure the run's start and its model; write `metrics.json`, samples and the report.
+
+    Returns:
+        The figures under `before` and `after`, under `interval` where the differences lie, as far
+        as that is known, and under `sets` what each set is.
+
+    Raises:
+        InputError: There is no model, or what it is to be measured on cannot be read.
+        PipelineError: A training has replaced the model meanwhile.
+    """
+    start_of_job = Start()
+    run = RunFolder.of(config)
+    _check(config, run)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
+    with stage_settings(session, config, "evaluate"):
+        # What cannot be read is refused here, before anything is measured.
+        with activity("evaluating", "looking at what is measured on", running_tasks):
+            digests = _digests(session, config, run)
+        with activity("evaluating", "comparing the sets with the training pairs", running_tasks):
+            overlap = overlap_of_run(session, config, run, digests["sets"])
+        begin_job(run.path, "evaluate", start_of_job)
+        with RunTracking(config, run.path) as tracking:
+            measured = measure_models(session, config, run)
+            if _digests(session, config, run) != digests:
+                problem = "the model, or what it is measured on, changed meanwhile"
+                raise PipelineError(f"{run.path}: {problem}; evaluate it again")
+            write_observations(run.observations, measured.observations(AFTER))
+            known = {
+                "overlap": {name: asdict(found) for name, found in overlap.items()},
+                "measured": digests | {"observations": digest_observations(run.observations)},
+            }
+            update_run_metrics(run.path, measured.figures | known)
+            keep_doubts(run.path)
+            _write_samples(session, config, run, measured)
+            _log_figures(run, measured, tracking)
+            # The report says how long it took.
+            end_job(run.path, start_of_job)
+            with activity("evaluating", "drawing the report"):
+                draw_report(config)
+                # That of a model that no run has made is the user's.
+                cards = [write_card(run, config)] if is_ours(run.path, RUN) else []
+            tracking.keep(run.report, run.metrics, run.evaluations, *cards)
+    return measured.figures
+
+
+def _check(config: Config, run: RunFolder) -> None:
+    """Refuse what can be refused before Spark starts."""
+    if not run.model.is_dir():
+        raise InputError("run.folder", f"there is no model in {run.path}", "run `train` first")
+    check_trackers(config.tracking)
+    check_sets(config)
+    # The driver of a cluster may lack what its executors have.
+    if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
+        spec, _ = read_encoder(run.model)
+        choose_backend("auto", spec.kind)
+
+
+def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
+    """Return the digests of the run's model and of what it is measured on."""
+    return {"model": digest_model(run.model), "sets": digest_sets(session, config)}
+
+
+def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:
+    """Measure start and model, and how much a difference between them says."""
+    observed: dict[str, dict[str, Observed]] = {BEFORE: {}, AFTER: {}}
+    figures: dict[str, dict[str, Any]] = {}
+    for name, model in _models(run).items():
+        with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
+            figures[name] = measure(session, config, model, observed[name].__setitem__)
+    with activity("evaluating", "intervals of the differences"):
+        measured = Measured(figures, observed)
+        sets = told_sets(config)
+        found = intervals_between(sets, measured.observations(BEFORE), measured.observations(AFTER))
+    figures["interval"] = {
+        name: {metric: asdict(interval) for metric, interval in by_metric.items()}
+        for name, by_metric in found.items()
+    }
+    figures["sets"] = sets
+    figures["signs"] = {name: signs_of(of_model) for name, of_model in observed.items()}
+    return measured
+
+
+def _write_samples(
+    session: SparkSession, config: Config, run: RunFolder, measured: Measured
+) -> None:
+    """Write the held-out pairs that the report shows."""
+    held_out = retrieval.EVALUATION.name
+    retrieved = {name: by_set.get(held_out) for name, by_set in measured.observed.items()}
+    found = {name: one for name, one in retrieved.items() if isinstance(one, Retrieved)}
+    with activity("evaluating", "samples and a map of them", running_tasks):
+        write_samples(session, config, _models(run), found)
+
+
+def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
+    """Add the figures to the curves over the steps: the start is step 0."""
+    made = model_step(run.path) or max(checkpoint_steps(run.path), default=0)
+    for name, step in ((BEFORE, 0), (AFTER, made)):
+        figures = measured.figures[name]
+        add_evaluations(run.path, step, figures)
+        tracking.log(step, evaluation_values("evaluation", figures))
+        tracking.log(made, evaluation_values(name, figures))
+
+
+def _models(run: RunFolder) -> dict[str, Location]:
+    return {BEFORE: run.start, AFTER: run.model}
+
+
+def command(config: Config) -> Results:
+    """Evaluate start and model, and print the figures."""
+    figures = evaluate(config)
+    show_figures(config, figures)
+    return figures
+
+
+def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the figures of a run, what they say, and where report and model are."""
+    folder = RunFolder.of(config)
+    screen = Screen()
+    # Which state the model is, and what it was trained on, stands there and in no evaluation.
+    recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
+    known = {**recorded, **figures}
+    screen.print(metrics_table(known, screen.width))
+    if found := verdict(known):
+        # Not as markup: the name of a set may hold brackets.
+        word = CANNOT_BE_TOLD if found.is_doubted else found.word
+        screen.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
+    say_report(folder.report)
+    say_model(config, folder.model)

@@ -1,0 +1,42 @@
+"""`mine`: hard negatives for pairs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from pipelines.files.folders import working_in
+from pipelines.jobs.base import Results, job
+from pipelines.progress import say
+from pipelines.settings import Config
+from pipelines.spark.session import spark_session
+from pipelines.spark.stage_resources import stage_settings
+from pipelines.vectors.mine import MiningJob, MiningSummary
+
+
+@job("mining", stalls=True)
+def mine(config: Config) -> MiningSummary:
+    """Search hard negatives for the pairs of `mining.inputs` into `mining.output`.
+
+    Raises:
+        InputError: Model and inputs cannot be used, the output is of something else, or no pair
+            has enough negatives.
+    """
+    return _mine(config) if config.mining.inputs else _mine_prepared(config)
+
+
+def _mine(config: Config) -> MiningSummary:
+    making = MiningJob.of(config)
+    with making.working():
+        session = spark_session(config.for_stage("mine"), needs_context=False)
+        with stage_settings(session, config, "mine"):
+            return making.run(session)
+
+
+_mine_prepared = working_in(reading=("prepared.folder",))(_mine)
+
+
+def command(config: Config) -> Results:
+    """Mine hard negatives, and print where they are."""
+    mined = mine(config)
+    say(f"table   {mined.folder}")
+    return asdict(mined)

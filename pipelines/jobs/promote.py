@@ -1,0 +1,39 @@
+"""`promote`: a run's model into service, through the quality gate."""
+
+from __future__ import annotations
+
+from pipelines.files.folders import named_when_full
+from pipelines.files.locations import location
+from pipelines.jobs.base import Results, job
+from pipelines.progress import activity, say
+from pipelines.progress.display import SHORT_SECONDS
+from pipelines.promotion import stage
+from pipelines.promotion.stage import Promotion
+from pipelines.settings import Config
+from pipelines.spark.session import running_tasks
+
+
+@job("promoting", stalls=True)
+def promote(config: Config) -> Promotion:
+    """Put the run's model in service if it is no worse than the one that is there.
+
+    Raises:
+        InputError: See :func:`pipelines.promotion.stage.promote`.
+        PromotionRefused: It is worse; what is in service has not changed.
+    """
+    target = location(config.promotion.target or "", config.storage).absolute()
+    shown = activity("promoting", detail=running_tasks, quiet=SHORT_SECONDS)
+    with shown, named_when_full("promotion.target", target):
+        return stage.promote(config)
+
+
+def command(config: Config) -> Results:
+    """Promote a model, and print what the gate compared."""
+    promotion = promote(config)
+    for found in promotion.judgements:
+        before = "nothing" if found.served is None else f"{found.served:.2f}"
+        start = "" if found.start is None else f", the start: {found.start:.2f}"
+        say(f"{found.metric}  {found.value:.2f}, in service before: {before}{start}")
+    say(f"in service  {promotion.version}")
+    figures = {found.metric: found.value for found in promotion.judgements}
+    return {"version": promotion.version.name, "figures": figures}

@@ -1,0 +1,71 @@
+"""`run`: prepare, train and evaluate, one after the other in one session."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from pipelines import progress
+from pipelines.corpus.readers.spark_reader import input_fingerprint
+from pipelines.engines.automatic import with_engine
+from pipelines.engines.base import engine_of
+from pipelines.evaluation.sets import check_sets, check_tables
+from pipelines.jobs.base import job
+from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
+from pipelines.jobs.prepare import prepare
+from pipelines.jobs.stages import check_needs, check_prepared_folder, shown_stages
+from pipelines.jobs.train import train
+from pipelines.jobs.training import check_settings, session_for
+from pipelines.models.folder import check_start
+from pipelines.models.start import check_tokenizer
+from pipelines.pretraining.start import check_objective
+from pipelines.runs.job_records import expected_seconds, keep_seconds
+from pipelines.runs.opening import check_owned, check_run_folder
+from pipelines.settings import Config
+from pipelines.spark.session import spark_session
+from pipelines.spark.stage_resources import check_stages
+
+
+def _check_folders(config: Config) -> None:
+    check_prepared_folder(config)
+    check_owned(config)
+
+
+@job("running", works_in=("prepared.folder", "run.folder"), check=_check_folders)
+def run(config: Config) -> dict[str, Metrics]:
+    """Prepare, train and evaluate; see :func:`pipelines.jobs.evaluate.evaluate` for the figures."""
+    stages = (*shown_stages(config), "training", "evaluating")
+    with progress.job("run", stages, expected_seconds(config)) as seconds:
+        config = with_engine(config)
+        _check(config)
+        prepare(config)
+        train(config)
+        figures = evaluate(config)
+    keep_seconds(config, seconds)
+    return figures
+
+
+def _check(config: Config) -> SparkSession:
+    """Refuse what a later stage would refuse: preparing may take hours. Start the session."""
+    engine = engine_of(config)
+    check_settings(engine, config)
+    check_run_folder(config)
+    tokenizer = check_tokenizer(config)
+    check_start(config)
+    check_objective(config, tokenizer)
+    check_needs(config)
+    for source in config.by_source():
+        input_fingerprint(source.corpus, config.storage)
+    check_sets(config)
+    # All stages share the session, so it is made for the one that asks for most.
+    session = session_for(engine, config, "prepare") or spark_session(
+        config.for_stage("prepare"), needs_context=False
+    )
+    check_stages(session, config, ("prepare", "train", "evaluate"))
+    engine.check_session(session, config)
+    check_tables(session, config)
+    return session
+
+
+def command(config: Config) -> None:
+    """Prepare, train and evaluate, and print the figures."""
+    show_figures(config, run(config))

@@ -1,0 +1,76 @@
+"""`search`: the rows of a table of vectors that are nearest to texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.jobs.base import job
+from pipelines.libraries import check_installed
+from pipelines.progress import activity
+from pipelines.progress.display import SHORT_SECONDS
+from pipelines.progress.screen import Screen
+from pipelines.report.verdict import hits_table
+from pipelines.settings import Config
+from pipelines.spark.session import running_tasks, spark_session
+from pipelines.vectors.index import has_index
+from pipelines.vectors.search import Hit, find_texts, fits_in_process, read_queries
+from pipelines.vectors.store import open_table
+
+
+@job("the search", stalls=True)
+def search(
+    config: Config,
+    queries: Sequence[str],
+    k: int,
+    *,
+    indexed: bool = False,
+    hybrid: bool = False,
+) -> list[Hit]:
+    """Return the k rows of `embedding.output` that are nearest to each query, the best first.
+
+    Spark starts only for a table that is too large for this process, or to build an index.
+
+    Args:
+        config: The section `embedding` names the table, and where its model is now if that is
+            not where it was.
+        queries: Texts.
+        k: Rows of each query.
+        indexed: Search an index, which is built where there is none, instead of all rows.
+        hybrid: Rank by BM25 too, and fuse both rankings.
+
+    Raises:
+        InputError: There is no such table, it was made with another model, nothing is asked, or
+            the table has no texts to rank by.
+        PipelineError: An executor could not search.
+    """
+    if indexed:
+        check_installed("--index", "usearch")
+    with activity("searching", detail=running_tasks, quiet=SHORT_SECONDS):
+        table = open_table(config.embedding.output, stores=config.storage)
+        builds = indexed and not has_index(table)
+        here = fits_in_process(table, hybrid=hybrid) and not builds
+        asked = config.for_stage("embed")
+        return find_texts(
+            table,
+            queries,
+            k,
+            session=None if here else spark_session(asked, needs_context=False),
+            indexed=indexed,
+            hybrid=hybrid,
+            backend=config.embedding.backend,
+            model=config.embedding.model,
+        )
+
+
+def command(
+    config: Config,
+    query: Sequence[str] | None,
+    queries: str | None,
+    k: int,
+    *,
+    index: bool,
+    hybrid: bool,
+) -> None:
+    """Print what is nearest to the queries of a command line and of a file."""
+    asked = [*(query or ()), *(read_queries(queries) if queries else ())]
+    Screen().print(hits_table(asked, search(config, asked, k, indexed=index, hybrid=hybrid)))

@@ -1,0 +1,296 @@
+"""BM25: documents by the words that they share with a query, whatever a model makes of them.
+
+The score of a document is the sum, over the different words of the query, of the word's weight
+times its saturated count in the document:
+
+    ln(1 + (N - n + 0.5) / (n + 0.5)) * f (k1 + 1) / (f + k1 (1 - b + b * length / mean length))
+
+where `N` documents are there, `n` of them have the word, and `f` times the document has it.
+Sources: Robertson and Zaragoza, "The probabilistic relevance framework: BM25 and beyond",
+Foundations and Trends in Information Retrieval 3(4), 2009; the weight, which is never negative, is
+Lucene's: Kamphuis, de Vries, Boytsov and Lin, "Which BM25 do you mean?", ECIR 2020.
+
+Nothing is indexed: the words of all queries are known before documents are read, so one pass over
+the documents counts these (:class:`WordStatistics`), and a second one scores. Parts of a corpus are
+counted and scored apart and give what the whole would, which libraries that build an index, and
+weigh by it alone, cannot do. Memory does not grow with the documents.
+
+The words of a text as BM25 counts them: the same for documents and for queries, in any language.
+
+Of scripts that set blanks between words, a word is a run of letters, digits and the marks on them,
+in Unicode's form for comparing (NFKC, then case folded), without an s at its end: plurals of
+English, French and Spanish meet their singulars, and nothing else is cut, since the language of a
+text is not known. There is no stop list: the weight of BM25 makes frequent words count little.
+
+Of scripts that set none, and of Korean, which attaches particles to words, the characters and the
+overlapping pairs of them stand for words, since segmenting would need a dictionary for each
+language: pairs tell words apart, and single characters find words of one character. Sources: Nie,
+Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval", IRAL 2000;
+McNamee and Mayfield, "Character n-gram tokenization for European language text retrieval",
+Information Retrieval 7, 2004; for Chinese, Japanese and Korean, Lucene's ``CJKBigramFilter``.
+
+Two rankings of the same documents as one: by vectors, and by words.
+
+A document's score is its cosine and a tenth of its BM25, as a share of the query's best one.
+Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", ACM
+Transactions on Information Systems 42(1), 2023, who find such sums better than fusion by ranks,
+which gives words half of the say however little they find.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from itertools import pairwise
+
+import numpy as np
+
+from pipelines.vectors.nearest import (
+    BLOCK_CELLS,
+    SCORE_DECIMALS,
+    Neighbours,
+    best_of,
+    best_of_block,
+    joined,
+    merged,
+)
+
+_WITHOUT_BLANKS = (
+    "\u0e00-\u0e7f"  # Thai
+    "\u0e80-\u0eff"  # Lao
+    "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Myanmar
+    "\u1780-\u17ff"  # Khmer
+    "\u3040-\u30ff\u31f0-\u31ff"  # Hiragana and Katakana
+    "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"  # Han
+    "\u3100-\u312f\u31a0-\u31bf"  # Bopomofo
+    "\u1100-\u11ff\u3130-\u318f\uac00-\ud7ff"  # Hangul
+)
+_PARTS = re.compile(f"([{_WITHOUT_BLANKS}]+)|[^{_WITHOUT_BLANKS}]+")
+_ASCII_RUN = re.compile("[A-Za-z0-9]+")
+_LEAST_PLURAL = 4
+"""Characters of a word that may lose its s: `is`, `as` and `gas` are no plurals."""
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in their order, each as often as it is there."""
+    # Names of variables are words with underscores between them.
+    if text.isascii():
+        return [_singular(run) for run in _ASCII_RUN.findall(text.lower())]
+    folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
+    return [word for run in _run().findall(folded) for word in _words_of_run(run)]
+
+
+def _words_of_run(run: str) -> Iterator[str]:
+    """The words of letters, digits and marks that nothing separates."""
+    for found in _PARTS.finditer(run):
+        part = found[0]
+        if found[1] is None:
+            yield _singular(part)
+        else:
+            yield from part
+            yield from map("".join, pairwise(part))
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if word.endswith("s") and len(word) >= _LEAST_PLURAL else word
+
+
+@cache
+def _run() -> re.Pattern[str]:
+    r"""Letters, digits and marks: ``\w`` alone would cut words of Hindi at their vowels."""
+    marks = [
+        character
+        for character in map(chr, range(sys.maxunicode + 1))
+        if unicodedata.category(character).startswith("M")
+    ]
+    return re.compile(rf"[\w{''.join(marks)}]+")
+
+
+WORD_WEIGHT = 0.1
+"""What the best BM25 of a query adds to a cosine. Measured on six collections: of 0.05, 0.1, 0.15
+and more the largest with which none finds less; see `docs/measurements.md`."""
+FUSED_RANKS = 100
+"""Of each ranking that count at least; a document below them in one gains nothing from it."""
+
+
+def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Neighbours:
+    """The k best of both rankings for each query, by cosine + 0.1 BM25 / best BM25.
+
+    A document that only words have found counts with the lowest cosine that is known of its query,
+    which its own does not exceed; one that only vectors have found, with a BM25 of zero. Of equal
+    sums the lower id wins.
+
+    Args:
+        by_vectors: The best by cosine.
+        by_words: The best by BM25, all above zero; of a query that shares no word with any
+            document there are none.
+        k: Documents of a query; fewer where both rankings together have fewer.
+    """
+    if not len(by_words.queries):
+        return best_of(by_vectors, k)
+    queries, number = np.unique(
+        np.concatenate([by_vectors.queries, by_words.queries]), return_inverse=True
+    )
+    of_vectors, of_words = np.split(number, [len(by_vectors.queries)])
+    lowest, highest = np.full(len(queries), np.inf), np.zeros(len(queries))
+    np.minimum.at(lowest, of_vectors, by_vectors.scores)
+    np.maximum.at(highest, of_words, by_words.scores)
+    lowest[np.isinf(lowest)] = 0.0
+
+    found = joined([by_vectors, by_words])
+    above = by_vectors.scores - lowest[of_vectors]
+    parts = [above, WORD_WEIGHT * by_words.scores / highest[of_words]]
+    pairs = np.stack([found.queries, found.documents], axis=1)
+    different, places = np.unique(pairs, axis=0, return_inverse=True)
+    sums = np.bincount(places.reshape(-1), np.concatenate(parts), len(different))
+    sums += lowest[np.searchsorted(queries, different[:, 0])]
+    return best_of(Neighbours(different[:, 0], different[:, 1], sums), k)
+
+
+def ranks_of(ranking: Neighbours) -> np.ndarray:
+    """int64 [neighbours]: the rank of each, from 1 for the best of its query."""
+    ranks: np.ndarray = (
+        np.arange(len(ranking.queries)) - np.searchsorted(ranking.queries, ranking.queries) + 1
+    )
+    return ranks
+
+
+K1 = 1.2
+"""How soon more of the same word stops to count: the default of Lucene."""
+B = 0.75
+"""How much long documents are discounted, from 0 to 1: the same."""
+
+TextBlock = tuple[Sequence[str], np.ndarray]
+"""Texts of documents, and their ids (int64)."""
+
+
+@dataclass(frozen=True)
+class WordQueries:
+    """Queries as BM25 asks them; small, and sent to executors as it is.
+
+    Attributes:
+        count: How many there are, those without any word included.
+        terms: Number of each word that is in any of them, from 0.
+        asking: By the number of a word the queries that have it, ascending.
+    """
+
+    count: int
+    terms: Mapping[str, int]
+    asking: Sequence[np.ndarray]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> WordQueries:
+        """Of the texts of queries."""
+        asking: dict[str, list[int]] = {}
+        for number, text in enumerate(texts):
+            for word in dict.fromkeys(words_of(text)):
+                asking.setdefault(word, []).append(number)
+        terms = {word: number for number, word in enumerate(asking)}
+        return cls(len(texts), terms, [np.array(some, np.int64) for some in asking.values()])
+
+
+@dataclass(frozen=True)
+class WordStatistics:
+    """What the weights of words follow from; those of parts of a corpus add up to its own.
+
+    Attributes:
+        documents: How many there are.
+        words: Of all documents.
+        having: int64 [terms]: how many documents have a word of the queries.
+    """
+
+    documents: int
+    words: int
+    having: np.ndarray
+
+    def __add__(self, other: WordStatistics) -> WordStatistics:
+        return WordStatistics(
+            self.documents + other.documents,
+            self.words + other.words,
+            self.having + other.having,
+        )
+
+
+def word_statistics(queries: WordQueries, texts: Iterable[str]) -> WordStatistics:
+    """Counts the words of queries in documents.
+
+    Args:
+        queries: Whose words count.
+        texts: Of documents; one without any word is a document too.
+    """
+    documents = words = 0
+    having = np.zeros(len(queries.terms), np.int64)
+    for text in texts:
+        found = words_of(text)
+        documents += 1
+        words += len(found)
+        known = {queries.terms[word] for word in found if word in queries.terms}
+        having[list(known)] += 1
+    return WordStatistics(documents, words, having)
+
+
+def best_by_words(
+    queries: WordQueries, statistics: WordStatistics, blocks: Iterable[TextBlock], k: int
+) -> Neighbours:
+    """The k documents of highest BM25 for each query; of equal ones the lower id wins.
+
+    Args:
+        queries: What is asked.
+        statistics: Of all documents, also of those that others score.
+        blocks: The documents to score.
+        k: Documents of a query; fewer where fewer share a word with it.
+    """
+    found = Neighbours.none()
+    rows = max(1, BLOCK_CELLS // max(queries.count, 1))
+    for texts, ids in blocks:
+        for start in range(0, len(texts), rows):
+            some = slice(start, start + rows)
+            scores = _scores(queries, statistics, texts[some])
+            found = merged(found, best_of_block(scores, 0, ids[some], k), k)
+    return found
+
+
+def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[str]) -> np.ndarray:
+    """[queries, documents]; minus infinity where they share no word."""
+    scores = np.zeros((queries.count, len(texts)))
+    mean = statistics.words / max(statistics.documents, 1)
+    # Always in the order of the terms, so that equal documents of two blocks have equal scores.
+    for term, documents, counts, lengths in _by_term(queries, texts):
+        having = int(statistics.having[term])
+        weight = math.log(1 + (statistics.documents - having + 0.5) / (having + 0.5))
+        norms = K1 * (1 - B + B * lengths / mean)
+        scores[np.ix_(queries.asking[term], documents)] += (
+            weight * counts * (K1 + 1) / (counts + norms)
+        )
+    scores = np.round(scores, SCORE_DECIMALS)
+    scores[scores <= 0] = -np.inf
+    return scores
+
+
+def _by_term(
+    queries: WordQueries, texts: Sequence[str]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """For each term that any of some documents has: these, and their counts and lengths."""
+    triples: list[tuple[int, int, int]] = []
+    lengths = np.zeros(len(texts))
+    for row, text in enumerate(texts):
+        words = words_of(text)
+        lengths[row] = len(words)
+        counts = Counter(queries.terms[word] for word in words if word in queries.terms)
+        triples += ((term, row, count) for term, count in counts.items())
+    found = np.array(sorted(triples), np.int64).reshape(-1, 3)
+    terms, starts = np.unique(found[:, 0], return_index=True)
+    for term, some in zip(terms.tolist(), np.split(found, starts[1:]), strict=False):
+        documents = some[:, 1]
+        yield term, documents, some[:, 2].astype(float), lengths[documents]
+
+
+def total(parts: Iterable[WordStatistics], queries: WordQueries) -> WordStatistics:
+    """The statistics of a corpus of those of its parts, also of none."""
+    return reduce(WordStatistics.__add__, parts, word_statistics(queries, ()))

@@ -1,0 +1,121 @@
+"""A column of vectors for a column of texts, in any frame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.corpus.readers.inputs import has_columns
+from pipelines.errors import InputError
+from pipelines.models.inference.backends import GPU_BACKEND, choose_backend
+from pipelines.spark.capacity import conf_value, task_threads
+from pipelines.spark.frames import holds_text
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, embed_batches, embedding_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def embed_column(
+    frame: DataFrame,
+    model: str | Path,
+    *,
+    text_column: str = "text",
+    output_column: str = "embedding",
+    backend: str = "auto",
+    precision: str = "auto",
+    batch_tokens: int | None = None,
+    prompt_name: str | None = None,
+    dimensions: int | None = None,
+    quantise: str = "none",
+) -> DataFrame:
+    """Add a column of vectors after the others of a frame; lazy, like any transformation.
+
+    Args:
+        frame: Has a column of strings.
+        model: A sentence-transformers folder, where the driver and every executor can read it.
+        text_column: Its name; a null gives a null.
+        output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
+            (float) behind it, where it is quantised.
+        backend: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`, as for the others.
+        precision: Of the matrix products.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: Which of the model's prompts stands before each text; None: its default.
+        dimensions: Values of an embedding to keep.
+        quantise: ``none`` or ``int8``.
+
+    Raises:
+        InputError: The frame has no such column of strings, or has the output already; or
+            options that do not fit the model.
+    """
+    from pyspark.sql.types import ArrayType, ByteType, FloatType, StructField, StructType
+
+    options = embedding_options(
+        model,
+        backend=backend_for(frame.sparkSession, backend),
+        precision=precision,
+        threads=task_threads(frame.sparkSession),
+        batch_tokens=batch_tokens,
+        prompt_name=prompt_name,
+        dimensions=dimensions,
+        quantise=quantise,
+    )
+    columns = Columns(text=text_column, vector=output_column)
+    is_text = {field.name: holds_text(field.dataType) for field in frame.schema.fields}
+    check_columns(is_text, columns, options)
+    value = ByteType() if options.is_quantised else FloatType()
+    # Estimators such as KMeans take no array that might hold nulls.
+    added = [StructField(columns.vector, ArrayType(value, containsNull=False))]
+    if options.is_quantised:
+        added.append(StructField(columns.scale, FloatType()))
+    schema = StructType([*frame.schema.fields, *added])
+    return frame.mapInArrow(partial(embed_batches, options=options, columns=columns), schema)
+
+
+def check_columns(
+    is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
+) -> None:
+    """Make sure that there is the column of texts, and none yet of the names to be written.
+
+    Args:
+        is_text: Whether a column holds strings, by its name.
+        columns: What is wanted.
+        options: Whether there will be scales.
+        where: Of the columns, for the message.
+
+    Raises:
+        InputError: A column is missing, holds no text, or is there already.
+    """
+    if columns.text not in is_text:
+        problem = f"{where} has no column `{columns.text}`"
+        raise InputError("embedding.text_column", problem, has_columns(is_text, "embedding"))
+    if not is_text[columns.text]:
+        problem = f"`{columns.text}` of {where} holds no text"
+        raise InputError("embedding.text_column", problem, "name a column of strings")
+    for name in columns.stored if options.is_quantised else [columns.vector]:
+        if name in is_text:
+            problem = f"{where} has a column `{name}`"
+            raise InputError("embedding.output_column", problem, "give it another name")
+
+
+def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -> EmbeddingOptions:
+    """Return options as tasks of a session compute: with their threads, and on GPUs if they have.
+
+    Args:
+        session: Has the tasks.
+        options: Those of the driver.
+        backend: As the settings have it.
+
+    Raises:
+        InputError: The backend has no form of the model.
+    """
+    chosen = choose_backend(backend_for(session, backend), options.kind)
+    return replace(options, threads=task_threads(session), backend=chosen)
+
+
+def backend_for(session: SparkSession, name: str) -> str:
+    """Return the backend that is named; for ``auto``, the one for GPUs where tasks have some."""
+    gpus = conf_value(session, "spark.task.resource.gpu.amount")
+    return GPU_BACKEND if name == "auto" and gpus else name

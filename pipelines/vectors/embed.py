@@ -1,0 +1,639 @@
+"""The embedding job: a table in, the same table with vectors out, part by part.
+
+The plan of the parts is written first (:mod:`pipelines.vectors.plan`). An input file that is as it
+was keeps its parts, which are linked from the earlier table; rows of other files are compared with
+those of that table by key, and the vectors of equal texts are brought to the parts that want them
+(:mod:`pipelines.vectors.keys`). Executors make the missing parts. At the end there is
+`_manifest.json`, and the table takes its place (:mod:`pipelines.vectors.table_job`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
+from pipelines.corpus.readers.inputs import has_columns
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage, versions
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, RemotePath, listed
+from pipelines.models.inference.backends import choose_backend, choose_precision
+from pipelines.progress import activity
+from pipelines.settings import Config, EmbeddingSettings
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
+from pipelines.tokens.start import DOCUMENT, read_prompts
+from pipelines.vectors.column import check_columns, options_in
+from pipelines.vectors.embed_parts import embed_parts
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, task_device
+from pipelines.vectors.inputs import parquet_inputs, stage_table
+from pipelines.vectors.keys import compare_rows
+from pipelines.vectors.merge import check_connector, merge_table
+from pipelines.vectors.parts import (
+    Constants,
+    InputFile,
+    PartFooter,
+    PartSize,
+    RowRange,
+    cut_file,
+    in_threads,
+    partition_columns,
+    read_inputs,
+    read_part_footer,
+    tasks,
+    types_of_nulls,
+)
+from pipelines.vectors.plan import (
+    INPUTS,
+    KEY_COLUMN,
+    OUTPUT,
+    Changes,
+    Plan,
+    Version,
+    Work,
+    choose_work,
+    columns_of,
+    identity_of,
+    options_of,
+    output_folder,
+    part_file,
+    publish,
+    read_version,
+)
+from pipelines.vectors.row_deletion import DeletedRows, read_deleted, write_deleted
+from pipelines.vectors.store import open_table
+from pipelines.vectors.table_job import (
+    ATTEMPTS,
+    KEPT,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    STAGED,
+    beginning,
+    begun_folders,
+    link,
+    make_parts,
+    run_job,
+    working_on,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+Files = tuple[list[InputFile], Mapping[Location, Constants]]
+"""Footers of the inputs, and the columns in the names of their folders."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSummary:
+    """What a job did.
+
+    Attributes:
+        folder: The table; in a store the version of it that is the current one.
+        rows: Of the whole table.
+        texts: Of those, rows with a text.
+        embedded: Rows that this run embedded.
+        seconds: That it took for these.
+        dimensions: Of a vector.
+    """
+
+    folder: str
+    rows: int
+    texts: int
+    embedded: int
+    seconds: float
+    dimensions: int
+
+    def __str__(self) -> str:
+        kept = self.rows - self.embedded
+        if not self.embedded:
+            return f"nothing to embed, all {self.rows} rows are there"
+        rate = self.embedded / max(self.seconds, 1e-9)
+        text = f"{self.embedded} rows embedded, {rate:.0f} sentences/s ({self.seconds:.0f} s)"
+        return text + (f", {kept} were there already" if kept else "")
+
+
+def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
+    """Embed the table of ``embedding.inputs`` into the folder ``embedding.output``.
+
+    Raises:
+        InputError: See :meth:`EmbeddingJob.of` and :meth:`EmbeddingJob.run`.
+        PipelineError: The same, or another job works in the folder.
+    """
+    job = EmbeddingJob.of(config)
+    with job.working():
+        return job.run(session)
+
+
+@dataclass(frozen=True)
+class EmbeddingJob:
+    """A job of the section ``embedding``, with its model and inputs as they are now.
+
+    Attributes:
+        config: The settings.
+        options: The model, and what is done with its embeddings.
+        identity: See :func:`~pipelines.vectors.plan.identity_of`.
+    """
+
+    config: Config
+    options: EmbeddingOptions
+    identity: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Config) -> EmbeddingJob:
+        """Look at the model, ``<run.folder>/model`` unless named, and at the inputs.
+
+        Raises:
+            InputError: There is no such model or input, or the settings do not fit it.
+        """
+        options = options_of(config)
+        return cls(config, options, identity_of(config.embedding, options, config.storage))
+
+    @property
+    def settings(self) -> EmbeddingSettings:
+        """The section ``embedding``."""
+        return self.config.embedding
+
+    @property
+    def folder(self) -> Location:
+        """The place of the table."""
+        return output_folder(self.settings, self.config.storage)
+
+    @property
+    def columns(self) -> Columns:
+        """Names of columns."""
+        return columns_of(self.settings)
+
+    def is_up_to_date(self) -> bool:
+        """Return whether the table is finished, and of the same model, inputs and settings."""
+        version = read_version(versions.current(self.folder), self.config.storage)
+        # Of tables by name it is not known whether they have changed.
+        is_dated = self.identity[INPUTS][1] is not None
+        return (
+            version is not None
+            and version.is_whole
+            and is_dated
+            and version.plan.identity == self.identity
+        )
+
+    def work(self) -> Work:
+        """Return what there is to do.
+
+        Raises:
+            InputError: See :func:`~pipelines.vectors.plan.choose_work`.
+        """
+        overwrite, stores = self.settings.overwrite, self.config.storage
+        return choose_work(self.folder, self.identity, overwrite=overwrite, stores=stores)
+
+    def check(self) -> None:
+        """Check all that can be checked without Spark.
+
+        Raises:
+            InputError: A column or a key cannot be used, or the folder holds another table.
+        """
+        self.work()
+        if self.settings.format == "parquet":
+            named = self._partition_columns()
+            _check_files((parquet_inputs(self.settings, self.config.storage), named), self)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep other jobs from the folder; see :func:`~pipelines.vectors.table_job.working_on`."""
+        with working_on(OUTPUT, self.folder, "embed"):
+            yield
+
+    def run(self, session: SparkSession) -> EmbeddingSummary:
+        """Make what is missing of the table, whose folder the caller works on.
+
+        The output has all columns of the input and behind them the vectors: lists of one size,
+        float32 or int8. What is there of the same job is kept, and with ``embedding.key_column``
+        what is there of an earlier one. A new table takes the place of another when it is whole.
+
+        Raises:
+            InputError: Input, column or key cannot be used, or the folder holds another table.
+            PipelineError: Spark's job failed or stood still; what is done is kept.
+        """
+        check_connector(session, self.settings)
+        work = self.work()
+        options = options_in(session, self.options, self.settings.backend)
+        version = work.goes_on
+        if version is None:
+            with activity("embedding", "planning the parts", running_tasks):
+                options = _as_before(session, options, work, self.identity)
+                _tell_of_prompts(options)
+                _tell_of_scales(options, self.columns)
+                version = new_version(session, replace(self, options=options), work)
+        plan = version.plan
+        # What an unfinished table was begun with, whatever `auto` would be now.
+        options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
+        began = time.monotonic()
+        missing = version.missing()
+        embedded = make_vectors(session, version.folder, plan.parts, missing, options, self.columns)
+        summary = finish(version, options, self.columns, embedded, began)
+        publish(version, self.folder)
+        logger.info("embedding: %s", summary)
+        whole = versions.current(self.folder)
+        merge_table(session, self.settings, whole)
+        return replace(summary, folder=str(whole))
+
+    def _partition_columns(self) -> Mapping[Location, Constants]:
+        settings = self.settings
+        return partition_columns(
+            settings.inputs, self.config.storage, follow_links=settings.follow_links
+        )
+
+    def files(self, session: SparkSession, aside: Location) -> Files:
+        """Return the input as Parquet files; rows of other formats are written as such first.
+
+        Args:
+            session: Reads these.
+            aside: Of the table that is begun.
+        """
+        settings, stores = self.settings, self.config.storage
+        if settings.format == "parquet":
+            files, named = parquet_inputs(settings, stores), self._partition_columns()
+            nulls = types_of_nulls(files, settings.text_column)
+            return files, {file: (*named[file], *nulls[file]) for file in named}
+        stage = partial(stage_table, session, settings, stores, aside / STAGED, self.folder)
+        run_job(session, "embedding: reading the input", stage)
+        return read_inputs(listed(aside / STAGED, "part-*.parquet")), {}
+
+
+def _as_before(
+    session: SparkSession, options: EmbeddingOptions, work: Work, identity: Mapping[str, Any]
+) -> EmbeddingOptions:
+    """Return the options with the backend and the precision of vectors that may be kept, if any."""
+    for version in work.before:
+        if not version.other_vectors(identity):
+            plan = version.plan
+            return replace(options, backend=plan.backend, precision=plan.precision)
+    return replace(options, precision=precision_of(session, options))
+
+
+def precision_of(session: SparkSession, options: EmbeddingOptions) -> str:
+    """Return the precision of a whole table, which an executor knows where it is ``auto``."""
+    if options.precision != "auto":
+        return options.precision
+    ask = partial(_precision_here, options=options)
+    act = partial(collect_from_tasks, session, [0], ask)
+    return str(run_job(session, "embedding: which precision", act)[0])
+
+
+def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
+    """Runs on an executor."""
+    yield choose_precision(options.precision, task_device(options.backend))
+
+
+def _tell_of_prompts(options: EmbeddingOptions) -> None:
+    """Log a hint if the model has a prompt for documents, and these texts get another one."""
+    prompts = read_prompts(local_folder(options.model))
+    document = prompts.before(DOCUMENT)
+    if options.prompt_name is None and document and document != prompts.before():
+        logger.info(
+            "the model reads documents after `%s`: for these texts to be found by queries, set "
+            "embedding.prompt_name=document",
+            document,
+        )
+
+
+def _tell_of_scales(options: EmbeddingOptions, columns: Columns) -> None:
+    """Log what int8 vectors can be compared by, since other systems know nothing of scales."""
+    if options.is_quantised:
+        logger.info(
+            "embedding: int8 vectors are right under cosine similarity alone: for inner products "
+            "and distances multiply each by its `%s`",
+            columns.scale,
+        )
+
+
+def make_vectors(
+    session: SparkSession,
+    folder: Location,
+    parts: Sequence[RowRange],
+    missing: Sequence[RowRange],
+    options: EmbeddingOptions,
+    columns: Columns,
+) -> int:
+    """Make parts on the executors; return how many rows were embedded.
+
+    Args:
+        session: Has executors.
+        folder: Of the table.
+        parts: All of the table.
+        missing: Those of them that are to be made.
+        options: The model and what is done with its embeddings.
+        columns: Names.
+
+    Raises:
+        PipelineError: See :func:`~pipelines.vectors.table_job.make_parts`.
+    """
+    make = partial(
+        embed_parts,
+        folder=folder,
+        options=options,
+        columns=columns,
+        deleted=read_deleted(folder),
+    )
+    dealt = tasks(missing, default_parallelism(session))
+    rows = {part.name: part.rows for part in parts}
+    return make_parts(session, "embedding", folder, rows, dealt, make)
+
+
+def finish(
+    version: Version, options: EmbeddingOptions, columns: Columns, embedded: int, began: float
+) -> EmbeddingSummary:
+    """Check every part, write the manifest, and remove temporary files.
+
+    Args:
+        version: All of its parts are there.
+        options: With which they were made.
+        columns: Names.
+        embedded: Rows of this run.
+        began: When these were begun, by the monotonic clock.
+
+    Raises:
+        PipelineError: A part was not made of all of its rows.
+    """
+    folder, plan = version.folder, version.plan
+    footers = in_threads(partial(_footer, folder=folder, column=columns.text), plan.parts)
+    summary = EmbeddingSummary(
+        folder=str(folder),
+        rows=sum(footer.rows for footer in footers),
+        texts=sum(footer.texts for footer in footers),
+        embedded=embedded,
+        seconds=round(time.monotonic() - began, 2),
+        dimensions=options.dimensions,
+    )
+    if embedded or not version.is_whole:
+        manifest = {
+            "rows": summary.rows,
+            "texts": summary.texts,
+            "left_out": sum(footer.left_out for footer in footers),
+            "text_column": columns.text,
+            "key_column": plan.identity.get(KEY_COLUMN),
+            "vector_column": columns.vector,
+            "scale_column": columns.scale if options.is_quantised else None,
+            "dimensions": options.dimensions,
+            "type": "int8" if options.is_quantised else "float32",
+            # Of the vectors as they are stored; None: any that the model was trained for.
+            "compare_by": "cosine" if options.is_quantised else None,
+            "normalised": options.normalise,
+            "model": str(options.model),
+            "backend": plan.backend,
+            "precision": plan.precision,
+            "build": plan.build,
+            "changes": plan.changes and asdict(plan.changes),
+            "parts": {
+                part.name: footer.rows for part, footer in zip(plan.parts, footers, strict=True)
+            },
+            "settings": dict(plan.identity),
+            "last_run": {"rows": summary.embedded, "seconds": summary.seconds},
+        }
+        storage.write_json(folder / MANIFEST_FILE, manifest)
+    for name in (STAGED, ATTEMPTS, KEPT):
+        storage.discard_folder(folder / name)
+    return summary
+
+
+def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
+    file = part_file(folder, part)
+    footer = read_part_footer(file, column)
+    if not footer.covers(part.rows):
+        raise PipelineError(f"{file} has {footer.rows} rows of {part.rows}")
+    return footer
+
+
+def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version:
+    """Begin a table: a folder with its plan, apart from what is there.
+
+    Args:
+        session: Reads inputs that are not Parquet, and compares keys.
+        job: Its options have a backend and a precision that are not ``auto``.
+        work: What it may take over.
+
+    Raises:
+        InputError: The input cannot be used, or a key is missing or there twice.
+        PipelineError: Spark could not compare keys.
+    """
+    home, options = job.folder, job.options
+    before = usable(work.before, home, job.identity)
+    _clear_unplanned(home)
+    with beginning(home) as begun:
+        aside = begun.aside
+        files = job.files(session, aside)
+        _check_files(files, job)
+        if unknown := _unknown_to_spark(files):
+            logger.warning(
+                "embedding: Spark does not read a table with %s; pandas and pyarrow do", unknown
+            )
+        deleted = read_deleted(versions.current(home))
+        if deleted is not None:
+            _check_deletable(files, deleted, home)
+            write_deleted(aside, deleted)
+        parts = parts_of(files, job, before, work.build, default_parallelism(session))
+        if not parts:
+            raise InputError(INPUTS, "they hold no rows", "name a table that has some")
+        parts = linked(parts, before, aside)
+        copied = sum(part.copied_from is not None for part in parts)
+        changes = None
+        if job.identity[KEY_COLUMN] is not None:
+            parts, changes = _compared(session, job, before, parts, aside)
+        final = tuple(replace(part, path=begun.final(part.path)) for part in parts)
+        plan = Plan(
+            dict(job.identity), options.backend, options.precision, final, work.build, changes
+        )
+        plan.write(aside)
+    if changes is not None:
+        logger.info(
+            "embedding: %s; %d of %d parts stay as they are", changes, copied, len(plan.parts)
+        )
+    return Version(begun.folder, plan, is_whole=False)
+
+
+def _clear_unplanned(folder: Location) -> None:
+    """Remove what jobs have left in a store that were killed before they had a plan."""
+    for place in begun_folders(folder):
+        if isinstance(place, RemotePath) and not (place / PLAN_FILE).is_file():
+            versions.clear(place)
+
+
+def usable(
+    before: Sequence[Version], folder: Location, identity: Mapping[str, Any]
+) -> list[Version]:
+    """Return the tables whose vectors are those that are wanted; log why where there are none."""
+    other = {key: None for version in before for key in version.other_vectors(identity)}
+    found = [version for version in before if not version.other_vectors(identity)]
+    if before and not found:
+        verb = "have" if len(other) > 1 else "has"
+        logger.info(
+            "embedding: %s %s changed since %s was made, so that all its rows are embedded again",
+            ", ".join(other),
+            verb,
+            folder,
+        )
+    return found
+
+
+def _check_files(files: Files, job: EmbeddingJob) -> None:
+    footers, constants = files
+    settings = job.settings
+    for file in footers:
+        named = {one.name: pa.type_for_alias(one.type) for one in constants.get(file.path, ())}
+        types = named | file.types
+        where = "the table" if file.path.parent.name == STAGED else str(file.path)
+        texts = {name: is_text(kind) for name, kind in types.items()}
+        check_columns(texts, job.columns, job.options, where)
+        _check_key(file.types, settings.key_column, where)
+    if settings.merge_into is not None and (unknown := _unknown_to_spark(files)):
+        raise InputError(
+            "embedding.merge_into",
+            f"Spark does not read {unknown} of the inputs",
+            "leave them out, or write them as strings or numbers",
+        )
+
+
+def _check_deletable(files: Files, deleted: DeletedRows, output: Location) -> None:
+    """Refuse files of which nobody could tell which rows were deleted."""
+    footers, constants = files
+    for file in footers:
+        names = {*file.types, *(one.name for one in constants.get(file.path, ()))}
+        if deleted.column not in names:
+            raise InputError(
+                INPUTS,
+                f"rows were deleted from {output} by `{deleted.column}`, which {file.path} has not",
+                "name inputs that have it, or another embedding.output",
+            )
+
+
+def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) -> None:
+    if key is None:
+        return
+    if key not in types:
+        problem = f"{where} has no column `{key}`"
+        raise InputError(KEY_COLUMN, problem, has_columns(types, "embedding"))
+    if not is_key(types[key]):
+        raise InputError(
+            KEY_COLUMN,
+            f"`{key}` of {where} holds {types[key]}",
+            "name a column of whole numbers or strings",
+        )
+
+
+def parts_of(
+    files: Files, job: EmbeddingJob, before: Sequence[Version], build: int, slots: int
+) -> list[RowRange]:
+    """Return all rows in parts: those of before of files that stay, others cut anew.
+
+    Args:
+        files: The inputs.
+        job: Says how large a part is.
+        before: Tables with parts that may be kept.
+        build: Number of the new table.
+        slots: Tasks that run at once.
+    """
+    footers, constants = files
+    known: dict[Location, list[RowRange]] = {}
+    for version in before:
+        known = _parts_of_same_files(version, job.identity) | known
+    kept, others = [], []
+    for file in footers:
+        parts = known.get(file.path, [])
+        same = [part for part in parts if part.constants == constants.get(file.path, ())]
+        if sum(part.rows for part in same) == file.rows:
+            kept += same
+        else:
+            others.append(file)
+    options, settings = job.options, job.settings
+    vector_bytes = options.dimensions + 4 if options.is_quantised else options.dimensions * 4
+    size = PartSize(settings.part_megabytes * 2**20, settings.part_rows, vector_bytes)
+    size = size.shared(others, slots)
+    for number, file in enumerate(others):
+        name = f"part-{build:05d}-{number:05d}"
+        kept += cut_file(file, size, name, constants.get(file.path, ()))
+    # A row's position counts those of files before, by their names.
+    return sorted(kept, key=lambda part: part.name)
+
+
+def _parts_of_same_files(
+    version: Version, identity: Mapping[str, Any]
+) -> dict[Location, list[RowRange]]:
+    """Return the parts of input files that have not changed since, by file."""
+    known, stamps = (one[INPUTS][1] or {} for one in (version.plan.identity, identity))
+    if not version.has_same_files(identity) or identity["embedding.format"] != "parquet":
+        return {}
+    before = {stamp[0]: stamp for stamp in known.get("files", ())}
+    same = {stamp[0] for stamp in stamps["files"] if before.get(stamp[0]) == stamp}
+    parts: dict[Location, list[RowRange]] = {}
+    for part in version.plan.parts:
+        if str(part.path) in same:
+            kept = replace(part, reused=0, copied_from=version.file(part))
+            parts.setdefault(part.path, []).append(kept)
+    return parts
+
+
+def linked(parts: Sequence[RowRange], before: Sequence[Version], aside: Location) -> list[RowRange]:
+    """Link the parts that an earlier table has; where links cannot be, executors copy them.
+
+    Returns:
+        The parts; those that need not be made say what they are copied from.
+    """
+    lasting = {version.folder for version in before if version.is_whole}
+
+    def taken(part: RowRange) -> RowRange:
+        if part.copied_from is None:
+            return part
+        # One that is not whole goes when this one has been begun, or is in its place.
+        may_wait = part.copied_from.parent in lasting
+        if _is_taken(part.copied_from, part_file(aside, part), may_wait=may_wait):
+            return replace(part, reused=part.rows)
+        return replace(part, copied_from=None)
+
+    return in_threads(taken, parts)
+
+
+def _is_taken(file: Location, target: Location, *, may_wait: bool) -> bool:
+    """Return whether a part is there by another name, or can be copied later, if it may wait."""
+    if may_wait and isinstance(file, RemotePath):
+        return file.is_file()
+    try:
+        link(file, target)
+    except OSError:
+        return may_wait and file.is_file()
+    return True
+
+
+def _compared(
+    session: SparkSession,
+    job: EmbeddingJob,
+    before: Sequence[Version],
+    parts: Sequence[RowRange],
+    aside: Location,
+) -> tuple[list[RowRange], Changes | None]:
+    """Return the parts with the number of rows that keep their vectors, which are in a folder."""
+    whole = next((version for version in before if version.is_whole), None)
+    table = None if whole is None else open_table(whole.folder)
+    compare = partial(compare_rows, session, parts, job.settings, table, aside / KEPT)
+    kept, changes = run_job(session, "embedding: comparing keys", compare)
+    counted = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
+    return counted, changes if before else None
+
+
+def _unknown_to_spark(files: Files) -> str:
+    """Return the columns that keep Spark from reading a table; pandas and pyarrow read them."""
+    found = {
+        f"`{name}` ({kind})": None
+        for file in files[0]
+        for name, kind in file.types.items()
+        if not (is_read_by_spark(kind) or pa.types.is_null(kind))
+    }
+    return ", ".join(found)

@@ -1,0 +1,425 @@
+"""Texts of Arrow columns to columns of vectors: embedded, shortened, quantised, and back.
+
+Shortening keeps the first values of an embedding and scales it to length 1 again where the model
+does. It suits models that were trained for it; source: Kusupati et al., "Matryoshka Representation
+Learning", NeurIPS 2022, arXiv:2205.13147.
+
+Quantising to int8 divides each vector by a scale of its own, its largest absolute value over 127,
+and rounds; the scale is a column beside it. No value is off by more than half its vector's scale,
+so the length of the error is at most sqrt(dimensions) / 254 times the largest absolute value.
+Source: the vector-wise absmax quantisation of Dettmers, Lewis, Belkada and Zettlemoyer,
+"LLM.int8()", NeurIPS 2022, arXiv:2208.07339.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.arrow_columns import as_text
+from pipelines.errors import InputError
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, arrow_source, location
+from pipelines.models.folder import read_model
+from pipelines.models.inference.backends import GPU_BACKEND, Precision, choose_backend
+from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
+from pipelines.tokens.vocabulary import changed_tokenizer
+
+KEY = "embedding.model"
+QUANTISATIONS = ("none", "int8")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+LEVELS = 127
+
+_MODEL_FILES = ("*.json", "*.txt", "*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of columns: texts are read, vectors are written."""
+
+    text: str
+    vector: str
+
+    @property
+    def scale(self) -> str:
+        """The column of scales, of vectors that are quantised."""
+        return f"{self.vector}_scale"
+
+    @property
+    def stored(self) -> tuple[str, str]:
+        """The columns that are written, where vectors are quantised."""
+        return self.vector, self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions:
+    """Plain values that a vector follows from, and how it is computed.
+
+    Attributes:
+        model: The model's folder, which every executor can reach; a version of it, in a store.
+        model_sha256: Of its files, so that a folder that was replaced is loaded anew.
+        kind: Its architecture.
+        hidden: Width of the model's embeddings.
+        normalise: Whether the model scales them to length 1.
+        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the next
+            three.
+        precision: Of the matrix products.
+        threads: CPU threads of a task.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: Which of the model's prompts stands before each text; see
+            :meth:`pipelines.tokens.start.Prompts.before`.
+        dimensions: The first so many values of an embedding are kept.
+        quantise: ``none``: float32; ``int8``: see :mod:`pipelines.vectors.embedding`.
+    """
+
+    model: Location
+    model_sha256: str
+    kind: str
+    hidden: int
+    normalise: bool
+    backend: str = "auto"
+    precision: str = "auto"
+    threads: int = 1
+    batch_tokens: int | None = None
+    prompt_name: str | None = None
+    dimensions: int
+    quantise: str = "none"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether vectors are stored as int8 with a scale each."""
+        return self.quantise != "none"
+
+
+def embedding_options(
+    model: str | Location,
+    *,
+    backend: str = "auto",
+    precision: str = "auto",
+    threads: int = 1,
+    batch_tokens: int | None = None,
+    prompt_name: str | None = None,
+    dimensions: int | None = None,
+    quantise: str = "none",
+) -> EmbeddingOptions:
+    """Return options that fit the model; see :class:`EmbeddingOptions`.
+
+    Args:
+        model: A folder that :func:`~pipelines.models.folder.read_model` reads.
+        backend: A name, or ``auto``.
+        precision: ``auto``, ``fp32`` or ``bf16``.
+        threads: CPU threads of a task.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: `query`, `document` or another name of the model's prompts; None: its default,
+            if it has one.
+        dimensions: Values of an embedding to keep; None: all.
+        quantise: ``none`` or ``int8``.
+
+    Raises:
+        InputError: There is no such model, backend, precision, prompt or quantisation, or the model
+            is narrower.
+    """
+    folder = location(model).expanduser().absolute()
+    if not folder.is_dir():
+        raise InputError(KEY, f"there is no folder {folder}", "name a sentence-transformers folder")
+    known = {"quantise": (quantise, QUANTISATIONS), "precision": (precision, PRECISIONS)}
+    for name, (asked, names) in known.items():
+        if asked not in names:
+            remedy = f"{', '.join(names[:-1])} or {names[-1]}"
+            raise InputError(f"embedding.{name}", f"there is no `{asked}`", remedy)
+    if batch_tokens is not None and batch_tokens < 1:
+        raise InputError("embedding.batch_tokens", f"{batch_tokens} is too small", "1 or more")
+    try:
+        spec, _, _ = read_model(folder)
+    except InputError as error:
+        raise InputError(KEY, error.problem, error.remedy) from None
+    spec.prompts.before(prompt_name)
+    width = spec.embedding_width
+    if dimensions is not None and not 1 <= dimensions <= width:
+        problem = f"{dimensions} is not within the model's {width}"
+        raise InputError("embedding.dimensions", problem, f"1 to {width}")
+    return EmbeddingOptions(
+        model=folder,
+        model_sha256=model_digest(folder),
+        kind=spec.kind,
+        hidden=width,
+        normalise=spec.normalise,
+        backend=choose_backend(backend, spec.kind),
+        precision=precision,
+        threads=threads,
+        batch_tokens=batch_tokens,
+        prompt_name=prompt_name,
+        dimensions=dimensions or width,
+        quantise=quantise,
+    )
+
+
+def model_digest(folder: Location) -> str:
+    """Return a digest of all files of a model that decide an embedding, without loading weights."""
+    local = local_folder(folder)
+    digest = hashlib.sha256()
+    for file in sorted(file for kind in _MODEL_FILES for file in local.rglob(kind)):
+        digest.update(f"{file.relative_to(local)}\0".encode())
+        found = file.stat()
+        digest.update(_file_digest(file, found.st_ino, found.st_size, found.st_mtime_ns))
+    # Vectors of a release that did not read the files beside tokenizer.json are of another model.
+    digest.update((changed_tokenizer(local) or "").encode())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _file_digest(file: Path, *stamp: int) -> bytes:
+    """Digest a file; a process that asks again, with the same stamp, is not to read it again."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+@lru_cache(maxsize=1)
+def cached_embedder(options: EmbeddingOptions, device: str) -> TextEmbedder:
+    """Load the model, and keep it between the tasks of a Python worker. Runs on an executor.
+
+    Args:
+        options: The model.
+        device: Is asked for in each task, since Spark may give the next one another GPU.
+    """
+    return load_embedder(
+        options.model,
+        backend=options.backend,
+        threads=options.threads,
+        precision=options.precision,
+        device=device,
+        batch_tokens=options.batch_tokens,
+    )
+
+
+def task_device(backend: str) -> str:
+    """Return the GPU that Spark gave this task, or the CPU. Runs on an executor."""
+    if backend != GPU_BACKEND:
+        return "cpu"
+    from pipelines.training.devices import worker_device
+
+    return str(worker_device())
+
+
+def shortened(embeddings: np.ndarray, dimensions: int, *, normalise: bool) -> np.ndarray:
+    """Return the first values of each embedding.
+
+    Args:
+        embeddings: fp32 [texts, width].
+        dimensions: How many are kept.
+        normalise: Whether what is left is scaled to length 1; zeros stay zeros.
+    """
+    if dimensions == embeddings.shape[1]:
+        return embeddings
+    kept = embeddings[:, :dimensions]
+    if not normalise:
+        return np.ascontiguousarray(kept)
+    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+    scaled: np.ndarray = kept / np.maximum(lengths, np.float32(1e-12))
+    return scaled
+
+
+def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int8 values and the scale that each vector's are to be multiplied by.
+
+    Args:
+        vectors: fp32 [texts, dimensions].
+
+    Returns:
+        int8 [texts, dimensions], of -127 to 127, and fp32 [texts]; the scale of zeros is 0.
+    """
+    scales = (np.abs(vectors).max(axis=1, initial=0.0) / LEVELS).astype(np.float32)
+    divisors = np.where(scales > 0, scales, np.float32(1))
+    values = np.clip(np.rint(vectors / divisors[:, None]), -LEVELS, LEVELS)
+    return values.astype(np.int8), scales
+
+
+def restored(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return fp32 [texts, dimensions] of what :func:`quantised` gave, but for its rounding."""
+    vectors: np.ndarray = values.astype(np.float32) * scales.astype(np.float32)[:, None]
+    return vectors
+
+
+def vector_array(values: np.ndarray, present: np.ndarray) -> pa.ListArray:
+    """Return vectors as an Arrow column of lists, all of one size.
+
+    Lists of fixed size as a type would say so, but neither Spark's Arrow reader nor pyarrow's
+    Parquet writer takes them with nulls.
+
+    Args:
+        values: [texts that are present, dimensions], float32 or int8.
+        present: bool [rows]; a row without a vector is null.
+    """
+    offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int32) * values.shape[1]])
+    mask = None if present.all() else pa.array(~present)
+    flat = pa.array(values.reshape(-1))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, mask=mask)
+
+
+def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = None) -> np.ndarray:
+    """Return fp32 [rows, dimensions] of a column of vectors without nulls.
+
+    Args:
+        column: Lists of one size.
+        scales: Of a column of int8.
+
+    Raises:
+        ValueError: The lists are of several sizes.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    if len(column) == 0:
+        return np.empty((0, 0), np.float32)
+    size = len(flat) // len(column)
+    if not pa.types.is_fixed_size_list(column.type):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if not (lengths == size).all():
+            raise ValueError("the vectors are of several sizes")
+    values = flat.reshape(len(column), size)
+    if scales is not None:
+        return restored(values, scales.to_numpy(zero_copy_only=False))
+    return np.ascontiguousarray(values, np.float32)
+
+
+@dataclass(frozen=True)
+class KeptVectors:
+    """Vectors that rows of a part keep.
+
+    Attributes:
+        rows: int64 [kept], ascending, counted from the part's first.
+        values: float32 or int8 [kept, dimensions].
+        scales: fp32 [kept] of int8.
+    """
+
+    rows: np.ndarray
+    values: np.ndarray
+    scales: np.ndarray | None
+
+    @classmethod
+    def read(cls, path: Location, options: EmbeddingOptions) -> KeptVectors:
+        """Read those of a part, from the file that was written for it. Runs on an executor."""
+        table = pq.read_table(arrow_source(path), use_threads=False)
+        table = table.filter(table["vector"].is_valid())
+        kind = np.int8 if options.is_quantised else np.float32
+        values = np.frombuffer(b"".join(table["vector"].to_pylist()), kind)
+        scales = table["scale"].to_numpy() if options.is_quantised else None
+        return cls(table["row"].to_numpy(), values.reshape(-1, options.dimensions), scales)
+
+    def within(self, start: int, stop: int) -> KeptVectors:
+        """Return those of some rows of the part, counted from the first of these."""
+        low, high = np.searchsorted(self.rows, [start, stop])
+        scales = None if self.scales is None else self.scales[low:high]
+        return KeptVectors(self.rows[low:high] - start, self.values[low:high], scales)
+
+
+def embed_arrow(
+    texts: pa.Array, options: EmbeddingOptions, kept: KeptVectors | None = None
+) -> tuple[pa.Array, pa.Array | None]:
+    """Return a column of vectors, and of scales if they are quantised. Runs on an executor.
+
+    Args:
+        texts: Strings; a null gives a null.
+        options: The model and what is done with its embeddings.
+        kept: Vectors that some of the texts have already.
+    """
+    if kept is None:
+        kept = KeptVectors(
+            np.empty(0, np.int64), np.empty((0, options.dimensions)), np.empty(0, np.float32)
+        )
+    column = as_text(texts)
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    missing = present.copy()
+    missing[kept.rows] = False
+    present[kept.rows] = True
+    asked = column.filter(pa.array(missing))
+    vectors = np.empty((0, options.hidden), np.float32)
+    if len(asked):
+        embed = cached_embedder(options, task_device(options.backend))
+        vectors = embed(asked, options.prompt_name)
+    vectors = shortened(vectors, options.dimensions, normalise=options.normalise)
+    if not options.is_quantised:
+        whole = _spread(vectors, missing, kept.values, kept.rows)
+        return vector_array(whole[present], present), None
+    values, scales = quantised(vectors)
+    whole = _spread(values, missing, kept.values, kept.rows)
+    all_scales = _spread(scales, missing, kept.scales, kept.rows)
+    return vector_array(whole[present], present), pa.array(all_scales, mask=~present)
+
+
+def _spread(
+    made: np.ndarray, missing: np.ndarray, known: np.ndarray | None, rows: np.ndarray
+) -> np.ndarray:
+    """Return values of all rows: those that were made, those that are known, and zeros elsewhere.
+
+    Args:
+        made: Values of the rows that are missing.
+        missing: bool [rows].
+        known: Values of others.
+        rows: int64 [known].
+    """
+    whole = np.zeros((len(missing), *made.shape[1:]), made.dtype)
+    whole[missing] = made
+    whole[rows] = known
+    return whole
+
+
+def embed_batches(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    options: EmbeddingOptions,
+    columns: Columns,
+    kept: KeptVectors | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows with their vectors behind the other columns. Runs on an executor.
+
+    Args:
+        batches: Have the text column.
+        options: The model and what is done with its embeddings.
+        columns: Names.
+        kept: Vectors that some of the rows have already.
+    """
+    first = 0
+    for block in blocks(batches):
+        some = None if kept is None else kept.within(first, first + block.num_rows)
+        vectors, scales = embed_arrow(block.column(columns.text), options, some)
+        first += block.num_rows
+        added = {columns.vector: vectors}
+        if scales is not None:
+            added[columns.scale] = scales
+        fields = [*block.schema, *(pa.field(name, array.type) for name, array in added.items())]
+        yield pa.RecordBatch.from_arrays(
+            [*block.columns, *added.values()], schema=pa.schema(fields, block.schema.metadata)
+        )
+
+
+def blocks(
+    batches: Iterable[pa.RecordBatch], rows: int = TEXTS_AT_ONCE
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of so many, which are then sorted by length together."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        rest = batch
+        while count + rest.num_rows >= rows:
+            yield _joined([*waiting, rest.slice(0, rows - count)])
+            rest, waiting, count = rest.slice(rows - count), [], 0
+        if rest.num_rows:
+            waiting.append(rest)
+            count += rest.num_rows
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -1,0 +1,305 @@
+"""Any table as Parquet files whose rows have a place that stays.
+
+Parquet files are read where they are. All other formats are read once, into Parquet files beside
+the output, so that what a second run finds is what the first one saw. Inputs and outputs that
+overlap are refused: a job would read what it writes, or delete what it reads.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import partial, reduce
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from pipelines.catalog import FORMATS, TABLE_FORMATS
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
+from pipelines.corpus.readers.formats import Columns, Format, Wanted
+from pipelines.corpus.readers.inputs import find_files, place_of
+from pipelines.corpus.readers.ranges import FileRange, probe, records_of
+from pipelines.corpus.readers.rows import Record
+from pipelines.corpus.readers.spark_reader import input_fingerprint, planned_splits
+from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.corpus.readers.tables import delta_folder
+from pipelines.errors import InputError
+from pipelines.files.folders import check_place
+from pipelines.files.locations import Location, is_within, location
+from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.spark.errors import spark_cause
+from pipelines.spark.frames import frame_from_json, write_parquet
+from pipelines.vectors.parts import InputFile, fixed_part, read_inputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INPUTS = "embedding.inputs"
+OUTPUT = "embedding.output"
+
+_A_FILE = "part-00000-00000.parquet"
+
+
+def check_no_overlap(
+    settings: EmbeddingSettings, folder: Location, stores: StorageSettings = DEFAULT_STORES
+) -> None:
+    """Compare the inputs with the output's folder, whatever links lead to them.
+
+    Args:
+        settings: The inputs.
+        folder: Of the output.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: One is within the other, or will be, or an input is not there.
+    """
+    real = folder.resolve()
+    within = InputError(OUTPUT, f"{folder} is within the inputs", "name a folder beside them")
+    for given in settings.inputs:
+        path = _input_path(given, settings.format, stores)
+        if path is not None and path.exists():
+            if is_within(real, path.resolve()):
+                raise within
+            _check_outside([path], folder)
+        elif path is not None and _would_find(path, fixed_part(given, stores), real):
+            raise within
+    if TABLE_FORMATS.load(settings.format).files is not None:
+        _check_outside(_files(settings, stores), folder)
+
+
+def check_outside(
+    given: Sequence[str], kind: str | None, key: str, folder: Location, stores: StorageSettings
+) -> None:
+    """Make sure that a job does not write into a folder around what it reads.
+
+    Args:
+        given: Files, folders, globs, or names of tables.
+        kind: The format of inputs; None of what is a file or a folder itself.
+        key: The setting that names the folder.
+        folder: Need not be there.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: Something that is read is in the folder.
+    """
+    real = folder.resolve()
+    for name in given:
+        path = place_of(name, stores, key) if kind is None else _input_path(name, kind, stores)
+        if path is None:
+            continue
+        base = fixed_part(str(path), stores) if glob.has_magic(str(path)) else path
+        _check_outside([path if path.exists() else base], folder, key)
+        # A folder around it may have files in it.
+        are_files = kind is not None and FORMATS.load(kind).files is not None
+        if kind is not None and are_files and is_within(real, base.resolve()):
+            _check_outside(find_files([name], kind, stores=stores), folder, key)
+
+
+def _check_outside(files: Iterable[Location], folder: Location, key: str = OUTPUT) -> None:
+    real = folder.resolve()
+    inside = next((file for file in files if is_within(file.resolve(), real)), None)
+    if inside is not None:
+        raise InputError(key, f"{folder} holds the input {inside}", "name a folder beside it")
+
+
+def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
+    """Return the path of an input, perhaps a glob; None for a table that is known by name only."""
+    if kind == "delta":
+        return delta_folder(given)
+    by_name = kind in TABLE_FORMATS and TABLE_FORMATS.load(kind).files is None
+    return None if by_name else place_of(given, stores, INPUTS)
+
+
+def _would_find(pattern: Location, base: Location, real: Location) -> bool:
+    """Return whether a glob means the output's folder, one around it, or a file in it."""
+    if not glob.has_magic(str(pattern)):
+        return False
+    wild = pattern.parts[len(base.parts) :]
+    base = base.resolve()
+    file = real / _A_FILE
+    around = [path for path in (file, *file.parents) if is_within(path, base)]
+    return any(_matches(path.parts[len(base.parts) :], wild) for path in around)
+
+
+def _matches(parts: Sequence[str], wild: Sequence[str]) -> bool:
+    if not wild:
+        return not parts
+    if wild[0] == "**":
+        return any(_matches(parts[skipped:], wild[1:]) for skipped in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], wild[0]) and _matches(parts[1:], wild[1:])
+
+
+def input_stamps(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any] | None:
+    """Return what changes when the inputs do; None of tables that have no version.
+
+    Raises:
+        InputError: An input is not there.
+    """
+    if not settings.inputs:
+        raise InputError(INPUTS, "it is empty", f"name the {settings.format} inputs to read")
+    asked = CorpusSettings(
+        inputs=settings.inputs,
+        format=settings.format,
+        pairs="single",
+        follow_links=settings.follow_links,
+    )
+    dialect = Dialect.of(settings)
+    try:
+        told = input_fingerprint(asked, stores)
+    except InputError as error:
+        raise _renamed(error) from None
+    if told is None or settings.format != "csv" or dialect == RFC_4180:
+        return told
+    return {**told, "csv": [dialect.separator, dialect.escape]}
+
+
+def _files(settings: EmbeddingSettings, stores: StorageSettings) -> list[Location]:
+    """Find the files of inputs that are files."""
+    return find_files(
+        settings.inputs, settings.format, INPUTS, stores, follow_links=settings.follow_links
+    )
+
+
+def parquet_inputs(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> list[InputFile]:
+    """Read the footers of the Parquet files of `embedding.inputs`, by their names.
+
+    Raises:
+        InputError: One is not there, or is no Parquet file that can be used.
+    """
+    return read_inputs(_files(settings, stores))
+
+
+def stage_table(
+    session: SparkSession,
+    settings: EmbeddingSettings,
+    stores: StorageSettings,
+    folder: Location,
+    output: Location,
+    output_key: str = OUTPUT,
+) -> None:
+    """Write the rows of inputs that are no Parquet files as such.
+
+    Args:
+        session: Has them read.
+        settings: Name them.
+        stores: How object stores are reached.
+        folder: Is made.
+        output: Of the job, where no table of the inputs may lie.
+        output_key: The setting that names it.
+
+    Raises:
+        InputError: An input cannot be read, or there is no room for its rows.
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    known: Format = TABLE_FORMATS.load(settings.format)
+    try:
+        if known.load is None:
+            frame = _read_files(session, settings, stores)
+        else:
+            frames = [known.load(session, name) for name in settings.inputs]
+            frame = reduce(partial(type(frames[0]).unionByName, allowMissingColumns=True), frames)
+            _check_outside(_local_files(frame), output)
+        write_parquet(frame, folder)
+    except InputError as error:
+        raise _renamed(error) from None
+    except (PySparkException, Py4JJavaError) as error:
+        # A disk that is full is no fault of the input, and Spark's message does not tell.
+        check_place(output_key, output)
+        names = ", ".join(settings.inputs)
+        raise InputError(
+            INPUTS,
+            f"{names} cannot be read as {settings.format} ({spark_cause(error)})",
+            "mend the input, or set embedding.format",
+        ) from None
+
+
+def _local_files(frame: DataFrame) -> list[Path]:
+    """Return files of a table on a file system; of views that compute there are none."""
+    files = (name for name in frame.inputFiles() if name.startswith("file:/"))
+    return [Path(unquote(urlsplit(name).path)) for name in files]
+
+
+def _read_files(
+    session: SparkSession, settings: EmbeddingSettings, stores: StorageSettings
+) -> DataFrame:
+    """Have tasks of ours read rows: JSON on its way to Spark, which finds the types."""
+    files = _files(settings, stores)
+    columns, dialect = Columns((settings.text_column,)), Dialect.of(settings)
+    wanted = Wanted(settings.format, columns, as_rows=True, stores=stores, dialect=dialect)
+    names = _known_columns(files, wanted)
+    schema = None
+    if names is not None:
+        schema = StructType([StructField(name, StringType()) for name in names])
+    frame = frame_from_json(
+        session,
+        planned_splits(session, files, settings.format),
+        partial(tasks_as_json, wanted=wanted),
+        schema,
+    )
+    # A key of JSON may be empty, which no column of Parquet files may.
+    return frame.toDF(*(name or f"_c{place}" for place, name in enumerate(frame.columns)))
+
+
+def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...] | None:
+    """Return all columns of files that say them in a header; None where only the rows can tell.
+
+    Raises:
+        InputError: A file cannot be read, or has two columns of one name.
+    """
+    names: dict[str, None] = {}
+    for file in files:
+        try:
+            probed = probe(file, wanted)
+        except UnreadableError as error:
+            problem = f"{file} cannot be read as {wanted.format} ({error.reason})"
+            raise InputError(INPUTS, problem, "mend it") from None
+        if probed.form.header is None:
+            return None if probed.form.columns else wanted.columns.names
+        for name in probed.header:
+            if probed.header.count(name) > 1:
+                raise InputError(INPUTS, f"{file} has two columns `{name}`", "rename one of them")
+        names |= dict.fromkeys(probed.header)
+    return tuple(names)
+
+
+def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[str]:
+    """Yield the rows of the splits of tasks. Runs on an executor; see :func:`rows_as_json`."""
+    return rows_as_json(chain.from_iterable(tasks), wanted=wanted)
+
+
+def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str]:
+    """Yield the rows of splits in their order, each as a JSON object. Runs on an executor.
+
+    The readers are those of the corpus, so that a table has the encodings, compressions and quoting
+    that a corpus has. But a row that cannot be read ends the job: a table has all rows of its
+    input, in its order.
+
+    Raises:
+        UnreadableError: A file or a row cannot be read.
+    """
+    for file, start, stop in splits:
+        for found in records_of(location(file, wanted.stores), start, stop, wanted):
+            if not isinstance(found, Record):
+                continue
+            if found.quarantined is not None:
+                place = f" at byte {found.offset}" if found.offset else ""
+                raise UnreadableError(f"{file}{place}: {found.quarantined}")
+            (row,) = found.texts
+            assert row is not None, "a row of a table is an object"
+            yield row
+
+
+def _renamed(error: InputError) -> InputError:
+    """Return the corpus's error under the name of this setting."""
+    return InputError(INPUTS, error.problem, error.remedy.replace("corpus.", "embedding."))

@@ -1,0 +1,472 @@
+"""Which rows of a table are as they were, and the vectors that they keep.
+
+Rows of the new table and of the one before are read, their keys and texts only, and brought
+together by key. What is found is small: for each row whose vector can be kept, where it stands in
+either table, and how many rows are new, changed or gone. Each file of the earlier table is then
+read once, and Spark brings its vectors to the parts that want them: rows may stand in another order
+than before, and every part would otherwise have to look into every file. A part finds its vectors
+in one small file, in its own order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.arrow_columns import as_text
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
+from pipelines.settings import EmbeddingSettings
+from pipelines.spark.frames import Scratch, Totals, batches_of
+from pipelines.vectors.parts import Constants, RowRange, read_rows, with_constants
+from pipelines.vectors.plan import KEY_COLUMN, Changes
+from pipelines.vectors.store import VectorTable
+from pipelines.vectors.table_job import STAGED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NEW, STAYS, OLD = 0, 1, 2
+"""A row of a part that is to be made; of a part that is kept as it is; of one that goes."""
+
+UNCHANGED, CHANGED, ADDED, GONE = "unchanged", "changed", "new", "gone"
+TWICE, MISSING = "twice", "missing"
+"""Kinds of rows that were matched, and of keys that cannot be used."""
+
+ROWS_DDL = "key string, side tinyint, position long, digest binary"
+ROWS = pa.schema(
+    [("key", pa.string()), ("side", pa.int8()), ("position", pa.int64()), ("digest", pa.binary())]
+)
+MATCHES = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("rows", pa.int64()),
+        ("key", pa.string()),
+        ("first", pa.int64()),
+        ("second", pa.int64()),
+    ]
+)
+"""`first` and `second`: positions in the table before and in the new one; of a key that is there
+twice, both in the new one; null for what is only counted."""
+PLACES_DDL = "file int, old long, part int, row long"
+_PLACES = pa.schema(
+    [("file", pa.int32()), ("old", pa.int64()), ("part", pa.int32()), ("row", pa.int64())]
+)
+VECTORS_DDL = "part int, row long, vector binary, scale float"
+_VECTORS = pa.schema(
+    [("part", pa.int32()), ("row", pa.int64()), ("vector", pa.binary()), ("scale", pa.float32())]
+)
+COUNTS_DDL = "part int, rows long"
+
+DIGEST_BYTES = 16
+"""Of 2^64 texts two would share a digest by chance."""
+_NO_TEXT = b""
+MAX_TASKS = 1024
+"""That read keys."""
+ROWS_OF_TASK = 200_000
+"""Rows that a task sorts and hands on."""
+BATCH_BYTES = 8 * 2**20
+"""Vectors that pass between Spark and Python at a time."""
+
+
+def compare_rows(
+    session: SparkSession,
+    parts: Sequence[RowRange],
+    settings: EmbeddingSettings,
+    before: VectorTable | None,
+    folder: Location,
+) -> tuple[dict[str, int], Changes]:
+    """Compare keys and texts, and bring the vectors of equal ones to their parts.
+
+    Args:
+        session: Its executors read, compare and write.
+        parts: Of the new table, all of them, in order.
+        settings: Name the columns of keys and texts.
+        before: The table whose vectors may be kept, if there is one.
+        folder: Where each part finds its vectors; is made if there are any.
+
+    Returns:
+        The rows that keep their vectors, by the name of their part; and what has changed. Parts
+        that are kept as they are count as unchanged.
+
+    Raises:
+        InputError: A key is missing, or there twice.
+    """
+    assert settings.key_column is not None, "rows are compared by key"
+    scans = key_scans(parts, settings.key_column, settings.text_column, before)
+    rows = sum(scan.rows for scan in scans)
+    with Scratch(folder.with_name("_keys")) as scratch:
+        numbers = session.range(0, len(scans), 1, min(len(scans), MAX_TASKS))
+        found = numbers.mapInArrow(partial(_scan, scans=scans), ROWS_DDL)
+        together = found.repartition(-(-rows // ROWS_OF_TASK), "key")
+        totals = Totals(("kind",), ("rows",))
+        matches, counted = scratch.keep_arrow(together, match_batches, MATCHES, totals)
+        counts = dict(zip(counted["kind"].to_pylist(), counted["rows"].to_pylist(), strict=True))
+        if counts.keys() & {TWICE, MISSING}:
+            raise _refusal(matches, parts, settings.key_column)
+        changes = Changes(*(counts.get(kind, 0) for kind in (UNCHANGED, CHANGED, ADDED, GONE)))
+        in_parts = sum(scan.rows for scan in scans if scan.side == STAYS)
+        if before is None or changes.unchanged == in_parts:
+            return {}, changes
+        return bring_vectors(matches, before, parts, folder), changes
+
+
+def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputError:
+    """Name the first row whose key cannot be used."""
+    unusable = matches.where(f"kind in ('{TWICE}', '{MISSING}')")
+    row = unusable.orderBy("second").limit(1).collect()[0]
+    place = _place_in_input(row["second"], parts)
+    problem = f"`{key}` is null in {place}"
+    if row["kind"] == TWICE:
+        other = _place_in_input(row["first"], parts)
+        problem = f"`{key}` is `{row['key']}` in {other} and in {place}"
+    remedy = "name a column that has another value in each row, and no nulls"
+    return InputError(KEY_COLUMN, problem, remedy)
+
+
+def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
+    """Name a row by its file and its number there, which of other formats says nothing."""
+    firsts = list(accumulate((part.rows for part in parts), initial=0))
+    number = int(np.searchsorted(firsts[:-1], position, side="right")) - 1
+    part = parts[number]
+    if part.path.parent.name == STAGED:
+        return "a row of the table"
+    return f"row {part.start + position - firsts[number]} of {part.path}"
+
+
+@dataclass(frozen=True)
+class KeyScan:
+    """Rows whose keys are read.
+
+    Attributes:
+        side: :data:`NEW`, :data:`STAYS` or :data:`OLD`.
+        path: The file.
+        start: The first row.
+        stop: Behind the last one.
+        first: Position of the first row in its table.
+        key: Column of the keys.
+        text: Column of the texts; None where they are not compared.
+        constants: Columns in the names of the file's folders.
+    """
+
+    side: int
+    path: Location
+    start: int
+    stop: int
+    first: int
+    key: str
+    text: str | None
+    constants: Constants = ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.stop - self.start
+
+
+def key_scans(
+    parts: Sequence[RowRange], key: str, text: str, before: VectorTable | None
+) -> list[KeyScan]:
+    """Return what is read to compare tables.
+
+    Args:
+        parts: Of the new table, in order.
+        key: Its column of keys, and that of the table before.
+        text: Its column of texts.
+        before: The table before, if vectors may be kept; its column of texts has its own name.
+    """
+    compared = None if before is None else text
+    firsts = accumulate((part.rows for part in parts), initial=0)
+    scans = [
+        KeyScan(NEW, part.path, part.start, part.stop, first, key, compared, part.constants)
+        if part.copied_from is None
+        else KeyScan(STAYS, part.copied_from, 0, part.rows, first, key, None)
+        for first, part in zip(firsts, parts, strict=False)
+    ]
+    if before is not None:
+        kept = {part.name for part in parts if part.copied_from is not None}
+        scans += [
+            KeyScan(OLD, file.path, 0, file.rows, file.first, key, before.text)
+            for file in before.files
+            if file.path.stem not in kept
+        ]
+    return scans
+
+
+def _scan(
+    batches: Iterator[pa.RecordBatch], *, scans: Sequence[KeyScan]
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of the scans whose numbers are in `id`. Runs on an executor."""
+    numbers = (number for batch in batches for number in batch.column("id").to_pylist())
+    return scan_keys(scans[number] for number in numbers)
+
+
+def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of :data:`ROWS` of files. Runs on an executor.
+
+    Of rows that cannot be used, because a key is missing or there twice, these alone are given:
+    they are enough to refuse the table, and may be any number.
+    """
+    for scan in scans:
+        tables = [_rows(scan, place, batch) for place, batch in _batches(scan)]
+        if tables:
+            rows = pa.concat_tables(tables)
+            # A table that was made without keys may hold any.
+            kept = _with_key(rows) if scan.side == OLD else _usable(rows)
+            yield from kept.combine_chunks().to_batches()
+
+
+def _batches(scan: KeyScan) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the columns of a scan, and the positions of their first rows; none without the key."""
+    there = pq.read_schema(arrow_source(scan.path)).names
+    constants = {constant.name for constant in scan.constants}
+    wanted = [name for name in dict.fromkeys((scan.key, scan.text)) if name is not None]
+    if any(name not in there and name not in constants for name in wanted):
+        return
+    place = scan.first
+    stored = [name for name in wanted if name in there]
+    for batch in read_rows(scan.path, scan.start, scan.stop, stored):
+        yield place, with_constants(batch, scan.constants)
+        place += batch.num_rows
+
+
+def _rows(scan: KeyScan, place: int, batch: pa.RecordBatch) -> pa.Table:
+    count = batch.num_rows
+    digests = pa.nulls(count, pa.binary()) if scan.text is None else digests_of(batch[scan.text])
+    columns = [
+        as_text(batch[scan.key]),
+        pa.repeat(pa.scalar(scan.side, pa.int8()), count),
+        pa.array(np.arange(place, place + count)),
+        digests,
+    ]
+    return pa.Table.from_arrays(columns, schema=ROWS)
+
+
+def digests_of(texts: pa.Array) -> pa.Array:
+    """Return a digest for each text, one for those that are null, too."""
+    found = (
+        _NO_TEXT
+        if text is None
+        else hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        for text in as_text(texts).to_pylist()
+    )
+    return pa.array(found, pa.binary())
+
+
+def _with_key(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.is_valid(rows["key"]))
+
+
+def _usable(rows: pa.Table) -> pa.Table:
+    keys = rows["key"]
+    if keys.null_count:
+        return rows.filter(pc.is_null(keys)).slice(0, 1)
+    if pc.count_distinct(keys).as_py() == len(keys):
+        return rows
+    counts = pc.value_counts(keys)
+    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")[0]
+    return rows.filter(pc.equal(keys, twice)).slice(0, 2)
+
+
+def match_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Call :func:`match` with all rows of a partition. Runs on an executor."""
+    rows = pa.Table.from_batches(list(batches), ROWS)
+    if rows.num_rows:
+        yield from match(rows).combine_chunks().to_batches()
+
+
+def match(rows: pa.Table) -> pa.Table:
+    """Return what has become of the rows of some keys.
+
+    Args:
+        rows: Of :data:`ROWS`; all that have these keys, in any order.
+
+    Returns:
+        Of :data:`MATCHES`: a row for each that keeps its vector, one for each key that cannot be
+        used, and one with the number of rows of each kind that has any.
+    """
+    side = rows["side"]
+    new, old = (rows.filter(pc.equal(side, one)) for one in (NEW, OLD))
+    current = rows.filter(pc.not_equal(side, OLD))
+    before = old.group_by(["key", "digest"], use_threads=False).aggregate([("position", "min")])
+    # Equal texts have equal vectors, so that of rows with one key any may give it.
+    kept = new.join(before, ["key", "digest"], join_type="inner", use_threads=False)
+    others = new.join(before, ["key", "digest"], join_type="left anti", use_threads=False)
+    changed = pc.sum(_among(others["key"], old["key"])).as_py() or 0
+    gone = pc.unique(old["key"].filter(pc.invert(_among(old["key"], current["key"]))))
+    counts = {
+        UNCHANGED: len(current) - len(new),
+        CHANGED: changed,
+        ADDED: len(others) - changed,
+        GONE: len(gone),
+    }
+    counted = [{"kind": kind, "rows": number} for kind, number in counts.items() if number]
+    return pa.concat_tables(
+        [
+            _matches(UNCHANGED, kept["key"], kept["position_min"], kept["position"]),
+            _unusable(current),
+            pa.Table.from_pylist(counted, schema=MATCHES),
+        ]
+    )
+
+
+def _unusable(current: pa.Table) -> pa.Table:
+    """Return keys of the new table that are missing, or there twice."""
+    missing = current.filter(pc.is_null(current["key"]))
+    positions = [("position", "count"), ("position", "min"), ("position", "max")]
+    counted = _with_key(current).group_by("key", use_threads=False).aggregate(positions)
+    twice = counted.filter(pc.greater(counted["position_count"], 1))
+    nothing = pa.chunked_array([pa.nulls(len(missing), pa.int64())])
+    return pa.concat_tables(
+        [
+            _matches(MISSING, missing["key"], nothing, missing["position"]),
+            _matches(TWICE, twice["key"], twice["position_min"], twice["position_max"]),
+        ]
+    )
+
+
+def _matches(
+    kind: str, keys: pa.ChunkedArray, first: pa.ChunkedArray, second: pa.ChunkedArray
+) -> pa.Table:
+    ones = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), len(keys))])
+    kinds = pa.chunked_array([pa.repeat(pa.scalar(kind, pa.string()), len(keys))])
+    return pa.Table.from_arrays([kinds, ones, keys, first, second], schema=MATCHES)
+
+
+def _among(values: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_in(values, value_set=others.combine_chunks())
+
+
+def bring_vectors(
+    matches: DataFrame, before: VectorTable, parts: Sequence[RowRange], folder: Location
+) -> dict[str, int]:
+    """Write the vectors that rows keep: a file for each part that has any.
+
+    Args:
+        matches: Of :data:`MATCHES`.
+        before: Has the vectors.
+        parts: Of the new table, all of them, in order.
+        folder: Of the files; is made.
+
+    Returns:
+        The rows that keep their vectors, by the name of their part.
+    """
+    folder.mkdir()
+    *firsts, rows = accumulate((part.rows for part in parts), initial=0)
+    locate = partial(_locate, old=[file.first for file in before.files], new=firsts)
+    fetch = partial(_fetch, table=before)
+    write = partial(_write, folder=folder, names=[part.name for part in parts])
+    most = -(-rows // ROWS_OF_TASK)
+    with batches_of(matches.sparkSession, max(64, BATCH_BYTES // (4 * before.dimensions))):
+        places = matches.where(f"kind = '{UNCHANGED}' and first is not null")
+        found = (
+            places.mapInArrow(locate, PLACES_DDL)
+            .repartition(max(1, min(len(before.files), most)), "file")
+            .sortWithinPartitions("file", "old")
+            .mapInArrow(fetch, VECTORS_DDL)
+            .repartition(max(1, min(len(parts), most)), "part")
+            .sortWithinPartitions("part", "row")
+            .mapInArrow(write, COUNTS_DDL)
+            .collect()
+        )
+    return {parts[row["part"]].name: row["rows"] for row in found}
+
+
+def _locate(
+    batches: Iterable[pa.RecordBatch], *, old: Sequence[int], new: Sequence[int]
+) -> Iterator[pa.RecordBatch]:
+    """Turn positions into files and parts, and rows in them. Runs on an executor."""
+    for batch in batches:
+        places = (*_place(batch["first"], old), *_place(batch["second"], new))
+        arrays = [pa.array(some, kind) for some, kind in zip(places, _PLACES.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_PLACES)
+
+
+def _place(positions: pa.Array, firsts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    places = positions.to_numpy()
+    begins = np.asarray(firsts, np.int64)
+    # Behind those that begin there, of which all but the last are empty.
+    numbers = np.searchsorted(begins, places, side="right") - 1
+    return numbers, places - begins[numbers]
+
+
+def _fetch(batches: Iterable[pa.RecordBatch], *, table: VectorTable) -> Iterator[pa.RecordBatch]:
+    """Read the vectors of places, which are sorted by file and row. Runs on an executor."""
+    for number, places in runs(batches, "file"):
+        old = places["old"].to_numpy()
+        first = int(old[0])
+        rows = read_rows(table.files[number].path, first, int(old[-1]) + 1, table.vector_columns)
+        for batch in rows:
+            low, high = np.searchsorted(old, [first, first + batch.num_rows])
+            some = places.slice(low, high - low)
+            taken = batch.take(pa.array(old[low:high] - first))
+            first += batch.num_rows
+            yield from _with_vectors(some, taken, table).to_batches()
+
+
+def _with_vectors(places: pa.Table, rows: pa.RecordBatch, table: VectorTable) -> pa.Table:
+    """Return where vectors are wanted, and what they are; null of rows without a text."""
+    column = rows.column(table.vector)
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    vectors = as_bytes(column.drop_null()).take(pa.array(np.cumsum(there) - 1, mask=~there))
+    scales = rows.column(table.scale) if table.scale else pa.nulls(len(rows), pa.float32())
+    columns = [places["part"], places["row"], vectors, scales]
+    return pa.Table.from_arrays(columns, schema=_VECTORS).combine_chunks()
+
+
+def as_bytes(vectors: pa.ListArray) -> pa.BinaryArray:
+    """Return each vector of a column, of lists of one size without nulls, as its bytes."""
+    flat = vectors.flatten().to_numpy(zero_copy_only=False)
+    size = flat.nbytes // max(len(vectors), 1)
+    offsets = np.arange(len(vectors) + 1, dtype=np.int32) * size
+    values = pa.py_buffer(np.ascontiguousarray(flat))
+    return pa.Array.from_buffers(pa.binary(), len(vectors), [None, pa.py_buffer(offsets), values])
+
+
+def _write(
+    batches: Iterable[pa.RecordBatch], *, folder: Location, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Write a file for each part, whose vectors stand together. Runs on an executor."""
+    for number, vectors in runs(batches, "part"):
+        columns = vectors.select(["row", "vector", "scale"])
+        with storage.built_file(folder / f"{names[number]}.parquet") as aside:
+            pq.write_table(columns, aside, compression="none", use_dictionary=False)
+        yield pa.RecordBatch.from_pydict(
+            {"part": pa.array([number], pa.int32()), "rows": pa.array([len(vectors)], pa.int64())}
+        )
+
+
+def runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.Table]]:
+    """Yield rows that stand together and have one value in a column, each time all of them.
+
+    Args:
+        batches: Sorted by the column.
+        column: Of whole numbers.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        values = batch.column(column).to_numpy()
+        ends = np.flatnonzero(np.diff(values)) + 1
+        for start, stop in zip([0, *ends], [*ends, len(values)], strict=True):
+            if start == stop:
+                continue
+            if waiting and waiting[0].column(column)[0].as_py() != values[start]:
+                yield _run(waiting, column)
+                waiting = []
+            waiting.append(batch.slice(start, stop - start))
+    if waiting:
+        yield _run(waiting, column)
+
+
+def _run(batches: Sequence[pa.RecordBatch], column: str) -> tuple[int, pa.Table]:
+    return batches[0].column(column)[0].as_py(), pa.Table.from_batches(batches)

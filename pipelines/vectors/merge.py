@@ -1,0 +1,213 @@
+"""Merges the rows of a table of vectors into a Delta or Iceberg table, by their keys.
+
+The statement is SQL's MERGE, which the connector of such a table carries out: rows whose key is not
+there are added, rows that differ are replaced, and rows whose key is gone are deleted. Where there
+is no such table, it is made of the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.arrow_columns import column_for_spark, schema_for_spark
+from pipelines.catalog import MERGE_FORMATS
+from pipelines.errors import InputError
+from pipelines.files import records, storage
+from pipelines.files.locations import Location
+from pipelines.settings import EmbeddingSettings
+from pipelines.spark.errors import spark_cause
+from pipelines.spark.frames import read_path
+from pipelines.spark.java import delta_connector, iceberg_connector
+from pipelines.spark.jobs import run_with_timeout
+from pipelines.spark.parquet_parts import (
+    Part,
+    data_files,
+    frame_from_parts,
+    parts_of_files,
+    read_footers,
+    read_part,
+)
+from pipelines.vectors.table_job import MANIFEST_FILE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+
+logger = logging.getLogger(__name__)
+
+KEY = "embedding.merge_into"
+MERGED_FILE = "_merged.json"
+"""Into which table the rows have been merged."""
+SOURCE = "sentence_pipelines_vectors"
+"""The view of the rows that are merged."""
+
+
+@dataclass(frozen=True)
+class MergeFormat:
+    """A kind of table that rows can be merged into.
+
+    Attributes:
+        provider: What Spark calls it.
+        connector: What a cluster of a version of Spark needs for it.
+    """
+
+    provider: str
+    connector: Callable[[str], str]
+
+
+DELTA = MergeFormat("delta", delta_connector)
+ICEBERG = MergeFormat("iceberg", iceberg_connector)
+
+
+def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
+    """Makes sure that the cluster can merge, before anything is embedded.
+
+    Raises:
+        InputError: It has no connector of the table's kind.
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    if settings.merge_into is None:
+        return
+    merged = MERGE_FORMATS.load(settings.merge_format)
+    try:
+        # Nothing is there to read: with a connector, Spark says so in other words. A session of
+        # Spark Connect says it when it is asked for the columns.
+        _ = session.read.format(merged.provider).load("file:///sentence-pipelines/no-table").schema
+    except (PySparkException, Py4JJavaError) as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
+            problem = f"{settings.merge_format} is not on the cluster"
+            raise InputError(KEY, problem, merged.connector(session.version)) from None
+
+
+def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Location) -> None:
+    """Merges a table that is whole, unless it has been merged.
+
+    Args:
+        session: Has the connector.
+        settings: Name the target and the column of keys.
+        folder: Of the table.
+
+    Raises:
+        InputError: The target cannot be merged into.
+        PipelineError: The statement stood still.
+    """
+    target, key = settings.merge_into, settings.key_column
+    if target is None or key is None:
+        return
+    merged: dict[str, Any] = {
+        "table": target,
+        "build": records.built(folder / MANIFEST_FILE, lambda told: int(told["build"])),
+    }
+    done = folder / MERGED_FILE
+    if done.is_file() and storage.read_json(done) == merged:
+        logger.info("embedding: %s has these rows already", target)
+        return
+    frame = read_all_columns(session, folder)
+    frame.createOrReplaceTempView(SOURCE)
+    try:
+        _carry_out(session, settings, target, key, frame.schema)
+    finally:
+        session.catalog.dropTempView(SOURCE)
+    storage.write_json(done, merged)
+    logger.info("embedding: merged into %s", target)
+
+
+def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
+    """The rows of a table whose files may lack columns that others have: they are null there.
+
+    A table in a store is read by the executors; see :func:`pipelines.spark.frames.read_parquet`.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if isinstance(folder, Path):
+        return session.read.option("mergeSchema", "true").parquet(read_path(folder))
+    files = data_files(folder)
+    known = [schema_for_spark(footer.schema.to_arrow_schema()) for footer in read_footers(files)]
+    schema = pa.unify_schemas(known)
+    work = partial(_read_all_columns, schema=schema)
+    return frame_from_parts(session, parts_of_files(files), work, from_arrow_schema(schema))
+
+
+def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of files, some of which may lack columns. Runs on an executor."""
+    for part in parts:
+        for batch in read_part(part, schema.names):
+            columns = [
+                column_for_spark(batch[field.name]).cast(field.type)
+                if field.name in batch.schema.names
+                else pa.nulls(batch.num_rows, field.type)
+                for field in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _carry_out(
+    session: SparkSession, settings: EmbeddingSettings, target: str, key: str, schema: StructType
+) -> None:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    merged = MERGE_FORMATS.load(settings.merge_format)
+    try:
+        if session.catalog.tableExists(target):
+            statement = merge_statement(target, key, schema)
+        else:
+            statement = create_statement(target, merged.provider)
+        name = f"embedding: merging into {target}"
+        run = partial(session.sql, statement)
+        run_with_timeout(session, name, run)
+    except (PySparkException, Py4JJavaError) as error:
+        problem = f"{target} cannot be merged into ({spark_cause(error)[:200]})"
+        raise InputError(KEY, problem, merged.connector(session.version)) from None
+
+
+def create_statement(target: str, provider: str) -> str:
+    """What makes the table of the rows."""
+    return f"CREATE TABLE {target} USING {provider} AS SELECT * FROM {SOURCE}"
+
+
+def merge_statement(target: str, key: str, schema: StructType) -> str:
+    """What makes the rows of a table those of :data:`SOURCE`.
+
+    Args:
+        target: Name of the table, as SQL has it.
+        key: Column by which rows are told apart.
+        schema: Of the rows. Rows that are equal are not written again, unless a column holds a map,
+            which SQL does not compare.
+    """
+    others = [field for field in schema.fields if field.name != key]
+    differs = " OR ".join(
+        f"NOT (target.{_quoted(field.name)} <=> source.{_quoted(field.name)})" for field in others
+    )
+    condition = f" AND ({differs})" if all(_comparable(one.dataType) for one in others) else ""
+    return (
+        f"MERGE INTO {target} AS target USING {SOURCE} AS source "
+        f"ON target.{_quoted(key)} = source.{_quoted(key)} "
+        f"WHEN MATCHED{condition} THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT * "
+        "WHEN NOT MATCHED BY SOURCE THEN DELETE"
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _comparable(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, ArrayType):
+        return _comparable(kind.elementType)
+    if isinstance(kind, StructType):
+        return all(_comparable(field.dataType) for field in kind.fields)
+    return not isinstance(kind, MapType)

@@ -1,0 +1,519 @@
+"""The job `mine`: pairs in, the same pairs with hard negatives out, part by part.
+
+First Spark brings together the different texts and where those of each pair are
+(:mod:`pipelines.vectors.mining_texts`). Then executors embed each text once, as the job `embed`
+does. At last they search the documents for the pairs of one file after the other
+(:mod:`pipelines.vectors.mining_parts`).
+
+`_mining.json` says what a table follows from, and is the first thing in its folder; beside it, in
+`_work`, are texts, vectors and pairs, until the table is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pipelines.catalog import SEARCHES
+from pipelines.errors import InputError
+from pipelines.files import records, storage, versions
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, listed, location
+from pipelines.files.ownership import NEGATIVES
+from pipelines.models.inference.backends import choose_backend
+from pipelines.progress import activity
+from pipelines.settings import Config, MiningSettings
+from pipelines.spark.session import running_tasks
+from pipelines.tokens.start import read_prompts
+from pipelines.vectors.column import options_in
+from pipelines.vectors.embed import make_vectors, precision_of
+from pipelines.vectors.embedding import Columns, EmbeddingOptions
+from pipelines.vectors.mining_inputs import (
+    INPUTS,
+    MORE_DOCUMENTS,
+    check_sources,
+    damage_told,
+    has_groups,
+    read_documents,
+    read_pairs,
+    stamps,
+)
+from pipelines.vectors.mining_parts import PartFigures, Texts, Work, mine_parts
+from pipelines.vectors.mining_texts import ANCHORS, DOCUMENTS, PAIRS, Staged, stage
+from pipelines.vectors.parts import RowRange, in_threads
+from pipelines.vectors.plan import options_for
+from pipelines.vectors.store import VectorFile, VectorTable
+from pipelines.vectors.table_job import (
+    ATTEMPTS,
+    MANIFEST_FILE,
+    beginning,
+    begun_folders,
+    check_places,
+    discard_begun,
+    make_parts,
+    missing_parts,
+    run_job,
+    take_place,
+    working_on,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+PLAN_FILE = "_mining.json"
+WORK = "_work"
+VECTORS = "vectors"
+"""Folder of the work, in it one of documents and one of anchors."""
+COLUMNS = Columns(text="text", vector="vector")
+OUTPUT = "mining.output"
+MODEL = "mining.model"
+FORM = 1
+"""Of the files of the work: another release may not go on with them."""
+
+_FORM_KEY = "form"
+_OWN = ("output", "overwrite", "model", "inputs", "documents")
+_OF_TEXTS = (
+    *("format", "anchor_column", "positive_column", "group_column", "key_column"),
+    *("documents_format", "documents_column", "documents_group_column", "part_rows"),
+)
+
+
+@dataclass(frozen=True)
+class MiningSummary:
+    """What a job did.
+
+    Attributes:
+        folder: The table; in a store the version of it that is the current one.
+        read: Rows of the input.
+        without_text: Of those, rows without an anchor or a positive.
+        repeated: Pairs that are there once more.
+        short: Pairs that were left out, with fewer negatives than were wanted.
+        rows: Of the table.
+        filled: Of those, rows with negatives that were drawn at random.
+        documents: Texts that were searched.
+        dropped: Documents that filters have dropped, by reason.
+        of_own_group: Share of the negatives that are of their anchor's group; None where there are
+            no groups.
+        positive_score: Mean cosine of the anchors and the positives that were written.
+        negative_score: The same of the negatives.
+        searched: Pairs that this run searched.
+        embedded: Texts that this run embedded.
+        seconds: That the search of these pairs took.
+    """
+
+    folder: str
+    read: int
+    without_text: int
+    repeated: int
+    short: int
+    rows: int
+    filled: int
+    documents: int
+    dropped: Mapping[str, int]
+    of_own_group: float | None
+    positive_score: float | None
+    negative_score: float | None
+    searched: int
+    embedded: int
+    seconds: float
+
+    @classmethod
+    def read_again(cls, folder: Location) -> MiningSummary:
+        """Return that of a table that is whole, in a run that did nothing."""
+        again = {"folder": str(folder), "searched": 0, "embedded": 0}
+        return records.built(
+            folder / MANIFEST_FILE, lambda known: cls(**{**known["figures"], **again})
+        )
+
+    @property
+    def rate(self) -> float:
+        """Pairs searched a second."""
+        return self.searched / max(self.seconds, 1e-9)
+
+    def lines(self) -> list[str]:
+        """Return what is told at the end."""
+        if not self.searched and not self.embedded:
+            return [f"nothing to mine, all {self.rows:,} rows are there"]
+        lines = [
+            f"{self.searched:,} pairs searched in {self.documents:,} documents, "
+            f"{self.rate:,.0f} anchors/s ({self.seconds:.0f} s)",
+            f"{self.rows:,} rows of {self.read:,}; left out: {self.without_text:,} without text, "
+            f"{self.repeated:,} repeated, {self.short:,} with too few negatives",
+        ]
+        if any(self.dropped.values()):
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items())
+            lines.append(f"documents nearer than the negatives, and dropped: {reasons}")
+        if self.filled:
+            lines.append(f"{self.filled:,} rows have negatives that were drawn at random")
+        if self.positive_score is not None and self.negative_score is not None:
+            lines.append(
+                f"mean cosine of positives {self.positive_score:.3f}, "
+                f"of negatives {self.negative_score:.3f}"
+            )
+        if self.of_own_group:
+            lines.append(f"{self.of_own_group:.1%} of the negatives are of the anchor's group")
+        return lines
+
+    def __str__(self) -> str:
+        return self.lines()[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is written when a table is begun.
+
+    Attributes:
+        texts: What texts, vectors and pairs follow from, by setting.
+        negatives: What else the table follows from.
+        backend: Who embeds, where the setting is ``auto`` too.
+        precision: The same of the precision.
+    """
+
+    texts: Mapping[str, Any]
+    negatives: Mapping[str, Any]
+    backend: str
+    precision: str
+
+    @classmethod
+    def of(cls, config: Config, options: EmbeddingOptions) -> Plan:
+        """Return what a table is to follow from.
+
+        Raises:
+            InputError: An input is not there.
+        """
+        asked = config.mining.model_dump(mode="json")
+        texts = {
+            _FORM_KEY: FORM,
+            MODEL: options.model_sha256,
+            **stamps(config),
+            **{f"mining.{name}": asked[name] for name in _OF_TEXTS},
+            # Files of documents are larger for an index.
+            "mining.search": asked["search"],
+            "embedding.backend": config.embedding.backend,
+            "embedding.precision": config.embedding.precision,
+            "embedding.batch_tokens": config.embedding.batch_tokens,
+            "embedding.dimensions": options.dimensions,
+        }
+        names = [name for name in MiningSettings.model_fields if f"mining.{name}" not in texts]
+        negatives = {f"mining.{name}": asked[name] for name in names if name not in _OWN}
+        return cls(texts, negatives, options.backend, options.precision)
+
+    @classmethod
+    def read(cls, folder: Location) -> Plan | None:
+        """Return the plan in a folder; None where there is none."""
+        path = folder / PLAN_FILE
+        known: Plan | None = records.read(path, Plan) if path.is_file() else None
+        return known
+
+    def write(self, folder: Location) -> None:
+        """Write the plan into the folder of its table."""
+        storage.write_json(folder / PLAN_FILE, asdict(self))
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether a change of the inputs would be noticed: tables by name have no version."""
+        told = (self.texts[INPUTS], self.texts[MORE_DOCUMENTS])
+        return all(one is None or one[1] is not None for one in told)
+
+    def differing(self, other: Plan) -> str | None:
+        """Return the first setting in which another table is of something else."""
+        here, there = {**self.texts, **self.negatives}, {**other.texts, **other.negatives}
+        return next((key for key in here if here[key] != there.get(key)), None)
+
+
+@dataclass(frozen=True)
+class MiningJob:
+    """A job of the section ``mining``, with its model and inputs as they are now.
+
+    Attributes:
+        config: The settings.
+        options: How texts are embedded.
+        plan: What the table is to follow from.
+    """
+
+    config: Config
+    options: EmbeddingOptions
+    plan: Plan
+
+    @classmethod
+    def of(cls, config: Config) -> MiningJob:
+        """Check all that can be checked without Spark.
+
+        Raises:
+            InputError: Model, inputs or settings cannot be used, or see :meth:`is_done`.
+        """
+        SEARCHES.load(config.mining.search).check()
+        try:
+            options = options_for(config, config.mining.model)
+        except InputError as error:
+            if error.key != "embedding.model":
+                raise
+            raise InputError(MODEL, error.problem, error.remedy) from None
+        check_sources(config)
+        job = cls(config, options, Plan.of(config, options))
+        job.is_done()
+        return job
+
+    @property
+    def folder(self) -> Location:
+        """The place of the table."""
+        return location(self.config.mining.output, self.config.storage).expanduser().absolute()
+
+    def is_done(self) -> bool:
+        """Return whether the table is there already, of the same.
+
+        Raises:
+            InputError: The folder holds other files, or a table of something else that may not be
+                replaced.
+        """
+        check_places(OUTPUT, self.folder, NEGATIVES)
+        known = Plan.read(versions.current(self.folder))
+        if known is None or self.config.mining.overwrite:
+            return False
+        other = self.plan.differing(known)
+        again = "set mining.overwrite=true to make it again, or name another mining.output"
+        if other == _FORM_KEY:
+            raise InputError(OUTPUT, f"{self.folder} was made by another release", again)
+        if other is not None:
+            raise InputError(other, f"{self.folder} was made with another value of it", again)
+        if not self.plan.is_dated:
+            problem = f"whether they have changed since {self.folder} was made cannot be known"
+            raise InputError(INPUTS, problem, again)
+        return True
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep other jobs from the folder; see :func:`~pipelines.vectors.table_job.working_on`."""
+        with working_on(OUTPUT, self.folder, "mine"):
+            yield
+
+    def run(self, session: SparkSession) -> MiningSummary:
+        """Search negatives for the pairs, in a folder that the caller works on.
+
+        Args:
+            session: Its executors embed and search.
+
+        Raises:
+            InputError: See :meth:`is_done`, or no pair has enough negatives.
+            PipelineError: Spark's job failed or stood still; what is done is kept.
+        """
+        if self.is_done():
+            summary = MiningSummary.read_again(versions.current(self.folder))
+            logger.info("mining: %s", summary)
+            return summary
+        options = options_in(session, self.options, self.config.embedding.backend)
+        made, plan = _begun(self.folder, replace(self.plan, backend=options.backend))
+        if plan.precision == "auto":
+            plan = replace(plan, precision=precision_of(session, options))
+            plan.write(made)
+        options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
+        if (made / MANIFEST_FILE).is_file():
+            # The job before was killed while its table was about to take its place.
+            summary = MiningSummary.read_again(made)
+        else:
+            summary = _Making(session, self, made, options).made()
+            for line in summary.lines():
+                logger.info("mining: %s", line)
+        for name in (WORK, ATTEMPTS):
+            storage.discard_folder(made / name)
+        take_place(made, self.folder)
+        return replace(summary, folder=str(versions.current(self.folder)))
+
+
+def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
+    """Return where a table is made: one that was begun goes on, with the vectors that it has.
+
+    Args:
+        folder: The place of the table; no other job works there.
+        plan: What it is to follow from.
+
+    Returns:
+        The folder, and the plan, with the backend and the precision of what is there.
+    """
+    for place in begun_folders(folder):
+        known = Plan.read(place)
+        if known is None or known.texts != plan.texts:
+            continue
+        plan = replace(plan, backend=known.backend, precision=known.precision)
+        if known.negatives != plan.negatives:
+            (place / MANIFEST_FILE).unlink(missing_ok=True)
+            for file in listed(place, "part-*.parquet"):
+                file.unlink()
+            plan.write(place)
+        logger.info("mining: going on with what %s holds", place)
+        return place, plan
+    discard_begun(folder)
+    with beginning(folder) as begun:
+        plan.write(begun.aside)
+    return begun.folder, plan
+
+
+@dataclass(frozen=True)
+class _Making:
+    """A table that is being made.
+
+    Attributes:
+        session: Has executors.
+        job: What is asked for.
+        folder: Of the table, until it takes its place.
+        options: How texts are embedded.
+    """
+
+    session: SparkSession
+    job: MiningJob
+    folder: Location
+    options: EmbeddingOptions
+
+    @property
+    def settings(self) -> MiningSettings:
+        """The section ``mining``."""
+        return self.job.config.mining
+
+    @property
+    def work(self) -> Location:
+        """What goes when the table is whole."""
+        return self.folder / WORK
+
+    def made(self) -> MiningSummary:
+        """Make what is missing of the table, and its manifest."""
+        # Of queries and of documents.
+        prompts = read_prompts(local_folder(self.options.model)).sides
+        with activity("mining", "bringing texts together", running_tasks):
+            staged = Staged.read_from(self.work) or self._stage(alike=prompts[0] == prompts[1])
+        tables, embedded = {}, 0
+        for name, prompt in zip((ANCHORS, DOCUMENTS), prompts, strict=True):
+            options = replace(self.options, prompt_name=prompt)
+            tables[name], count = self._embed(name, staged, options)
+            embedded += count
+        texts = Texts(tables[DOCUMENTS], tables[ANCHORS] if staged.rows[ANCHORS] else None)
+        SEARCHES.load(self.settings.search).prepare(self.session, texts.documents)
+        began = time.monotonic()
+        searched = self._search(staged, texts)
+        seconds = round(time.monotonic() - began, 2)
+        files = [self.folder / f"{name}.parquet" for name in staged.names(PAIRS)]
+        total = PartFigures.total(in_threads(PartFigures.read, files))
+        summary = self._summary(staged, total, searched, embedded, seconds)
+        self._write_manifest(summary)
+        return summary
+
+    def _stage(self, *, alike: bool) -> Staged:
+        """Bring together texts and pairs."""
+        config, rows, output = self.job.config, self.work / "input", self.job.folder
+        storage.discard_folder(self.work)
+
+        def act() -> Staged:
+            with damage_told(self.session, config):
+                return stage(
+                    read_pairs(self.session, config, rows, output),
+                    read_documents(self.session, config, rows, output),
+                    self.work,
+                    asked_rows=self.settings.part_rows,
+                    parts_of_file=SEARCHES.load(self.settings.search).parts_of_file,
+                    alike=alike,
+                )
+
+        return run_job(self.session, "mining: bringing texts together", act)
+
+    def _embed(
+        self, name: str, staged: Staged, options: EmbeddingOptions
+    ) -> tuple[VectorTable, int]:
+        """Embed the texts of a folder that have no vector yet; return how many, too."""
+        rows = dict(zip(staged.names(name), staged.rows[name].values(), strict=True))
+        source, folder = self.work / name, self.work / VECTORS / name
+        parts = [RowRange(part, source / f"{part}.parquet", 0, rows[part]) for part in rows]
+        names = {*missing_parts(folder, rows)}
+        missing = [part for part in parts if part.name in names]
+        embedded = make_vectors(self.session, folder, parts, missing, options, COLUMNS)
+        return _vector_table(folder, rows, options), embedded
+
+    def _search(self, staged: Staged, texts: Texts) -> int:
+        """Make the files that are missing; return how many pairs were searched."""
+        rows = dict(zip(staged.names(PAIRS), staged.rows[PAIRS].values(), strict=True))
+        work = Work(
+            settings=self.settings,
+            pairs=self.work / PAIRS,
+            texts=texts,
+            folder=self.folder,
+            threads=self.options.threads,
+        )
+        # Some pairs are left out, so that nobody knows how many rows a file has.
+        tasks = [[name] for name in missing_parts(self.folder, dict.fromkeys(rows))]
+        make = partial(mine_parts, work=work)
+        return make_parts(self.session, "mining", self.folder, rows, tasks, make)
+
+    def _summary(
+        self, staged: Staged, total: PartFigures, searched: int, embedded: int, seconds: float
+    ) -> MiningSummary:
+        """Return what the parts came to.
+
+        Raises:
+            InputError: Nothing has been mined.
+        """
+        if not total.written:
+            most = max(total.dropped, key=lambda reason: total.dropped[reason], default=None)
+            told = f", most often dropped: {most}" if most and total.dropped[most] else ""
+            raise InputError(
+                "mining.negatives",
+                f"no anchor has {self.settings.negatives} documents that pass the filters{told}",
+                "ask for fewer, name more mining.documents, loosen the filters, or set "
+                "mining.fill=random",
+            )
+        grouped = has_groups(self.job.config)
+        return MiningSummary(
+            folder=str(self.folder),
+            read=staged.read,
+            without_text=staged.without_text,
+            repeated=total.repeated,
+            short=total.short,
+            rows=total.written,
+            filled=total.filled,
+            documents=sum(staged.rows[DOCUMENTS].values()),
+            dropped=total.dropped,
+            of_own_group=total.of_own_group / total.negatives if grouped else None,
+            positive_score=round(total.positive_scores / total.written, 6),
+            negative_score=round(total.negative_scores / total.negatives, 6),
+            searched=searched,
+            embedded=embedded,
+            seconds=seconds,
+        )
+
+    def _write_manifest(self, summary: MiningSummary) -> None:
+        figures = {name: value for name, value in asdict(summary).items() if name != "folder"}
+        manifest = {
+            "rows": summary.rows,
+            "negatives": self.settings.negatives,
+            "model": str(self.options.model),
+            "backend": self.options.backend,
+            "precision": self.options.precision,
+            "anchors_per_second": round(summary.rate, 1),
+            "figures": figures,
+        }
+        storage.write_json(self.folder / MANIFEST_FILE, manifest)
+
+
+def _vector_table(
+    folder: Location, rows: Mapping[str, int], options: EmbeddingOptions
+) -> VectorTable:
+    """Return the table of vectors that parts make, in a folder."""
+    firsts = accumulate(rows.values(), initial=0)
+    files = (
+        VectorFile(folder / f"{name}.parquet", first, count)
+        for (name, count), first in zip(rows.items(), firsts, strict=False)
+    )
+    return VectorTable(
+        folder=folder,
+        files=tuple(files),
+        vector=COLUMNS.vector,
+        scale=None,
+        text=COLUMNS.text,
+        model=str(options.model),
+        dimensions=options.dimensions,
+    )

@@ -1,0 +1,310 @@
+"""Makes a file of hard negatives: pairs are read, searched and written. Runs on executors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.catalog import SEARCHES
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
+from pipelines.settings import MiningSettings
+from pipelines.vectors.embed_parts import SIGN_SECONDS
+from pipelines.vectors.mining_texts import PLACE_BITS, Anchors
+from pipelines.vectors.nearest import SCORE_DECIMALS
+from pipelines.vectors.negatives import NONE, GetOn, Negatives, Selection, choose, fill, wanted
+from pipelines.vectors.parts import read_rows
+from pipelines.vectors.store import VectorTable, on_this_machine, rows_at, vectors_at
+
+GROUPS = "groups"
+"""Column of documents: 64 bits for each of their groups."""
+FIGURES = b"sentence_pipelines.mining"
+"""Key in the footer of a file: what became of its pairs."""
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """What became of the pairs of a part; stands in the footer of its file.
+
+    Attributes:
+        pairs: That were read.
+        repeated: Of those, the same two texts once more.
+        short: Pairs that have been left out, with fewer negatives than were wanted.
+        written: Rows of the output.
+        filled: Of those, rows with negatives that were drawn at random.
+        dropped: Documents that filters have dropped, by reason; see
+            :meth:`~pipelines.vectors.negatives.Selection.dropped`.
+        negatives: That were written.
+        of_own_group: Of those, negatives of their anchor's group.
+        positive_scores: Sum of the scores of the positives that were written.
+        negative_scores: The same of the negatives.
+    """
+
+    pairs: int = 0
+    repeated: int = 0
+    short: int = 0
+    written: int = 0
+    filled: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    negatives: int = 0
+    of_own_group: int = 0
+    positive_scores: float = 0.0
+    negative_scores: float = 0.0
+
+    @classmethod
+    def read(cls, file: Location) -> PartFigures:
+        """Return those of a file.
+
+        Raises:
+            pyarrow.ArrowInvalid: The file is not whole.
+        """
+        footer = pq.read_schema(arrow_source(file)).metadata or {}
+        return cls(**json.loads(footer[FIGURES]))
+
+    @classmethod
+    def total(cls, parts: Iterable[PartFigures]) -> PartFigures:
+        """Add up the figures of several parts, in their order."""
+        sums: dict[str, Any] = dict.fromkeys(cls.__dataclass_fields__, 0)
+        dropped: Counter[str] = Counter()
+        for part in parts:
+            told = asdict(part)
+            dropped.update(told.pop("dropped"))
+            for name, value in told.items():
+                sums[name] += value
+        return cls(**{**sums, "dropped": dict(dropped)})
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a job, with their vectors; sent to executors.
+
+    Attributes:
+        documents: All that are searched.
+        anchors: Those that are none of these; None where all are.
+    """
+
+    documents: VectorTable
+    anchors: VectorTable | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What all parts of a job have in common; sent to executors.
+
+    Attributes:
+        settings: Of the job.
+        pairs: Folder of the pairs.
+        texts: Their texts, with vectors.
+        folder: Of the output.
+        threads: CPU threads of a task.
+    """
+
+    settings: MiningSettings
+    pairs: Location
+    texts: Texts
+    folder: Location
+    threads: int
+
+
+def mine_parts(names: Iterable[str], *, work: Work, attempts: Location) -> Iterator[int]:
+    """Make files of the output, each of which appears as a whole; yield pairs that were read.
+
+    Args:
+        names: Of the files.
+        work: What they have in common.
+        attempts: Folder for signs of life.
+    """
+    pa.set_cpu_count(work.threads)
+    # Every part reads all documents.
+    documents = on_this_machine(work.texts.documents)
+    work = replace(work, texts=replace(work.texts, documents=documents))
+    for name in names:
+        yield _make(name, work, attempts / f"{name}.sign")
+
+
+def _make(name: str, work: Work, sign: Location) -> int:
+    """Make a file; return how many pairs it read."""
+    found = read_pairs(work.pairs / f"{name}.parquet", work.texts)
+    settings, documents, anchors = work.settings, work.texts.documents, found.anchors
+    selection = Selection(anchors, settings, wanted(settings))
+    SEARCHES.load(settings.search).find(selection, documents, _signs(sign))
+    negatives = mined = choose(selection.result(), anchors, settings)
+    if settings.fill == "random":
+        negatives = _scored(fill(mined, anchors, settings), anchors, documents)
+    written = np.flatnonzero(negatives.is_whole)
+    kept = Negatives(negatives.documents[written], negatives.scores[written])
+    rows_of = np.repeat(written, kept.documents.shape[1])
+    figures = PartFigures(
+        pairs=found.read,
+        repeated=found.read - len(anchors),
+        short=len(anchors) - len(written),
+        written=len(written),
+        filled=int((~mined.is_whole[written]).sum()),
+        dropped=selection.dropped(),
+        negatives=kept.documents.size,
+        of_own_group=int(anchors.are_of_group(rows_of, kept.documents.reshape(-1)).sum()),
+        positive_scores=float(anchors.positive_scores[written].sum()),
+        negative_scores=float(kept.scores.sum()),
+    )
+    table = _table(found, written, kept, documents)
+    with storage.built_file(work.folder / f"{name}.parquet") as path:
+        told = table.replace_schema_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
+        pq.write_table(told, path, compression="zstd", write_page_checksum=True)
+    sign.unlink(missing_ok=True)
+    return found.read
+
+
+def _signs(sign: Location) -> GetOn:
+    """Have a file grow every so often, by which the driver sees that the task gets on."""
+    told, count = time.monotonic(), 0
+
+    def get_on() -> None:
+        nonlocal told, count
+        if time.monotonic() - told > SIGN_SECONDS:
+            told, count = time.monotonic(), count + 1
+            storage.write_text(sign, "." * count)
+
+    return get_on
+
+
+def _scored(negatives: Negatives, anchors: Anchors, documents: VectorTable) -> Negatives:
+    """Add the scores of documents that were drawn at random: no search has compared them."""
+    rows, places = np.nonzero((negatives.documents != NONE) & np.isnan(negatives.scores))
+    drawn = vectors_at(documents, negatives.documents[rows, places])
+    products = np.einsum("ij,ij->i", anchors.vectors[rows], drawn)
+    scores = negatives.scores.copy()
+    scores[rows, places] = np.round(products.astype(float), SCORE_DECIMALS)
+    return Negatives(negatives.documents, scores)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a part.
+
+    Attributes:
+        rows: The different ones.
+        anchors: The same as arrays.
+        read: How many there were.
+    """
+
+    rows: pa.Table
+    anchors: Anchors
+    read: int
+
+
+def read_pairs(file: Location, texts: Texts) -> Pairs:
+    """Read the pairs of a part.
+
+    Args:
+        file: The pairs, sorted by anchor and positive.
+        texts: What the places of the pairs are in.
+    """
+    with pq.ParquetFile(arrow_source(file)) as opened:
+        rows = opened.read(use_threads=False)
+    own = _positions(texts.documents, rows["own_at"])
+    others = _positions(texts.anchors, rows["anchor_at"])
+    positives = _positions(texts.documents, rows["positive_at"])
+    is_other = np.diff(np.stack([own, others]), axis=1, prepend=-2).any(axis=0)
+    numbers = np.cumsum(is_other) - 1
+    is_first = is_other | (np.diff(positives, prepend=-2) != 0)
+    kept = np.flatnonzero(is_first)
+    vectors = _vectors_of_anchors(texts, own[kept], others[kept])
+    matching = vectors_at(texts.documents, positives[kept])
+    scores = np.round(np.einsum("ij,ij->i", vectors, matching).astype(float), SCORE_DECIMALS)
+    starts, groups, group_documents = _groups(rows["group_id"], numbers, texts.documents)
+    anchors = Anchors(
+        documents=texts.documents.rows,
+        ids=rows["id"].to_numpy()[kept],
+        vectors=vectors,
+        positive_scores=scores,
+        numbers=numbers[kept],
+        own=own[kept],
+        positives=np.unique(numbers * texts.documents.rows + positives),
+        group_starts=starts,
+        groups=groups,
+        group_documents=group_documents,
+    )
+    return Pairs(rows.take(pa.array(kept)), anchors, rows.num_rows)
+
+
+def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray:
+    """Return positions in a table of the places of rows; -1 where there is none."""
+    found = np.full(len(places), -1, np.int64)
+    if table is None:
+        return found
+    present = places.is_valid().to_numpy()
+    known = places.drop_null().to_numpy()
+    buckets = {int(file.path.stem.rpartition("-")[2]): file.first for file in table.files}
+    firsts = np.zeros(max(buckets) + 1, np.int64)
+    firsts[list(buckets)] = list(buckets.values())
+    found[present] = firsts[known >> PLACE_BITS] + (known & (2**PLACE_BITS - 1))
+    return found
+
+
+def _vectors_of_anchors(texts: Texts, own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return those of documents where an anchor is known by none of its own."""
+    vectors = np.empty((len(own), texts.documents.dimensions), np.float32)
+    is_document = others < 0
+    vectors[is_document] = vectors_at(texts.documents, own[is_document])
+    if texts.anchors is not None:
+        vectors[~is_document] = vectors_at(texts.anchors, others[~is_document])
+    return vectors
+
+
+def _groups(
+    ids: pa.ChunkedArray, numbers: np.ndarray, documents: VectorTable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the last three of :class:`~pipelines.vectors.mining_texts.Anchors`."""
+    present = ids.is_valid().to_numpy()
+    known, groups = np.unique(ids.drop_null().to_numpy(), return_inverse=True)
+    anchors = int(numbers[-1]) + 1 if len(numbers) else 0
+    of_anchors = np.unique(np.stack([numbers[present], groups], axis=1), axis=0)
+    starts = np.searchsorted(of_anchors[:, 0], np.arange(anchors + 1))
+    if not len(known):
+        return starts, of_anchors[:, 1], np.empty(0, np.int64)
+    found = [
+        _documents_of_groups(known, documents, number) for number in range(len(documents.files))
+    ]
+    return starts, of_anchors[:, 1], np.sort(np.concatenate(found))
+
+
+def _documents_of_groups(known: np.ndarray, table: VectorTable, number: int) -> np.ndarray:
+    """Return pairs of a group of this part and a document of a file, as one number each."""
+    file = table.files[number]
+    batches = list(read_rows(file.path, 0, file.rows, [GROUPS]))
+    lists = pa.Table.from_batches(batches).column(GROUPS).combine_chunks()
+    positions = np.repeat(
+        file.first + np.arange(len(lists)), lists.value_lengths().to_numpy(zero_copy_only=False)
+    )
+    values = lists.flatten().to_numpy()
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    shared = known[places] == values
+    pairs: np.ndarray = places[shared] * table.rows + positions[shared]
+    return pairs
+
+
+def _table(found: Pairs, written: np.ndarray, kept: Negatives, documents: VectorTable) -> pa.Table:
+    """Return the rows of the output: texts, scores, and what else the input has."""
+    assert documents.text is not None, "documents are texts"
+    rows = found.rows.take(pa.array(written))
+    count = kept.documents.shape[1]
+    texts = rows_at(documents, kept.documents.T.reshape(-1), [documents.text])
+    texts = texts.column(documents.text).combine_chunks()
+    columns = {name: rows.column(name) for name in ("anchor", "positive")}
+    for number in range(count):
+        columns[f"negative_{number}"] = texts.slice(number * len(written), len(written))
+    scores = found.anchors.positive_scores[written]
+    columns["positive_score"] = pa.array(scores, pa.float32())
+    for number in range(count):
+        scored = np.ascontiguousarray(kept.scores[:, number])
+        columns[f"negative_{number}_score"] = pa.array(scored, pa.float32())
+    columns |= {name: rows.column(name) for name in ("group", "key") if name in rows.column_names}
+    return pa.table(columns)

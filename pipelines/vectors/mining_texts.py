@@ -1,0 +1,360 @@
+"""Brings together what a search needs: different texts, each once, and where those of a pair are.
+
+A row goes into the bucket that the hash of its text says, a file for each bucket, and is known by
+its *place*: the bucket and the row in it. How many buckets there are follows from the number of
+rows, and rows are sorted within them, so files are the same however Spark has cut its work. A pair
+is in the bucket of its anchor, so that all pairs of an anchor are in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.errors import InputError
+from pipelines.files import records, storage
+from pipelines.files.locations import Location
+from pipelines.spark.frames import read_parquet, shuffle_partitions
+from pipelines.vectors.mining_inputs import INPUTS, has_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchors:
+    """Pairs of anchors and positives, and what is known to belong to each anchor.
+
+    Documents are known by their positions in the table of all documents. Sets of pairs of small
+    numbers are sorted arrays of `first * documents + second`, so that many are looked up at once.
+
+    Attributes:
+        documents: How many there are.
+        ids: int64 [pairs], the same for the same pair of texts wherever it is; may be negative.
+        vectors: fp32 [pairs, dimensions], of the anchors, of length 1.
+        positive_scores: [pairs], cosines of anchors and positives.
+        numbers: int64 [pairs]: equal for pairs of the same anchor text, ascending from 0.
+        own: int64 [pairs]: the document whose text is the anchor's; -1 where there is none.
+        positives: Sorted int64: pairs of an anchor's number and a document.
+        group_starts: int64 [anchors + 1]: where the groups of an anchor begin in ``groups``.
+        groups: int64: numbers of groups, anchor by anchor.
+        group_documents: Sorted int64: pairs of a group's number and a document.
+    """
+
+    documents: int
+    ids: np.ndarray
+    vectors: np.ndarray
+    positive_scores: np.ndarray
+    numbers: np.ndarray
+    own: np.ndarray
+    positives: np.ndarray
+    group_starts: np.ndarray
+    groups: np.ndarray
+    group_documents: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def lowest_positive_scores(self) -> np.ndarray:
+        """[pairs], the score of the least similar positive of the anchor of each pair."""
+        lowest = np.full(int(self.numbers.max(initial=-1)) + 1, np.inf)
+        np.minimum.at(lowest, self.numbers, self.positive_scores)
+        found: np.ndarray = lowest[self.numbers]
+        return found
+
+    def are_positives(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Whether each document is a known positive of the anchor of each pair.
+
+        Args:
+            rows: Of pairs.
+            documents: Positions, as many.
+        """
+        return is_in(self.numbers[rows] * self.documents + documents, self.positives)
+
+    def are_of_group(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Whether each document has a group of the anchor of each pair; see above."""
+        found = np.zeros(len(rows), bool)
+        if not len(self.group_documents):
+            return found
+        numbers = self.numbers[rows]
+        counts = self.group_starts[numbers + 1] - self.group_starts[numbers]
+        for start, stop in _anchor_runs(counts):
+            some = slice(start, stop)
+            rows_of = np.repeat(np.arange(start, stop), counts[some])
+            offsets = np.arange(len(rows_of)) - np.repeat(
+                np.cumsum(counts[some]) - counts[some], counts[some]
+            )
+            groups = self.groups[self.group_starts[numbers[rows_of]] + offsets]
+            shared = is_in(groups * self.documents + documents[rows_of], self.group_documents)
+            found[rows_of[shared]] = True
+        return found
+
+
+_LOOKED_UP = 2**21
+"""Pairs of a document and a group that are looked up at a time, but for those of one document."""
+
+
+def _anchor_runs(counts: np.ndarray) -> list[tuple[int, int]]:
+    """Cuts rows with so many groups each into runs of not much more than :data:`_LOOKED_UP`."""
+    if not len(counts):
+        return []
+    turns = np.cumsum(counts) // _LOOKED_UP
+    starts = [0, *(np.flatnonzero(np.diff(turns)) + 1).tolist(), len(counts)]
+    return list(pairwise(starts))
+
+
+def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Whether each value is in a sorted array."""
+    if not len(known):
+        return np.zeros(len(values), bool)
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    found: np.ndarray = known[places] == values
+    return found
+
+
+DOCUMENTS, ANCHORS, PAIRS = "documents", "anchors", "pairs"
+"""Folders: all texts that are searched; anchors that are none of these; the pairs."""
+STAGED_FILE = "staged.json"
+PLACE_BITS = 32
+"""Of a place, for the row in its bucket."""
+LEAST_ROWS, MOST_ROWS = 512, 8192
+PARTS = 64
+"""Into which rows are cut at least, as far as there are enough of them."""
+_BUCKET = "bucket"
+_ROWS_OF_SHUFFLE = 100_000
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What has been brought together.
+
+    Attributes:
+        read: Rows of the pairs' input.
+        without_text: Of those, rows without an anchor or a positive.
+        rows: Of each file, by folder and by the number of its bucket as text.
+    """
+
+    read: int
+    without_text: int
+    rows: Mapping[str, Mapping[str, int]]
+
+    def names(self, folder: str) -> list[str]:
+        """The files of a folder without their ending, in order."""
+        return [part_name(int(bucket)) for bucket in self.rows[folder]]
+
+    def write(self, folder: Location) -> None:
+        """Says that the folder has all of it."""
+        storage.write_json(folder / STAGED_FILE, asdict(self))
+
+    @classmethod
+    def read_from(cls, folder: Location) -> Staged | None:
+        """What is in a folder; None where it is not all there."""
+        path = folder / STAGED_FILE
+        known: Staged | None = records.read(path, cls) if path.is_file() else None
+        return known
+
+
+def part_name(bucket: int) -> str:
+    """The name of a file, without its ending."""
+    return f"part-{bucket:05d}"
+
+
+def part_rows(rows: int, asked: int | None) -> int:
+    """Rows of a file, about.
+
+    Args:
+        rows: Of the input.
+        asked: By the settings.
+    """
+    return asked or int(np.clip(rows // PARTS, LEAST_ROWS, MOST_ROWS))
+
+
+def stage(
+    pairs: DataFrame,
+    documents: DataFrame | None,
+    folder: Location,
+    *,
+    asked_rows: int | None,
+    parts_of_file: int,
+    alike: bool,
+) -> Staged:
+    """Writes documents, anchors and pairs into their folders.
+
+    Args:
+        pairs: See :func:`pipelines.vectors.mining_inputs.read_pairs`.
+        documents: Further ones; see :func:`pipelines.vectors.mining_inputs.read_documents`.
+        folder: Of the work; what a killed job has left there is removed.
+        asked_rows: Of a file, by the settings.
+        parts_of_file: How many times as large a file of documents is as one of pairs.
+        alike: Whether an anchor that is a document has the vector of that document.
+    """
+    for name in (DOCUMENTS, ANCHORS, PAIRS):
+        storage.discard_folder(folder / name)
+    read, kept = _counted(pairs)
+    pairs = pairs.where(has_text("anchor", "positive"))
+    texts = _texts(pairs, documents)
+    rows = kept + (0 if documents is None else documents.count())
+    size = part_rows(rows, asked_rows)
+    buckets = -(-rows // (size * parts_of_file)) or 1, -(-kept // size) or 1
+    with shuffle_partitions(pairs.sparkSession, rows // _ROWS_OF_SHUFFLE):
+        found = {
+            DOCUMENTS: _stage_documents(texts, folder / DOCUMENTS, buckets[0]),
+        }
+        searched = _placed(pairs.sparkSession, folder / DOCUMENTS)
+        found[ANCHORS] = _stage_anchors(
+            pairs, searched if alike else None, folder / ANCHORS, buckets[1]
+        )
+        others = _placed(pairs.sparkSession, folder / ANCHORS) if found[ANCHORS] else None
+        found[PAIRS] = _stage_pairs(pairs, searched, others, folder / PAIRS, buckets[1])
+    staged = Staged(read, read - kept, found)
+    staged.write(folder)
+    return staged
+
+
+def _counted(pairs: DataFrame) -> tuple[int, int]:
+    """How many rows there are, and how many of them have both texts.
+
+    Raises:
+        InputError: None has.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    kept = F.count(F.when(has_text("anchor", "positive"), 1)).alias("kept")
+    found = pairs.agg(F.count(F.lit(1)).alias("read"), kept).collect()[0]
+    if not found["kept"]:
+        problem = f"none of {found['read']} rows has an anchor and a positive"
+        raise InputError(INPUTS, problem, "name a table of pairs")
+    return found["read"], found["kept"]
+
+
+def _texts(pairs: DataFrame, documents: DataFrame | None) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    texts = pairs.select(F.col("positive").alias("text"), "group_id")
+    return texts if documents is None else texts.union(documents)
+
+
+def _stage_documents(texts: DataFrame, folder: Location, buckets: int) -> Mapping[str, int]:
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    groups = F.sort_array(F.collect_set("group_id")).alias("groups")
+    documents = texts.groupBy("text").agg(groups)
+    return write_buckets(documents, _bucket("text", buckets), buckets, ["text"], folder, True)
+
+
+def _stage_anchors(
+    pairs: DataFrame, searched: DataFrame | None, folder: Location, buckets: int
+) -> Mapping[str, int]:
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    anchors = pairs.select(F.col("anchor").alias("text")).distinct()
+    if searched is not None:
+        anchors = anchors.join(searched, "text", "left_anti")
+    return write_buckets(anchors, _bucket("text", buckets), buckets, ["text"], folder, True)
+
+
+def _stage_pairs(
+    pairs: DataFrame,
+    searched: DataFrame,
+    others: DataFrame | None,
+    folder: Location,
+    buckets: int,
+) -> Mapping[str, int]:
+    """The pairs with the places of their texts, sorted by texts, group and key."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    def places(frame: DataFrame, text: str, place: str) -> DataFrame:
+        return frame.select(F.col("text").alias(text), F.col("place").alias(place))
+
+    joined = pairs.join(places(searched, "positive", "positive_at"), "positive")
+    joined = joined.join(places(searched, "anchor", "own_at"), "anchor", "left")
+    if others is None:
+        joined = joined.withColumn("anchor_at", F.lit(None).cast("long"))
+    else:
+        joined = joined.join(places(others, "anchor", "anchor_at"), "anchor", "left")
+    joined = joined.withColumn("id", F.xxhash64("anchor", "positive"))
+    known = [name for name in ("group", "key") if name in joined.columns]
+    order = ["anchor", "positive", *known, "group_id"]
+    return write_buckets(joined, _bucket("anchor", buckets), buckets, order, folder, False)
+
+
+def _placed(session: SparkSession, folder: Location) -> DataFrame:
+    return read_parquet(session, folder).select("text", "place")
+
+
+def _bucket(column: str, buckets: int) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    return F.pmod(F.xxhash64(column), F.lit(buckets)).alias(_BUCKET)
+
+
+def write_buckets(
+    frame: DataFrame,
+    bucket: Column,
+    buckets: int,
+    order: Sequence[str],
+    folder: Location,
+    placed: bool,
+) -> Mapping[str, int]:
+    """Has executors write a file of each bucket that has any rows.
+
+    Args:
+        frame: Its rows.
+        bucket: Which bucket a row goes into.
+        buckets: How many there are.
+        order: Columns by which rows are sorted in a bucket.
+        folder: Is made.
+        placed: Whether a column `place` is added.
+
+    Returns:
+        The rows of each file, by the number of the bucket, ascending.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    folder.mkdir(parents=True)
+    rows = frame.select(bucket, "*").repartition(buckets, _BUCKET)
+    write = partial(_write_buckets, folder=folder, schema=schema, placed=placed)
+    written = rows.sortWithinPartitions(_BUCKET, *order).mapInArrow(
+        write, f"{_BUCKET} long, rows long"
+    )
+    found = {row[_BUCKET]: row["rows"] for row in written.collect()}
+    return {str(number): found[number] for number in sorted(found)}
+
+
+def _write_buckets(
+    batches: Iterable[pa.RecordBatch], *, folder: Location, schema: pa.Schema, placed: bool
+) -> Iterator[pa.RecordBatch]:
+    """Writes rows that are sorted by their bucket. Runs on an executor."""
+    whole = schema.append(pa.field("place", pa.int64())) if placed else schema
+    for bucket, runs in groupby(_runs(batches), key=itemgetter(0)):
+        rows = 0
+        with (
+            storage.built_file(folder / f"{part_name(bucket)}.parquet") as aside,
+            pq.ParquetWriter(aside, whole, compression="zstd") as writer,
+        ):
+            for _, run in runs:
+                columns = [run.column(name).cast(schema.field(name).type) for name in schema.names]
+                if placed:
+                    place = (bucket << PLACE_BITS) + rows + np.arange(run.num_rows)
+                    columns.append(pa.array(place, pa.int64()))
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
+                rows += run.num_rows
+        yield pa.RecordBatch.from_pydict({_BUCKET: [bucket], "rows": [rows]})
+
+
+def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of one bucket that stand in one batch, with its number."""
+    for batch in batches:
+        numbers = batch.column(_BUCKET).to_numpy()
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for start, stop in pairwise([*starts.tolist(), batch.num_rows]):
+            yield int(numbers[start]), batch.slice(start, stop - start)

@@ -1,0 +1,415 @@
+"""Which of the documents near an anchor become its negatives. Used on executors.
+
+A search finds documents: it compares the anchor with all of them, or asks an index. Filters leave
+out those that are no negatives. What is random follows from the seed, the texts of the pair and the
+document alone, by a hash of them: never from the number of tasks, nor from the order of the pairs.
+Source of the hash: the finaliser of SplitMix64, Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014.
+
+Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.SEARCHES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from pipelines.libraries import check_installed
+from pipelines.settings import MiningSettings
+from pipelines.vectors.index import build_index, has_index, search_index
+from pipelines.vectors.mining_texts import Anchors, is_in
+from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, joined, merged
+from pipelines.vectors.store import VectorTable, read_blocks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+WAITING = 2**20
+"""Documents that were found and wait to be sorted, at most; 24 bytes each."""
+_WAITING_OF_ONE = 2
+"""The same, where it is less, for each that may be kept: the sooner they are sorted, the sooner
+others are known to be too far."""
+_ROUNDING = 2 * 10.0**-SCORE_DECIMALS
+
+
+class Nearest:
+    """The nearest documents of some pairs, of all that were added.
+
+    What is added waits until there is enough of it to be sorted together.
+
+    Args:
+        pairs: How many there are.
+        k: Documents that are kept of each.
+        floor: The least score.
+    """
+
+    def __init__(self, pairs: int, k: int, floor: float = -np.inf) -> None:
+        self._k, self._floor = k, floor
+        self._found = Neighbours.none()
+        self._waiting: list[Neighbours] = []
+        self._count = 0
+        self.bounds = np.full(pairs, floor)
+        """Score from which a document may be among the nearest of a pair, as far as is known."""
+
+    def add(self, found: Neighbours) -> None:
+        """Adds documents; those that cannot be among the nearest are passed over."""
+        near = some_of(found, found.scores >= self.bounds[found.queries])
+        self._waiting.append(near)
+        self._count += len(near.queries)
+        if self._count >= min(WAITING, _WAITING_OF_ONE * self._k * len(self.bounds)):
+            self.result()
+
+    def result(self) -> Neighbours:
+        """The nearest of each pair, the best first; of equal ones the first document."""
+        if self._waiting:
+            self._found = merged(self._found, joined(self._waiting), self._k)
+            self._waiting, self._count = [], 0
+            counts = np.bincount(self._found.queries, minlength=len(self.bounds))
+            last = np.cumsum(counts) - 1
+            is_full = counts == self._k
+            self.bounds[is_full] = self._found.scores[last[is_full]]
+        return self._found
+
+
+class Selection:
+    """What a search finds for the pairs of a part, and what filters drop of it.
+
+    Args:
+        anchors: The pairs.
+        settings: Which filters are on.
+        k: Documents that are wanted of each pair.
+
+    Attributes:
+        anchors: The pairs.
+        k: Documents that are wanted of each pair.
+        floor: The least score that may be wanted.
+    """
+
+    def __init__(self, anchors: Anchors, settings: MiningSettings, k: int) -> None:
+        self.anchors, self.k = anchors, k
+        self.floor = -np.inf if settings.min_score is None else settings.min_score
+        self._filters = own_filters(anchors, settings) | score_filters(anchors, settings)
+        self._nearest = Nearest(len(anchors), k, self.floor)
+        self._dropped = {reason: Nearest(len(anchors), k, self.floor) for reason in self._filters}
+
+    def offer(self, first: int, documents: np.ndarray, scores: np.ndarray) -> None:
+        """Adds a block of scores.
+
+        Args:
+            first: Of the pairs that are the rows of the block.
+            documents: int64 [columns].
+            scores: fp32 [rows, columns].
+        """
+        bounds = self._nearest.bounds[first : first + len(scores)] - _ROUNDING
+        # A score that is no number is not above any bound.
+        rows, columns = np.nonzero(scores >= bounds[:, None].astype(np.float32))
+        if len(rows):
+            self.add(Neighbours(rows + first, documents[columns], scores[rows, columns]))
+
+    def add(self, found: Neighbours) -> None:
+        """Adds documents that were found, in any order."""
+        scores = np.round(found.scores.astype(float), SCORE_DECIMALS)
+        found = Neighbours(found.queries, found.documents, scores)
+        for reason, is_dropped in self._filters.items():
+            drops = is_dropped(found)
+            if drops.any():
+                self._dropped[reason].add(some_of(found, drops))
+                found = some_of(found, ~drops)
+        self._nearest.add(found)
+
+    def result(self) -> Neighbours:
+        """The nearest documents of each pair that pass all filters, the best first."""
+        return self._nearest.result()
+
+    def are_short(self) -> np.ndarray:
+        """Whether fewer documents than are wanted have been found for a pair, bool [pairs]."""
+        counts = np.bincount(self.result().queries, minlength=len(self.anchors))
+        short: np.ndarray = counts < self.k
+        return short
+
+    def dropped(self) -> Mapping[str, int]:
+        """By reason, documents that were nearer than the last one that is kept of their pair.
+
+        Of each pair and reason, at most as many as are kept of a pair are counted.
+        """
+        self.result()
+        bounds = self._nearest.bounds
+        found = {reason: one.result() for reason, one in self._dropped.items()}
+        return {
+            reason: int((one.scores >= bounds[one.queries]).sum()) for reason, one in found.items()
+        }
+
+
+def some_of(found: Neighbours, which: np.ndarray) -> Neighbours:
+    """Those of the neighbours that are marked."""
+    return Neighbours(found.queries[which], found.documents[which], found.scores[which])
+
+
+Filter: TypeAlias = Callable[[Neighbours], np.ndarray]
+"""Which of the documents found for pairs are no negatives: bool, as many."""
+
+
+def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
+    """Return why a document is the anchor's own in some way, and not drawn at random either.
+
+    They are in the order in which a document passes them; the names are the reasons in the figures.
+    """
+    filters: dict[str, Filter] = {
+        "known positive": lambda found: anchors.are_positives(found.queries, found.documents),
+        "same text": lambda found: anchors.own[found.queries] == found.documents,
+    }
+    if not settings.same_group:
+        filters["same group"] = lambda found: anchors.are_of_group(found.queries, found.documents)
+    return filters
+
+
+def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
+    """Return why a document is too near, in the order in which it passes them."""
+    filters: dict[str, Filter] = {}
+    if settings.max_score is not None:
+        filters["above max_score"] = lambda found: found.scores > settings.max_score
+    if (settings.relative_margin, settings.absolute_margin) != (None, None):
+        scores = anchors.positive_scores
+        if settings.margin_positive == "lowest":
+            scores = anchors.lowest_positive_scores()
+        limits = score_limits(scores, settings)
+        filters["too near the positive"] = lambda found: found.scores > limits[found.queries]
+    return filters
+
+
+def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.ndarray:
+    """The highest score of a negative of each pair, by the score of its positive.
+
+    Documents that are about as near as the positive are often unlabelled positives. Source:
+    Moreira et al., "NV-Retriever: Improving text embedding models with effective hard-negative
+    mining", 2024, arXiv:2407.15831 (`TopK-PercPos` and `TopK-MarginPos`). A share of a positive
+    score below 0 is taken away from it, too, so that a limit is never above the score.
+
+    Args:
+        positive_scores: [pairs], of whichever positive `mining.margin_positive` says.
+        settings: Of the job.
+    """
+    limits = np.full(len(positive_scores), np.inf)
+    if settings.relative_margin is not None:
+        limits = positive_scores - settings.relative_margin * np.abs(positive_scores)
+    if settings.absolute_margin is not None:
+        limits = np.minimum(limits, positive_scores - settings.absolute_margin)
+    return limits
+
+
+BLOCK_PAIRS = 512
+BLOCK_DOCUMENTS = 4096
+"""That are compared at once: 8 MiB of scores. The same whatever the number of tasks, since the
+last bits of a product depend on the shape of the matrices."""
+FIRST_DOCUMENTS = 64
+"""Before any is known, all documents are candidates; so a few are compared first."""
+MORE_OF_INDEX = 2
+"""Documents that an index is asked for, for each one that is wanted: filters drop some."""
+LEAST_OF_INDEX = 32
+"""The same beside those of a pair that are few."""
+MOST_OF_INDEX = 2048
+"""The same of pairs for which filters have dropped too many."""
+_ASKED_AGAIN = 8
+"""Times as many documents are asked for again."""
+_FOUND_AT_ONCE = 2**20
+"""Documents of all pairs that an index is asked for at a time."""
+
+GetOn: TypeAlias = Callable[[], None]
+"""Is called now and then, as a sign that the task gets on."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How documents are found.
+
+    Attributes:
+        find: Fills a selection. Runs on an executor; reads the table, which is in files of its own.
+        parts_of_file: How many parts of work make a file of documents.
+        check: Called before anything begins; raises InputError if the search cannot be made.
+        prepare: Called on the driver when all documents have vectors.
+    """
+
+    find: Callable[[Selection, VectorTable, GetOn], None]
+    parts_of_file: int = 1
+    check: Callable[[], None] = lambda: None
+    prepare: Callable[[SparkSession, VectorTable], object] = lambda session, table: None
+
+
+def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
+    """Compares every anchor with every document, block by block. Runs on an executor."""
+    anchors = selection.anchors.vectors
+    seen = 0
+    for block in read_blocks(table, table.files):
+        start = 0
+        while start < len(block.positions):
+            # Those of the first blocks tell how near a document has to be in the next ones.
+            width = int(np.clip(seen, FIRST_DOCUMENTS, BLOCK_DOCUMENTS))
+            some = slice(start, start + width)
+            vectors, positions = block.vectors[some], block.positions[some]
+            for first in range(0, len(anchors), BLOCK_PAIRS):
+                scores = anchors[first : first + BLOCK_PAIRS] @ vectors.T
+                selection.offer(first, positions, scores)
+            seen += len(positions)
+            start += width
+        get_on()
+
+
+def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
+    """Asks the index of the documents for those near each anchor. Runs on an executor.
+
+    Pairs for which filters drop nearly all that was found are asked for again, with more.
+    """
+    anchors = selection.anchors
+    own = int(np.bincount(anchors.numbers).max(initial=0))
+    k = MORE_OF_INDEX * selection.k + LEAST_OF_INDEX + own
+    rows, seen = np.arange(len(anchors)), np.empty(0, np.int64)
+    most = min(max(k, MOST_OF_INDEX), anchors.documents)
+    while len(rows):
+        keys, lowest = [], np.full(len(anchors), np.inf)
+        size = max(1, _FOUND_AT_ONCE // k)
+        for start in range(0, len(rows), size):
+            found = _found_by_index(anchors, rows[start : start + size], table, k)
+            keys.append(found.queries * anchors.documents + found.documents)
+            selection.add(some_of(found, ~is_in(keys[-1], seen)))
+            np.minimum.at(lowest, found.queries, found.scores)
+            get_on()
+        if k >= most:
+            return
+        k = min(_ASKED_AGAIN * k, most)
+        seen = np.union1d(seen, np.concatenate(keys))
+        rows = rows[selection.are_short()[rows] & (lowest[rows] >= selection.floor)]
+
+
+def _found_by_index(anchors: Anchors, rows: np.ndarray, table: VectorTable, k: int) -> Neighbours:
+    found = search_index(table, anchors.vectors[rows], k)
+    return Neighbours(rows[found.queries], found.documents, found.scores)
+
+
+def _build(session: SparkSession, table: VectorTable) -> None:
+    if not has_index(table):
+        build_index(session, table)
+
+
+EXACT = Search(_compare_all)
+INDEX = Search(
+    _ask_index,
+    parts_of_file=16,
+    check=partial(check_installed, "mining.search", "usearch"),
+    prepare=_build,
+)
+
+
+NONE = -1
+"""In place of a document where there is none."""
+DRAWS = 64
+"""Random documents that are looked at for each one that is wanted, at most."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """The negatives of pairs, the nearest first, those that were drawn at random behind them.
+
+    Attributes:
+        documents: int64 [pairs, negatives], positions; :data:`NONE` where there are fewer.
+        scores: [pairs, negatives]; NaN where they are not known yet.
+    """
+
+    documents: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def is_whole(self) -> np.ndarray:
+        """Whether a pair has all of its negatives, bool [pairs]."""
+        whole: np.ndarray = (self.documents != NONE).all(axis=1)
+        return whole
+
+
+def wanted(settings: MiningSettings) -> int:
+    """The nearest documents of each pair that have to be known."""
+    window = settings.negatives if settings.choose == "nearest" else settings.window
+    return settings.skip + window
+
+
+def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Negatives:
+    """Takes the negatives of each pair from what was found for it.
+
+    Args:
+        found: The nearest documents that pass the filters, the best first.
+        anchors: The pairs.
+        settings: Say which are taken.
+    """
+    ranks = _ranks(found.queries) - settings.skip
+    keep = (ranks >= 0) & (ranks < wanted(settings) - settings.skip)
+    rows, documents, scores = (
+        values[keep] for values in (found.queries, found.documents, found.scores)
+    )
+    if settings.choose == "random":
+        draws = _mixed(anchors.ids[rows], documents, settings.seed)
+        by_draw = np.lexsort((documents, draws, rows))
+        chosen = np.sort(by_draw[_ranks(rows[by_draw]) < settings.negatives])
+        rows, documents, scores = rows[chosen], documents[chosen], scores[chosen]
+    size = (len(anchors), settings.negatives)
+    negatives = Negatives(np.full(size, NONE, np.int64), np.full(size, np.nan))
+    places = _ranks(rows)
+    negatives.documents[rows, places] = documents
+    negatives.scores[rows, places] = scores
+    return negatives
+
+
+def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Negatives:
+    """Draws what is missing from all documents but those that are the anchor's own.
+
+    Scores decide nothing here. A pair may stay short where there are few documents.
+
+    Returns:
+        With scores of NaN where a document was drawn.
+    """
+    documents = negatives.documents.copy()
+    rows = np.flatnonzero(~negatives.is_whole)
+    filters = own_filters(anchors, settings).values()
+    for draw in range(DRAWS * settings.negatives):
+        if not len(rows):
+            break
+        mixed = _mixed(anchors.ids[rows], np.full(len(rows), draw), settings.seed + 1)
+        drawn = (mixed % np.uint64(anchors.documents)).astype(np.int64)
+        found = Neighbours(rows, drawn, np.full(len(rows), np.nan))
+        fits = ~(documents[rows] == drawn[:, None]).any(axis=1)
+        for is_dropped in filters:
+            fits &= ~is_dropped(found)
+        place = (documents[rows[fits]] == NONE).argmax(axis=1)
+        documents[rows[fits], place] = drawn[fits]
+        rows = rows[(documents[rows] == NONE).any(axis=1)]
+    return Negatives(documents, negatives.scores)
+
+
+def _ranks(rows: np.ndarray) -> np.ndarray:
+    """The place of each among those of the same row; rows ascend."""
+    ranks: np.ndarray = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    return ranks
+
+
+def _mixed(ids: np.ndarray, others: np.ndarray, seed: int) -> np.ndarray:
+    """64 random bits of each pair of numbers."""
+    mixed = np.full(len(ids), seed, np.uint64)
+    for values in _as_bits(ids, others):
+        mixed = _finalised(mixed * _STEP + values)
+    return mixed
+
+
+def _as_bits(*arrays: np.ndarray) -> Iterator[np.ndarray]:
+    return (array.astype(np.int64).view(np.uint64) for array in arrays)
+
+
+def _finalised(values: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64; arithmetic wraps around."""
+    values = values + _STEP
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed

@@ -1,0 +1,594 @@
+"""Ranges of rows of Parquet files: what is embedded at a time, and skipped when a job resumes.
+
+All files of a table give their rows in common types, with the columns in the names of their
+folders, as in `lang=en/part-0.parquet`.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import date
+from itertools import chain, takewhile
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.arrow_columns import type_for_spark
+from pipelines.corpus.readers.inputs import find_files, place_of
+from pipelines.errors import InputError
+from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.models.inference.embedder import TEXTS_AT_ONCE
+from pipelines.settings import StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES
+
+KEY = "embedding.inputs"
+
+THREADS = 32
+"""Files that are opened at a time."""
+BATCH_ROWS = TEXTS_AT_ONCE
+LEAST_BYTES = 8 * 2**20
+"""Of a part of a table that is shared among the slots of a cluster: thousands of rows, so that
+texts of equal length meet, and a task is worth its start."""
+PARTS_OF_SLOT = 4
+"""Into which such a table is cut at least, so that slots end at about the same time."""
+TASK_ROWS = 16384
+"""Of a task that makes many small parts."""
+ROWS_COPIED_FOR_ONE = 20
+"""Rows whose vectors are copied in the time that embedding one takes."""
+
+PART_ID = b"sentence_pipelines.part"
+"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+LEFT_OUT = b"sentence_pipelines.left_out"
+"""Key of the rows that a part has not, of those that it was made of."""
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+    """Call a function that waits for files on each item; results and errors are in their order."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
+        return list(pool.map(function, items))
+
+
+# What Spark takes for the columns of a file, whatever columns it has. Its other keys say in which
+# calendar dates are, and stay.
+_SPARK_COLUMNS = b"org.apache.spark.sql.parquet.row."
+_PANDAS = b"pandas"
+
+
+def open_parquet(path: Location) -> pq.ParquetFile:
+    """Open a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
+
+    Pages that have a checksum, as those of tables of vectors do, are compared with it.
+    """
+    return pq.ParquetFile(
+        arrow_source(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
+    )
+
+
+def common_schema(file: pq.ParquetFile) -> pa.Schema:
+    """Return the columns with the types that :func:`in_common_types` gives them.
+
+    Timestamps of 96 bits are moments (`timestamp[us, UTC]`), as they are to Spark, which writes
+    them. Those in ns, which Spark does not read, are in us. Views of strings and bytes, which older
+    readers do not know, are strings and bytes.
+    """
+    leaves = (file.schema.column(number) for number in range(len(file.schema)))
+    fields = [field.with_type(_common_type(field.type, leaves)) for field in file.schema_arrow]
+    return pa.schema(fields, _kept(file.schema_arrow.metadata or {}))
+
+
+def _common_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
+    """Return the type, all the way down; takes as many columns of the file as it has leaves."""
+    if isinstance(kind, pa.BaseExtensionType):
+        _common_type(kind.storage_type, leaves)
+        return kind
+    rebuilt = next((rebuilt for is_one, rebuilt in _NESTED if is_one(kind)), None)
+    if rebuilt is not None:
+        return rebuilt(kind, lambda field: field.with_type(_common_type(field.type, leaves)))
+    leaf = next(leaves)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return type_for_spark(kind)
+    if not pa.types.is_timestamp(kind):
+        return kind
+    if leaf.physical_type == "INT96":
+        return pa.timestamp("us", "UTC")
+    return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+
+
+_Inside = Callable[[pa.Field], pa.Field]
+_NESTED: tuple[
+    tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, _Inside], pa.DataType]], ...
+] = (
+    (
+        pa.types.is_map,
+        lambda kind, inside: pa.map_(inside(kind.key_field), inside(kind.item_field)),
+    ),
+    (pa.types.is_list, lambda kind, inside: pa.list_(inside(kind.value_field))),
+    (pa.types.is_large_list, lambda kind, inside: pa.large_list(inside(kind.value_field))),
+    (
+        pa.types.is_fixed_size_list,
+        lambda kind, inside: pa.list_(inside(kind.value_field), kind.list_size),
+    ),
+    (pa.types.is_struct, lambda kind, inside: pa.struct([inside(field) for field in kind])),
+)
+"""What tells a nested type, and the same with other types inside."""
+
+
+def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
+    """Return rows of a file in the types of its :func:`common_schema`. Runs on an executor.
+
+    Raises:
+        InputError: A timestamp is no whole number of microseconds.
+    """
+    columns = []
+    for field, column in zip(schema, batch.columns, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid:
+            raise _too_precise(field.name, path) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
+    """Look in a footer for timestamps that microseconds cannot hold.
+
+    It has the first and the last one of each row group, which tell almost always.
+    """
+    for number in range(footer.num_columns):
+        column = footer.schema.column(number)
+        if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
+            continue
+        for group in range(footer.num_row_groups):
+            seen = footer.row_group(group).column(number).statistics
+            if seen is None or not seen.has_min_max:
+                continue
+            if seen.min_raw % 1000 or seen.max_raw % 1000:
+                raise _too_precise(column.path, path)
+
+
+def _too_precise(column: str, path: Location) -> InputError:
+    return InputError(
+        KEY,
+        f"`{column}` of {path} counts nanoseconds, which Spark does not read",
+        "round it to microseconds",
+    )
+
+
+def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Leave out what would be wrong of a table that has a column more."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if not key.startswith(_SPARK_COLUMNS) and (key != _PANDAS or _names_are_strings(value))
+    }
+
+
+def _names_are_strings(pandas: bytes) -> bool:
+    """Return whether pandas takes names of columns as they stand; it parses numbers and tuples."""
+    levels = json.loads(pandas).get("column_indexes", [])
+    return len(levels) <= 1 and all(level["pandas_type"] == "unicode" for level in levels)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """What the footer of an input says.
+
+    Attributes:
+        size: Bytes of its columns as they are stored.
+        types: Of its columns, by name.
+    """
+
+    path: Location
+    rows: int
+    size: int
+    types: dict[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class PartFooter:
+    """What the footer of a part of a table says.
+
+    Attributes:
+        texts: Rows with a text; 0 where that was not asked.
+        left_out: Rows of the input that it was made without, since they were deleted.
+    """
+
+    rows: int
+    texts: int
+    left_out: int
+
+    def covers(self, rows: int) -> bool:
+        """Return whether it was made of so many rows."""
+        return self.rows + self.left_out == rows
+
+
+def read_inputs(files: Iterable[Location]) -> list[InputFile]:
+    """Read the footers of inputs.
+
+    Raises:
+        InputError: A file is no Parquet file, or holds timestamps that microseconds cannot.
+    """
+    return in_threads(_read_input, files)
+
+
+def _read_input(file: Location) -> InputFile:
+    try:
+        with pq.ParquetFile(arrow_source(file)) as opened:
+            footer, schema = opened.metadata, opened.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            KEY, f"{file} cannot be read ({reason})", "mend it, or name others"
+        ) from None
+    name = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if name is not None:
+        raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
+    _check_timestamps(footer, file)
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    size = sum(
+        group.column(place).total_compressed_size
+        for group in groups
+        for place in range(group.num_columns)
+    )
+    types = dict(zip(schema.names, schema.types, strict=True))
+    return InputFile(file, footer.num_rows, size, types)
+
+
+def read_part_footer(file: Location, text_column: str | None = None) -> PartFooter:
+    """Read the footer of a part, and count its rows with a text if a column is named.
+
+    Raises:
+        pyarrow.ArrowInvalid: It has none.
+    """
+    footer = pq.read_metadata(arrow_source(file))
+    left_out = int((footer.metadata or {}).get(LEFT_OUT, b"0"))
+    if text_column is None:
+        return PartFooter(footer.num_rows, 0, left_out)
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    place = names.index(text_column)
+    groups = (footer.row_group(number).column(place) for number in range(footer.num_row_groups))
+    nulls = sum(int(group.statistics.null_count) for group in groups)
+    return PartFooter(footer.num_rows, footer.num_rows - nulls, left_out)
+
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+_NAMED = re.compile(r"([^=]+)=(.*)")
+_CONSTANT_TYPES = frozenset(
+    ("string", "large_string", "binary", "bool", "float", "double", "date32[day]")
+    + tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+    + ("timestamp[us]", "timestamp[ms]")
+)
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A column of one value.
+
+    Attributes:
+        type: `int32`, `int64`, `date32` or `string`; of one without a value, any of Arrow's plain
+            types.
+        value: As text; None for null.
+    """
+
+    name: str
+    type: str
+    value: str | None
+
+    def array(self, rows: int) -> pa.Array:
+        """Return the column of so many rows."""
+        value = pa.scalar(self.value, pa.string()).cast(pa.type_for_alias(self.type))
+        return pa.repeat(value, rows)
+
+
+Constants = tuple[Constant, ...]
+
+
+def partition_columns(
+    inputs: Sequence[str], stores: StorageSettings = DEFAULT_STORES, *, follow_links: bool = False
+) -> dict[Location, Constants]:
+    """Return the columns in the names of folders, for each Parquet file of the inputs.
+
+    Folders count below the one that is named, or below the part of a glob that has no wildcard.
+    A file that is in no such folder has nulls.
+
+    Raises:
+        InputError: An input is not there.
+    """
+    found: dict[Location, dict[str, str | None]] = {}
+    for given in inputs:
+        below = len(fixed_part(given, stores).parts)
+        for file in find_files([given], "parquet", KEY, stores, follow_links=follow_links):
+            found.setdefault(file, _values(file.parts[below:-1]))
+    names = dict.fromkeys(name for values in found.values() for name in values)
+    types = {name: _type_of(values.get(name) for values in found.values()) for name in names}
+    return {
+        file: tuple(Constant(name, kind, values.get(name)) for name, kind in types.items())
+        for file, values in found.items()
+    }
+
+
+def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location:
+    """Return the absolute folder below which an input's files are, without following links."""
+    path = place_of(given, stores, KEY)
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    if isinstance(path, RemotePath):
+        return RemotePath(path.store, PurePosixPath(*_without_wildcard(path.key.parts)))
+    return Path(*_without_wildcard(path.parts))
+
+
+def _without_wildcard(parts: Sequence[str]) -> Iterable[str]:
+    return takewhile(lambda part: not glob.has_magic(part), parts)
+
+
+def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
+    """Return the rows with these columns behind the others.
+
+    A column that is there already stays, but for one without a type, which gets this one.
+    """
+    columns, fields = [*batch.columns], [*batch.schema]
+    for constant in constants:
+        place = batch.schema.get_field_index(constant.name)
+        if place >= 0 and not pa.types.is_null(fields[place].type):
+            continue
+        array = constant.array(batch.num_rows)
+        place = place if place >= 0 else len(fields)
+        columns[place : place + 1] = [array]
+        fields[place : place + 1] = [pa.field(constant.name, array.type)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
+
+
+def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Constants]:
+    """Return types for columns that have none in a file, since they have no value there.
+
+    Spark takes such a column for one of numbers, and would refuse to read it beside files in which
+    it has values.
+
+    Args:
+        files: Of the input.
+        text: Column of the texts, which are strings in any case.
+
+    Returns:
+        Constants without a value, of the type that another file has, by file; none where that type
+        is one that cannot be a constant's.
+    """
+    known: dict[str, str] = {}
+    for file in files:
+        for name, kind in file.types.items():
+            if str(kind) in _CONSTANT_TYPES:
+                known.setdefault(name, str(kind))
+    known.setdefault(text, "string")
+    return {
+        file.path: tuple(
+            Constant(name, known[name], None)
+            for name, kind in file.types.items()
+            if pa.types.is_null(kind) and name in known
+        )
+        for file in files
+    }
+
+
+def _values(folders: Sequence[str]) -> dict[str, str | None]:
+    """Return names and values, in which Spark writes special characters as URLs do."""
+    named = (match for folder in folders if (match := _NAMED.fullmatch(folder)))
+    values = {unquote(match[1]): unquote(match[2]) for match in named}
+    return {name: None if value in ("", NO_VALUE) else value for name, value in values.items()}
+
+
+def _type_of(values: Iterable[str | None]) -> str:
+    """Return the type that Spark takes a column for; numbers that are not whole stay strings."""
+    known = [value for value in values if value is not None]
+    if known and all(_INTEGER.fullmatch(value) for value in known):
+        widest = max(int(value) if int(value) >= 0 else -int(value) - 1 for value in known)
+        if widest < 2**63:
+            return "int32" if widest < 2**31 else "int64"
+    return "date32" if known and all(_is_date(value) for value in known) else "string"
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Consecutive rows of a file, of which a file of the output is made.
+
+    Attributes:
+        name: Of the file that is made of it, without its ending.
+        path: The file.
+        start: The first row, counted from the file's.
+        stop: Behind the last one.
+        constants: Columns that the file has in the names of its folders.
+        reused: Rows whose vectors an earlier table has.
+        copied_from: A file of an earlier table that is this part; None where there is none.
+    """
+
+    name: str
+    path: Location
+    start: int
+    stop: int
+    constants: Constants = ()
+    reused: int = 0
+    copied_from: Location | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.stop - self.start
+
+    @property
+    def embedded(self) -> int:
+        """Rows that are to be embedded."""
+        return self.rows - self.reused
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """How much a part holds.
+
+    Attributes:
+        size: Bytes of its file, about.
+        rows: At most; None for any number.
+        vector_bytes: Of a row's vector, as it is stored.
+    """
+
+    size: int
+    rows: int | None
+    vector_bytes: int
+
+    def rows_of(self, file: InputFile) -> int:
+        """Return the rows of a part of a file."""
+        a_row = file.size / max(file.rows, 1) + self.vector_bytes
+        wanted = max(1, int(self.size / a_row))
+        return wanted if self.rows is None else min(wanted, self.rows)
+
+    def shared(self, files: Sequence[InputFile], slots: int) -> PartSize:
+        """Return the size that gives all slots of a cluster some parts, where rows are few.
+
+        Args:
+            files: All that are to be embedded.
+            slots: Tasks that run at once.
+        """
+        total = sum(file.size + file.rows * self.vector_bytes for file in files)
+        size = max(LEAST_BYTES, total // (PARTS_OF_SLOT * max(slots, 1)))
+        return replace(self, size=min(self.size, size))
+
+
+def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -> list[RowRange]:
+    """Cut all rows of a file into parts, whose names begin with that one."""
+    rows = size.rows_of(file)
+    starts = range(0, file.rows, rows)
+    return [
+        RowRange(f"{name}-{place:05d}", file.path, start, min(start + rows, file.rows), constants)
+        for place, start in enumerate(starts)
+    ]
+
+
+def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
+    """Put parts that stand together, if they are small, into tasks of the largest part's work.
+
+    Args:
+        parts: That are to be made.
+        slots: Tasks that run at once; small parts are shared among them.
+    """
+    # One that is copied is hardly any work.
+    work = [part.embedded + part.reused / ROWS_COPIED_FOR_ONE for part in parts]
+    shared = sum(work) / (PARTS_OF_SLOT * max(slots, 1))
+    most = max(*work, min(shared, TASK_ROWS)) if work else 0
+    found: list[list[RowRange]] = []
+    filled = 0.0
+    for part, more in zip(parts, work, strict=True):
+        if not found or filled + more > most:
+            found.append([])
+            filled = 0
+        found[-1].append(part)
+        filled += more
+    return found
+
+
+def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a part with all columns. Runs on an executor."""
+    for batch in read_rows(part.path, part.start, part.stop):
+        yield with_constants(batch, part.constants)
+
+
+def read_rows(
+    path: Location, start: int, stop: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a range of a file's rows, in batches; row groups outside of it are not read.
+
+    Types and metadata are those of :func:`common_schema`.
+
+    Args:
+        path: A Parquet file.
+        start: The first row.
+        stop: Behind the last one.
+        columns: None for all.
+    """
+    with open_parquet(path) as file:
+        schema = common_schema(file)
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
+        wanted: list[int] = []
+        first = begins = 0
+        for number in range(file.metadata.num_row_groups):
+            rows = file.metadata.row_group(number).num_rows
+            if first < stop and first + rows > start:
+                begins = first if not wanted else begins
+                wanted.append(number)
+            first += rows
+        place = begins
+        for batch in _batches(file, path, wanted, columns):
+            low, high = max(start - place, 0), min(stop - place, batch.num_rows)
+            place += batch.num_rows
+            if low < high:
+                rows_inside = batch.select(schema.names) if columns is not None else batch
+                yield in_common_types(rows_inside.slice(low, high - low), schema, path)
+            if place >= stop:
+                return
+
+
+def _batches(
+    file: pq.ParquetFile, path: Location, row_groups: list[int], columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """Read row groups; of damage pyarrow says what it is, and not where.
+
+    Raises:
+        OSError: Names the file.
+    """
+    names = None if columns is None else list(columns)
+    try:
+        yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        # The system's own errors have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
+
+
+def write_part(
+    path: Path, batches: Iterator[pa.RecordBatch], vectors: Collection[str], left_out: int = 0
+) -> int:
+    """Write rows with vectors as the file of a part; return how many. Runs on an executor.
+
+    Args:
+        path: The file.
+        batches: One at least, which may be empty.
+        vectors: Columns of vectors and their scales. Values of vectors hardly repeat, so a
+            dictionary would only cost space.
+        left_out: Rows that are not among them; stands in the footer.
+    """
+    first = next(batches)
+    others = [name for name in first.schema.names if name not in vectors]
+    own = {PART_ID: uuid.uuid4().hex, LEFT_OUT: str(left_out)}
+    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **own})
+    rows = 0
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=others,
+        write_statistics=others,
+        write_page_checksum=True,
+    ) as writer:
+        for batch in chain([first], batches):
+            if batch.num_rows:
+                writer.write_batch(batch)
+                rows += int(batch.num_rows)
+    return rows

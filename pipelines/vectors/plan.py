@@ -1,0 +1,397 @@
+"""What a table of vectors follows from, and which table an embedding job works on.
+
+`_plan.json` is the first thing in the folder of a table. It says what the vectors follow from, and
+which rows of which file each part holds. A job goes on with a table of the same, or begins a new
+one, which may take over what an earlier one has.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import InputError
+from pipelines.files import records, storage, versions
+from pipelines.files.locations import Location, location
+from pipelines.files.ownership import TABLE
+from pipelines.files.run_folder import RunFolder
+from pipelines.settings import Config, EmbeddingSettings, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, embedding_options
+from pipelines.vectors.inputs import check_no_overlap, input_stamps
+from pipelines.vectors.parts import Constant, RowRange
+from pipelines.vectors.table_job import (
+    INDEX_FOLDER,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    STAGED,
+    begun_folders,
+    check_places,
+    discard_begun,
+    link,
+    missing_parts,
+    take_place,
+)
+
+INPUTS = "embedding.inputs"
+OUTPUT = "embedding.output"
+KEY_COLUMN = "embedding.key_column"
+OVERWRITE = "set embedding.overwrite=true to make the table again"
+
+VECTOR_KEYS = (
+    "embedding.model",
+    *(
+        f"embedding.{name}"
+        for name in ("prompt_name", "dimensions", "quantise", "backend", "precision")
+    ),
+)
+"""What the vector of a text follows from."""
+LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_column")
+"""What else the file of a part follows from, beside the rows of its input."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Rows by what has become of them since the table before.
+
+    Attributes:
+        unchanged: They keep their vectors.
+        changed: Their key was there, with another text.
+        new: Their key was not there.
+        gone: Of the table before.
+    """
+
+    unchanged: int
+    changed: int
+    new: int
+    gone: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} {name}" for name, count in asdict(self).items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is written when a table is begun.
+
+    Attributes:
+        identity: What decides the content of the table, by setting.
+        backend: Who computes all of it, where the setting is ``auto`` too.
+        precision: The same of the precision.
+        parts: All of them, in order.
+        build: Number of the table among those that were made in its place: a name of a part is
+            never that of another content.
+        changes: Since the table before, if rows were compared.
+    """
+
+    identity: Mapping[str, Any]
+    backend: str
+    precision: str
+    parts: tuple[RowRange, ...]
+    build: int = 0
+    changes: Changes | None = None
+
+    @classmethod
+    def parse(cls, known: dict[str, Any], stores: StorageSettings) -> Plan:
+        """Return the plan that stands in JSON."""
+        parts = tuple(_part_from(part, stores) for part in known.pop("parts"))
+        changes = known.pop("changes", None)
+        return cls(**known, parts=parts, changes=changes and Changes(**changes))
+
+    def write(self, folder: Location) -> None:
+        """Write the plan into the folder of its table."""
+        parts = [_as_json(part) for part in self.parts]
+        changes = self.changes and asdict(self.changes)
+        storage.write_json(folder / PLAN_FILE, {**vars(self), "parts": parts, "changes": changes})
+
+
+def _as_json(part: RowRange) -> dict[str, Any]:
+    copied_from = None if part.copied_from is None else str(part.copied_from)
+    constants = [asdict(constant) for constant in part.constants]
+    known = {"path": str(part.path), "constants": constants, "copied_from": copied_from}
+    return {**vars(part), **known}
+
+
+def _part_from(known: Mapping[str, Any], stores: StorageSettings) -> RowRange:
+    copied_from = known.get("copied_from") and location(known["copied_from"], stores)
+    constants = tuple(Constant(**constant) for constant in known["constants"])
+    path = location(known["path"], stores)
+    return RowRange(**{**known, "path": path, "constants": constants, "copied_from": copied_from})
+
+
+@dataclass(frozen=True)
+class Version:
+    """A table, or the beginnings of one.
+
+    Attributes:
+        folder: Where it is; in a store a version of its place.
+        plan: What it is made by.
+        is_whole: Whether all of it has been made.
+    """
+
+    folder: Location
+    plan: Plan
+    is_whole: bool
+
+    def file(self, part: RowRange) -> Location:
+        """Return the file of a part."""
+        return part_file(self.folder, part)
+
+    def differing(self, identity: Mapping[str, Any]) -> str | None:
+        """Return the first setting in which a table of this identity is another one."""
+        known = self.plan.identity
+        return next((key for key, value in identity.items() if known.get(key) != value), None)
+
+    def other_vectors(self, identity: Mapping[str, Any]) -> list[str]:
+        """Return the settings for which the vectors are not those that are wanted.
+
+        Where a backend or a precision is left to be chosen, that of the table does.
+        """
+        plan = self.plan
+        chosen = {"embedding.backend": plan.backend, "embedding.precision": plan.precision}
+        return [
+            key
+            for key in VECTOR_KEYS
+            if plan.identity.get(key) != identity[key]
+            and not (key in chosen and identity[key] in ("auto", chosen[key]))
+        ]
+
+    def has_same_files(self, identity: Mapping[str, Any]) -> bool:
+        """Return whether files are those that are wanted, where rows and vectors are."""
+        return all(self.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
+
+    def missing(self) -> list[RowRange]:
+        """Return the parts that are to be made.
+
+        Raises:
+            InputError: The rows of one are not there any more.
+        """
+        names = {*missing_parts(self.folder, {part.name: part.rows for part in self.plan.parts})}
+        missing = [part for part in self.plan.parts if part.name in names]
+        for part in missing:
+            if part.path.parent.name == STAGED and not part.path.is_file():
+                problem = f"{self.file(part)} is gone, and so is the copy of its rows"
+                raise InputError(OUTPUT, problem, OVERWRITE)
+        return missing
+
+
+def part_file(folder: Location, part: RowRange) -> Location:
+    """Return the file of a part."""
+    return folder / f"{part.name}.parquet"
+
+
+def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> Version | None:
+    """Return the table in a folder; None where there is no plan of one.
+
+    Args:
+        folder: Of the table itself, in a store a version.
+        stores: How the stores of its inputs are reached.
+
+    Raises:
+        DamagedFileError: There is a file that holds none.
+    """
+    if not (folder / PLAN_FILE).is_file():
+        return None
+    plan = records.built(folder / PLAN_FILE, partial(Plan.parse, stores=stores))
+    return Version(folder, plan, (folder / MANIFEST_FILE).is_file())
+
+
+def output_folder(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> Location:
+    """Return the place of the table."""
+    return location(settings.output, stores).expanduser().absolute()
+
+
+def columns_of(settings: EmbeddingSettings) -> Columns:
+    """Return the columns of text and vectors."""
+    return Columns(text=settings.text_column, vector=settings.output_column)
+
+
+def options_of(config: Config) -> EmbeddingOptions:
+    """Return the options that the section ``embedding`` asks for; see :func:`options_for`."""
+    settings = config.embedding
+    return options_for(
+        config,
+        settings.model,
+        prompt_name=settings.prompt_name,
+        quantise=settings.quantise,
+    )
+
+
+def options_for(
+    config: Config,
+    named: str | None,
+    *,
+    prompt_name: str | None = None,
+    quantise: str = "none",
+) -> EmbeddingOptions:
+    """Return the options of a model, computed as the section ``embedding`` says.
+
+    Args:
+        named: The model's folder; None: that of the run.
+        prompt_name: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`.
+        quantise: The same.
+
+    Raises:
+        InputError: They do not fit the model, or there is none.
+    """
+    settings = config.embedding
+    return embedding_options(
+        RunFolder.of(config).model
+        if named is None
+        else versions.current(location(named, config.storage)),
+        backend=settings.backend,
+        precision=settings.precision,
+        batch_tokens=settings.batch_tokens,
+        prompt_name=prompt_name,
+        dimensions=settings.dimensions,
+        quantise=quantise,
+    )
+
+
+def identity_of(
+    settings: EmbeddingSettings, options: EmbeddingOptions, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any]:
+    """Return what decides the content of the table, by setting.
+
+    Raises:
+        InputError: An input is not there, or inputs and output are within one another.
+    """
+    if settings.inputs:
+        check_no_overlap(settings, output_folder(settings, stores), stores)
+    asked = settings.model_dump(mode="json")
+    followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
+    return {
+        "embedding.model": options.model_sha256,
+        INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
+        **{f"embedding.{name}": asked[name] for name in followed},
+        KEY_COLUMN: settings.key_column,
+    }
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job is to do.
+
+    Attributes:
+        goes_on: The table that is made further, or is whole; None where there is to be a new one.
+        before: Tables that a new one may take vectors from; those that are whole come first.
+        build: Number of a new one.
+    """
+
+    goes_on: Version | None
+    before: tuple[Version, ...]
+    build: int
+
+
+def choose_work(
+    folder: Location,
+    identity: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    stores: StorageSettings = DEFAULT_STORES,
+) -> Work:
+    """Return what a job is to do in the folder of a table. Nothing is changed.
+
+    An unfinished table of the same goes on, also where a finished one would be overwritten: a job
+    that is started again is to make what is missing.
+
+    Args:
+        folder: Of the table.
+        identity: What it is to follow from, by setting.
+        overwrite: Whether a new one takes the place of any other.
+        stores: How the stores of inputs are reached.
+
+    Raises:
+        InputError: The folder holds other files, or a table that follows from something else, or
+            from inputs that may have changed since, and its rows have no keys.
+    """
+    there = versions.current(folder)
+    check_places(OUTPUT, folder, TABLE)
+    in_place = read_version(there, stores)
+    found = (*_begun(folder, in_place, stores), *([in_place] if in_place is not None else []))
+    build = max((version.plan.build + 1 for version in found), default=0)
+    same = next((version for version in found if version.differing(identity) is None), None)
+    if same is not None:
+        is_begun = not same.is_whole or same.folder != there
+        if is_begun or (not overwrite and identity[INPUTS][1] is not None):
+            return Work(same, (), build)
+    if overwrite or not found:
+        return Work(None, (), build)
+    if identity[KEY_COLUMN] is not None:
+        return Work(None, tuple(sorted(found, key=lambda version: not version.is_whole)), build)
+    raise _refusal(found[0], folder, identity)
+
+
+def _begun(
+    folder: Location, in_place: Version | None, stores: StorageSettings
+) -> Iterator[Version]:
+    """Yield the tables that are to take the place, the newest first."""
+    read = (read_version(place, stores) for place in begun_folders(folder))
+    known = [version for version in read if version is not None]
+    for version in sorted(known, key=lambda version: -version.plan.build):
+        # One that has lost the place, and that a killed job could not remove, has a lower number.
+        if in_place is None or version.plan.build > in_place.plan.build:
+            yield version
+
+
+def _refusal(version: Version, folder: Location, identity: Mapping[str, Any]) -> InputError:
+    other = version.differing(identity)
+    if other is None:
+        names = ", ".join(identity[INPUTS][0])
+        problem = f"whether {names} has changed since {folder} was made cannot be known"
+        return InputError(INPUTS, problem, f"set embedding.key_column, or {OVERWRITE}")
+    begun_with = _difference(other, version.plan.identity.get(other), identity[other])
+    return InputError(
+        other,
+        f"{folder} was begun with {begun_with}",
+        "put it back, name another embedding.output, set embedding.key_column to bring it up to "
+        "date, or set embedding.overwrite=true",
+    )
+
+
+def _difference(key: str, known: Any, value: Any) -> str:
+    if key == "embedding.model":
+        return "another model"
+    if key == INPUTS:
+        same = known is not None and known[0] == value[0]
+        return "other content of the same inputs" if same else f"{known and known[0]}"
+    return " and not ".join("unset" if one is None else f"`{one}`" for one in (known, value))
+
+
+def publish(version: Version, folder: Location) -> None:
+    """Have a table that is whole take its place.
+
+    Args:
+        version: Where it was made.
+        folder: Its place; what is there goes, but for the index of parts that both have. In a store
+            the table of before stays there until the next one, for those who still read it.
+    """
+    if version.folder == versions.current(folder):
+        # An earlier attempt at another one.
+        discard_begun(folder)
+        return
+    if isinstance(folder, Path) and isinstance(version.folder, Path):
+        names = (part.name for part in version.plan.parts)
+        _keep_index(folder / INDEX_FOLDER, version.folder / INDEX_FOLDER, names)
+    take_place(version.folder, folder)
+
+
+def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:
+    """Keep the index of parts that stay; what cannot be linked is built again when asked for."""
+    kept = frozenset(names)
+    if not there.is_dir() or here.exists():
+        return
+    here.mkdir()
+    for file in there.iterdir():
+        if file.suffix == ".json":
+            shutil.copyfile(file, here / file.name)
+        elif file.stem in kept:
+            with suppress(OSError):
+                link(file, here / file.name)

@@ -1,0 +1,270 @@
+"""Rows that are deleted from a table of vectors by their keys, and stay out of it.
+
+The keys are listed in the table's folder, as hashes: whatever the inputs still hold, no part is
+written with such rows. A table that is whole is replaced by one without them, whose other parts are
+linked or copied.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NotRequired
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines.arrow_columns import as_text
+from pipelines.corpus.unit_rows import hash_of, hashed_keys
+from pipelines.files import records, storage, versions
+from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.files.ownership import TABLE
+from pipelines.settings import Config
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.tasks import collect_from_tasks, slices
+from pipelines.vectors.embedding import Columns
+from pipelines.vectors.parts import (
+    PartFooter,
+    RowRange,
+    in_threads,
+    read_part_footer,
+    read_rows,
+    write_part,
+)
+from pipelines.vectors.plan import OUTPUT, Version, output_folder, part_file, read_version
+from pipelines.vectors.table_job import (
+    INDEX_FOLDER,
+    MANIFEST_FILE,
+    beginning,
+    check_places,
+    discard_begun,
+    link,
+    run_job,
+    take_place,
+    working_on,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DELETED_FILE = "_deleted.json"
+"""Which rows are kept out of the table."""
+
+
+@dataclass(frozen=True)
+class DeletedRows:
+    """Which rows are in no table.
+
+    Attributes:
+        column: Of the keys.
+        keys: Their hashes, sorted.
+    """
+
+    column: str
+    keys: tuple[int, ...]
+
+    def without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that stay. Runs on an executor."""
+        return batch.filter(pc.invert(self._are_deleted(batch.column(self.column))))
+
+    def count(self, part: RowRange) -> int:
+        """Return how many rows of a part are deleted. Runs on an executor."""
+        if self.column in pq.read_schema(arrow_source(part.path)).names:
+            return self.count_in(part.path, part.start, part.stop)
+        value = next(one.value for one in part.constants if one.name == self.column)
+        return part.rows if value is not None and hash_of(value) in self.keys else 0
+
+    def count_in(self, path: Location, start: int, stop: int) -> int:
+        """Return how many rows of a range of a file are deleted. Runs on an executor."""
+        return sum(
+            pc.sum(self._are_deleted(batch.column(self.column))).as_py() or 0
+            for batch in read_rows(path, start, stop, [self.column])
+        )
+
+    def _are_deleted(self, keys: pa.Array) -> pa.Array:
+        return pc.is_in(hashed_keys(_key_texts(keys)), value_set=pa.array(self.keys, pa.int64()))
+
+
+def _key_texts(keys: pa.Array) -> pa.Array:
+    """Return keys as Spark has them as texts: `delete` hashes them so in the corpus."""
+    if not pa.types.is_floating(keys.type):
+        return as_text(keys)
+    values = keys.to_numpy(zero_copy_only=False)
+    texts = [_number_text(value) for value in values]
+    return pa.array(texts, pa.string(), mask=keys.is_null().to_numpy(zero_copy_only=False))
+
+
+def _number_text(value: np.floating[Any]) -> str:
+    """Write a number as Java does: whole numbers with a null are often a column of floats."""
+    if not np.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return np.format_float_positional(value, trim="0")
+    digits, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
+    return f"{digits}E{int(exponent)}"
+
+
+def read_deleted(folder: Location) -> DeletedRows | None:
+    """Return what is deleted from the table in a folder, if anything is."""
+    path = folder / DELETED_FILE
+    known: DeletedRows | None = records.read(path, DeletedRows) if path.is_file() else None
+    return known
+
+
+def write_deleted(folder: Location, deleted: DeletedRows) -> None:
+    """List what is to stay out of the table in a folder."""
+    storage.write_json(folder / DELETED_FILE, asdict(deleted))
+
+
+class _Manifest(TypedDict):
+    """What is read of a table's manifest, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    text_column: str
+    vector_column: str
+    left_out: NotRequired[int]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A part of the new table.
+
+    Attributes:
+        number: Of the part in the table before.
+        name: What it is called now: another content has another name.
+        footer: What its footer says.
+    """
+
+    number: int
+    name: str
+    footer: PartFooter
+
+
+def check_table(config: Config) -> None:
+    """Refuse a table that would be replaced with files of the user's in it.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    folder, version = _table(config)
+    if version is not None:
+        check_places(OUTPUT, folder, TABLE)
+
+
+def has_rows_by(config: Config, column: str) -> bool:
+    """Return whether there is a table in ``embedding.output`` that has a column of keys."""
+    _, whole = _table(config)
+    if whole is None or not whole.is_whole:
+        return False
+    files = map(whole.file, whole.plan.parts)
+    names = in_threads(lambda file: pq.read_schema(arrow_source(file)).names, files)
+    return any(column in there for there in names)
+
+
+def _table(config: Config) -> tuple[Location, Version | None]:
+    folder = output_folder(config.embedding, config.storage)
+    return folder, read_version(versions.current(folder), config.storage)
+
+
+def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRows) -> int:
+    """Take rows out of ``embedding.output``, and keep them out of it.
+
+    Args:
+        session: Its executors read and write.
+        config: Names a table that has the column.
+        deleted: All that were deleted, now and before.
+
+    Returns:
+        How many rows were taken out.
+
+    Raises:
+        PipelineError: Another job works there, or an executor could not read or write.
+    """
+    with working_on(OUTPUT, output_folder(config.embedding, config.storage), "delete"):
+        folder, whole = _table(config)
+        assert whole is not None, "only jobs remove a table, and this one has the lock"
+        # It may hold such rows, and is not to go on.
+        discard_begun(folder)
+        gone = _replace(session, whole, folder, deleted)
+        if isinstance(folder, RemotePath):
+            storage.discard_folder(folder / INDEX_FOLDER)
+            versions.forget_earlier(folder)
+    return gone
+
+
+def _replace(session: SparkSession, whole: Version, folder: Location, deleted: DeletedRows) -> int:
+    """Put a table without the rows in the place; return how many they are."""
+    plan, build = whole.plan, whole.plan.build + 1
+    manifest: _Manifest = records.read(whole.folder / MANIFEST_FILE, _Manifest)
+    columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
+    with beginning(folder) as begun:
+        work = partial(
+            _write_parts,
+            source=whole.folder,
+            target=begun.aside,
+            build=build,
+            columns=columns,
+            deleted=deleted,
+        )
+        tasks = slices(list(enumerate(plan.parts)), 4 * default_parallelism(session))
+        act = partial(collect_from_tasks, session, tasks, work)
+        found: list[_Written] = run_job(session, "embedding: deleting rows", act)
+        named = {part.number: part.name for part in found}
+        parts = (replace(part, name=named[number]) for number, part in enumerate(plan.parts))
+        ordered = tuple(sorted(parts, key=lambda part: part.name))
+        counts: dict[str, Any] = {
+            "rows": sum(part.footer.rows for part in found),
+            "texts": sum(part.footer.texts for part in found),
+            "build": build,
+            "left_out": sum(part.footer.left_out for part in found),
+            "changes": None,
+            "parts": {part.name: part.footer.rows for part in found},
+        }
+        write_deleted(begun.aside, deleted)
+        replace(plan, parts=ordered, build=build, changes=None).write(begun.aside)
+        storage.write_json(begun.aside / MANIFEST_FILE, {**manifest, **counts})
+    take_place(begun.folder, folder)
+    return int(counts["left_out"]) - manifest.get("left_out", 0)
+
+
+def _write_parts(
+    tasks: Iterable[Sequence[tuple[int, RowRange]]],
+    *,
+    source: Location,
+    target: Location,
+    build: int,
+    columns: Columns,
+    deleted: DeletedRows,
+) -> Iterator[_Written]:
+    """Write parts without the rows, or take them over as they are. Runs on an executor."""
+    for number, part in chain.from_iterable(tasks):
+        file = part_file(source, part)
+        footer = read_part_footer(file, columns.text)
+        # Input files may have columns that others have not.
+        has_column = deleted.column in pq.read_schema(arrow_source(file)).names
+        gone = deleted.count_in(file, 0, footer.rows) if has_column else 0
+        name = f"part-{build:05d}-{number:05d}-00000" if gone else part.name
+        if gone:
+            batches = map(deleted.without, read_rows(file, 0, footer.rows))
+            with storage.built_file(target / f"{name}.parquet") as made:
+                write_part(made, batches, columns.stored, footer.left_out + gone)
+        else:
+            _take_over(file, target / file.name)
+        yield _Written(number, name, read_part_footer(target / f"{name}.parquet", columns.text))
+
+
+def _take_over(file: Location, target: Location) -> None:
+    try:
+        link(file, target)
+    except OSError:
+        if isinstance(file, RemotePath):
+            raise
+        shutil.copy2(file, str(target))

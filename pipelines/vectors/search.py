@@ -1,0 +1,376 @@
+"""Search by text: the rows of a table that are found by vectors, or by vectors and words.
+
+Queries are embedded with the model of the table. Vectors find what is meant, words find names,
+numbers and rare terms that a model has never seen: :mod:`pipelines.vectors.bm25` ranks by them.
+All texts are read twice then, to count the words of the queries and to score. Both are spread over
+executors as an exact search by vectors is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipelines.arrow_columns import as_text
+from pipelines.errors import InputError
+from pipelines.files.locations import Location, location
+from pipelines.files.versions import current
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.spark.capacity import Shared, default_parallelism, shared_value
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.parquet_parts import read_footers
+from pipelines.spark.tasks import collect_from_tasks
+from pipelines.vectors.bm25 import (
+    FUSED_RANKS,
+    TextBlock,
+    WordQueries,
+    WordStatistics,
+    best_by_words,
+    ranks_of,
+    total,
+    weighted_fusion,
+    word_statistics,
+)
+from pipelines.vectors.embedding import embedding_options, shortened
+from pipelines.vectors.exact import best_of_files, deal, search_table
+from pipelines.vectors.index import build_index, has_index, search_index
+from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, unit_length
+from pipelines.vectors.parts import read_rows
+from pipelines.vectors.store import VectorFile, VectorTable, on_this_machine, rows_at, vectors_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IN_PROCESS_BYTES = 2**30
+"""Vectors, as float32, that are searched in this process rather than by executors."""
+IN_PROCESS_TEXT_BYTES = 2**28
+"""Texts whose words are counted in this process: half a minute on one core."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found.
+
+    Attributes:
+        query: Number of the query.
+        rank: 1 for the best.
+        cosine: Similarity to the query.
+        position: Of the row in the table.
+        text: The row's.
+        key: The row's, in a table that has a column of keys.
+        by_vectors: Rank by cosine alone; None where it is not known, or below those that count.
+        by_words: Rank by BM25 alone; the same.
+    """
+
+    query: int
+    rank: int
+    cosine: float
+    position: int
+    text: str | None
+    key: str | None = None
+    by_vectors: int | None = None
+    by_words: int | None = None
+
+
+def read_queries(path: str | Path) -> list[str]:
+    """Return the lines of a file that are not blank.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"{path} cannot be read ({error})"
+        raise InputError("--queries", problem, "name a text file") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def fits_in_process(table: VectorTable, *, hybrid: bool = False) -> bool:
+    """Return whether a search needs no executors; reads footers where the words of texts count.
+
+    Raises:
+        InputError: They do, and the table has no texts.
+    """
+    if hybrid and text_bytes(table) > IN_PROCESS_TEXT_BYTES:
+        return False
+    return 4 * table.rows * table.dimensions <= IN_PROCESS_BYTES
+
+
+def text_bytes(table: VectorTable) -> int:
+    """Return how much the texts of a table are, neither compressed nor decoded, by its footers.
+
+    Raises:
+        InputError: The table has no texts.
+    """
+    column, size = text_column(table), 0
+    for footer in read_footers([file.path for file in table.files]):
+        paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+        place = paths.index(column)
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        size += sum(group.column(place).total_uncompressed_size for group in groups)
+    return size
+
+
+def text_column(table: VectorTable) -> str:
+    """Return the column of a table's texts.
+
+    Raises:
+        InputError: No embedding job has said which it is.
+    """
+    if table.text is None:
+        raise InputError(
+            "embedding.output",
+            f"{table.folder} does not say which column has its texts, whose words --hybrid counts",
+            "search it without --hybrid, or name a table that `embed` has written",
+        )
+    return table.text
+
+
+def find_texts(
+    table: VectorTable,
+    queries: Sequence[str],
+    k: int,
+    *,
+    session: SparkSession | None = None,
+    indexed: bool = False,
+    hybrid: bool = False,
+    backend: str = "auto",
+    model: str | Location | None = None,
+) -> list[Hit]:
+    """Find the k nearest rows of each query, the best first.
+
+    Args:
+        table: That an embedding job wrote.
+        queries: Texts.
+        k: Rows of each query.
+        session: Has its executors search, or build an index; without one, this process does.
+        indexed: Search the table's index, which the session builds where there is none.
+        hybrid: Rank by the words of the queries too, and fuse both rankings.
+        backend: What embeds the queries.
+        model: The folder of the table's model; where the table says unless given.
+
+    Raises:
+        InputError: There is no query, the table's model or index is not there, the model is
+            another one now, or there are no texts to find words in.
+        PipelineError: An executor could not search.
+    """
+    if hybrid:
+        text_column(table)
+    vectors = embed_queries(table, queries, backend, model)
+    if indexed and not has_index(table) and session is not None:
+        build_index(session, table)
+    if not indexed and session is None:
+        # Every row is looked at, in this search and in the next one.
+        table = on_this_machine(table)
+    search = search_index if indexed else search_table
+    nearest = search(table, vectors, candidates(k) if hybrid else k, session)
+    if not hybrid:
+        return _hits(table, nearest, nearest.scores)
+    fused = fuse_with_words(table, queries, vectors, nearest, k, session)
+    return _hits(table, fused.found, fused.cosines, fused)
+
+
+def embed_queries(
+    table: VectorTable,
+    queries: Sequence[str],
+    backend: str = "auto",
+    model: str | Location | None = None,
+) -> np.ndarray:
+    """Embed queries by the table's model, in its precision and as long as the table's vectors.
+
+    The model's prompt for queries stands before them; see
+    :meth:`~pipelines.tokens.start.Prompts.asking`.
+
+    Args:
+        table: What is to be searched.
+        queries: Texts.
+        backend: What embeds them.
+        model: The folder of the table's model; where the table says unless given.
+
+    Raises:
+        InputError: There are none, or the model that made the table is not in the folder.
+    """
+    if not queries:
+        raise InputError("--query", "there is none", "ask something, or name a file of --queries")
+    named = model or table.model
+    if named is None:
+        problem = f"{table.folder} names no model"
+        raise InputError("embedding.model", problem, "name the one that made it")
+    options = embedding_options(current(location(named, table.stores)), backend=backend)
+    # Vectors of two models cannot be compared, although their cosines can be computed.
+    if table.model_sha256 not in (None, options.model_sha256):
+        raise InputError(
+            "embedding.model",
+            f"{table.folder} was made with another model than {options.model}",
+            "embed the table again, or name the model that made it",
+        )
+    # Otherwise rows that are about as near would change places. A table in bf16 may be searched
+    # where the processor has no such numbers.
+    precision = "fp32" if table.precision == "fp32" else "auto"
+    embed = load_embedder(options.model, backend=options.backend, precision=precision)
+    vectors = embed(queries, embed.prompts.asking(table.prompt_name))
+    return shortened(vectors, table.dimensions, normalise=options.normalise)
+
+
+class _Asked(NamedTuple):
+    """What each file is searched for."""
+
+    queries: WordQueries
+    statistics: WordStatistics
+
+
+def search_words(
+    table: VectorTable, queries: Sequence[str], k: int, session: SparkSession | None = None
+) -> Neighbours:
+    """Find the k rows of highest BM25 for each query; of equal ones the first.
+
+    Args:
+        table: What is searched; rows without a text are not in it.
+        queries: Texts.
+        k: Rows of a query; fewer where fewer share a word with it.
+        session: Has its executors read the files; without one, this process does.
+
+    Returns:
+        ``documents`` are positions in the table, ``scores`` are not cosines.
+
+    Raises:
+        InputError: The table has no texts.
+        PipelineError: An executor could not search its files.
+    """
+    column = text_column(table)
+    asked = WordQueries.of(queries)
+    statistics = _statistics(table.files, asked, column, session)
+    search = partial(_search_file, column=column, k=k)
+    return best_of_files(table, _Asked(asked, statistics), k, search, session)
+
+
+def _statistics(
+    files: Sequence[VectorFile], queries: WordQueries, column: str, session: SparkSession | None
+) -> WordStatistics:
+    if session is None:
+        return word_statistics(queries, _texts(files, column))
+    tasks = deal(files, default_parallelism(session))
+    with shared_value(session, queries) as shared, executor_failures("counting words"):
+        work = partial(_count_task, column=column, shared=shared)
+        return total(collect_from_tasks(session, tasks, work), queries)
+
+
+def _count_task(
+    tasks: Iterable[Sequence[VectorFile]], *, column: str, shared: Shared[WordQueries]
+) -> Iterator[WordStatistics]:
+    """Count the words of tasks. Runs on an executor."""
+    for files in tasks:
+        yield word_statistics(shared.value, _texts(files, column))
+
+
+def _search_file(asked: _Asked, file: VectorFile, *, column: str, k: int) -> Neighbours:
+    """Find the best of a file. Runs on an executor."""
+    return best_by_words(asked.queries, asked.statistics, _blocks(file, column), k)
+
+
+def _texts(files: Sequence[VectorFile], column: str) -> Iterator[str]:
+    for file in files:
+        for texts, _ in _blocks(file, column):
+            yield from texts
+
+
+def _blocks(file: VectorFile, column: str) -> Iterator[TextBlock]:
+    """Yield the texts of a file with their positions, in batches; nulls are left out."""
+    first = file.first
+    for batch in read_rows(file.path, 0, file.rows, [column]):
+        texts = as_text(batch.column(0))
+        present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+        yield texts.drop_null().to_pylist(), first + present
+        first += batch.num_rows
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The best rows of each query by two rankings; all arrays have a value for each of them.
+
+    Attributes:
+        found: Queries and positions, the best first; scores are those of
+            :func:`~pipelines.vectors.bm25.weighted_fusion`.
+        cosines: float64.
+        by_vectors: int64, the rank by cosine; 0 where it is below those that count.
+        by_words: The same by BM25.
+    """
+
+    found: Neighbours
+    cosines: np.ndarray
+    by_vectors: np.ndarray
+    by_words: np.ndarray
+
+
+def candidates(k: int) -> int:
+    """Return the rows of either ranking that the k best of both are chosen from."""
+    return max(k, FUSED_RANKS)
+
+
+def fuse_with_words(
+    table: VectorTable,
+    queries: Sequence[str],
+    vectors: np.ndarray,
+    nearest: Neighbours,
+    k: int,
+    session: SparkSession | None = None,
+) -> Fused:
+    """Find the k best rows of each query by vectors and by BM25.
+
+    Args:
+        table: What is searched.
+        queries: Texts.
+        vectors: Of the queries, [queries, dimensions].
+        nearest: The :func:`candidates` of each query by vectors.
+        k: Rows of a query.
+        session: Has its executors read the texts; without one, this process does.
+
+    Raises:
+        InputError: The table has no texts.
+        PipelineError: An executor could not search its files.
+    """
+    worded = search_words(table, queries, candidates(k), session)
+    found = weighted_fusion(nearest, worded, k)
+    by_vectors = _looked_up(found, nearest, ranks_of(nearest))
+    cosines = _looked_up(found, nearest, nearest.scores)
+    # Rows that only words have found are read.
+    missing = by_vectors == 0
+    there = vectors_at(table, found.documents[missing])
+    asked = unit_length(vectors)[found.queries[missing]]
+    products = np.einsum("ij,ij->i", there, asked).astype(float)
+    cosines[missing] = np.round(products, SCORE_DECIMALS)
+    return Fused(found, cosines, by_vectors, _looked_up(found, worded, ranks_of(worded)))
+
+
+def _looked_up(found: Neighbours, ranking: Neighbours, values: np.ndarray) -> np.ndarray:
+    """Return the value that a ranking has for each row that was found; 0 where it has none."""
+    keys = zip(ranking.queries.tolist(), ranking.documents.tolist(), strict=True)
+    known = dict(zip(keys, values.tolist(), strict=True))
+    wanted = zip(found.queries.tolist(), found.documents.tolist(), strict=True)
+    return np.array([known.get(key, 0) for key in wanted], values.dtype)
+
+
+def _hits(
+    table: VectorTable, found: Neighbours, cosines: np.ndarray, fused: Fused | None = None
+) -> list[Hit]:
+    """Return what was found, with texts and keys; and with both ranks of two rankings."""
+    ranks = ranks_of(found).tolist()
+    nothing: list[None] = [None] * len(ranks)
+    texts, keys, by_vectors, by_words = nothing, nothing, nothing, nothing
+    columns = [name for name in dict.fromkeys((table.text, table.key)) if name is not None]
+    if columns:
+        rows = rows_at(table, found.documents, columns)
+        texts = as_text(rows.column(table.text)).to_pylist() if table.text else nothing
+        keys = as_text(rows.column(table.key)).to_pylist() if table.key else nothing
+    if fused is not None:
+        by_vectors = [rank or None for rank in fused.by_vectors.tolist()]
+        by_words = [rank or None for rank in fused.by_words.tolist()]
+    queries, positions = found.queries.tolist(), found.documents.tolist()
+    values = (queries, ranks, cosines.tolist(), positions, texts, keys, by_vectors, by_words)
+    return [Hit(*row) for row in zip(*values, strict=True)]

@@ -1,0 +1,332 @@
+"""A table that is made part by part: begun aside, finished by whoever goes on, then in its place.
+
+On a file system the next table is made beside the one that is there, in `.<name>.next`, and is
+renamed. In an object store both are versions of the folder (:mod:`pipelines.files.versions`), one
+of which is the current one. So the folder holds one whole table or the one before, at any moment.
+Executors make the parts, each of which appears as a whole: a job that was killed leaves whole
+parts, and the same command makes the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from pipelines.files import locks, storage, versions
+from pipelines.files.folders import work_folder
+from pipelines.files.locations import Location, RemotePath, is_within
+from pipelines.files.ownership import Kind, check_ours
+from pipelines.progress import WorkProgress
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.jobs import run_with_timeout
+from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
+from pipelines.vectors.parts import in_threads, read_part_footer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLAN_FILE = "_plan.json"
+"""Of a table of vectors. Spark, pandas and pyarrow take no name with an underscore for data."""
+MANIFEST_FILE = "_manifest.json"
+STAGED = "_input"
+ATTEMPTS = "_attempts"
+KEPT = "_kept"
+"""Vectors that rows keep, until their part is made."""
+INDEX_FOLDER = "_index"
+"""Of :mod:`pipelines.vectors.index`; its files are called as the parts that they are of."""
+
+SECONDS_BETWEEN = 1.0
+SECONDS_BETWEEN_LISTINGS = 10.0
+"""Of a folder in a store, where each listing is paid for."""
+KEPT_SO_FAR = "; what is done is kept, and the same command makes the rest"
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A table that is begun.
+
+    Attributes:
+        aside: Where its first files are written.
+        folder: Where these are when all of them are there, until the table is whole.
+    """
+
+    aside: Location
+    folder: Location
+
+    def final(self, path: Location) -> Location:
+        """Return where a file will be that may be one of the first."""
+        if not is_within(path, self.aside):
+            return path
+        return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
+
+
+def next_folder(folder: Path) -> Path:
+    """Return where a table is made on a file system before it takes its place."""
+    return folder.parent / f".{folder.name}.next"
+
+
+def begun_folders(folder: Location) -> list[Location]:
+    """Return where there may be tables that have not taken their place, or have lost it."""
+    if isinstance(folder, Path):
+        return [next_folder(folder)]
+    return list(versions.begun(folder))
+
+
+def check_places(key: str, folder: Location, kind: Kind) -> None:
+    """Refuse a place that would be replaced, and where a table is begun, if the user's are there.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    check_ours(key, folder, kind, whole=True)
+    if isinstance(folder, Path):
+        check_ours(key, next_folder(folder), kind, whole=True)
+
+
+@contextmanager
+def beginning(folder: Location) -> Iterator[Beginning]:
+    """Yield where a table is to be begun; an error inside leaves what was there before.
+
+    Args:
+        folder: The place that the table is to take; no other job works there.
+    """
+    if isinstance(folder, Path):
+        final = next_folder(folder)
+        with storage.built_folder(final) as aside:
+            yield Beginning(aside, final)
+        return
+    version = versions.begin(folder)
+    try:
+        yield Beginning(version, version)
+    except BaseException:
+        # What cannot be removed now, the next job removes.
+        with suppress(OSError):
+            versions.clear(version)
+        raise
+    versions.remove_begun(folder, but=version)
+
+
+def take_place(made: Location, folder: Location) -> None:
+    """Have a table that is whole take its place."""
+    if isinstance(made, RemotePath):
+        versions.publish(made)
+    else:
+        assert isinstance(folder, Path), "a table is made where it is to be"
+        storage.take_place(made, folder)
+
+
+def discard_begun(folder: Location) -> None:
+    """Remove tables that were begun and are not wanted any more."""
+    if isinstance(folder, RemotePath):
+        versions.remove_begun(folder)
+    elif next_folder(folder).is_dir():
+        # As a whole: half of it would have no mark, and nobody would know whose it is.
+        storage.remove_folder(next_folder(folder))
+
+
+def lock_file(folder: Location) -> Location:
+    """Return the lock of a table: beside a folder that is replaced, or in one of a store."""
+    if isinstance(folder, RemotePath):
+        return folder / locks.LOCK_FILE
+    real = folder.resolve()
+    return real.parent / f".{real.name}{locks.LOCK_FILE}"
+
+
+@contextmanager
+def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
+    """Keep other jobs from the folder of a table, and finish what a killed one was replacing.
+
+    Args:
+        key: The setting that names the folder.
+        folder: Of the table.
+        job: Name of the command.
+
+    Raises:
+        InputError: It cannot be written to.
+        PipelineError: Another job works there.
+    """
+    with work_folder(key, folder, job, lock_file(folder)):
+        storage.settle(folder)
+        yield
+
+
+def link(file: Location, target: Location) -> None:
+    """Give a file another name, by a hard link or by a store's own copy.
+
+    Raises:
+        OSError: The file system has no links, or there is no such file.
+    """
+    if isinstance(file, Path) and isinstance(target, Path):
+        target.hardlink_to(file)
+    elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
+        versions.copy_file(file, target)
+
+
+def missing_parts(folder: Location, rows: Mapping[str, int | None]) -> list[str]:
+    """Return the names of the parts that are to be made.
+
+    Args:
+        folder: Has `<name>.parquet` of each part that is there.
+        rows: Of each part, by name, those that were left out included; None where it is not known.
+    """
+    names = {path.stem for path in folder.glob("part-*.parquet")} & rows.keys()
+    if isinstance(folder, RemotePath):
+        # What is left of an upload that broke off has the name of the part.
+        found = sorted(names)
+        whole = in_threads(lambda name: _is_whole(folder / f"{name}.parquet", rows[name]), found)
+        names = {name for name, is_there in zip(found, whole, strict=True) if is_there}
+    return [name for name in rows if name not in names]
+
+
+def _is_whole(file: Location, rows: int | None) -> bool:
+    try:
+        footer = read_part_footer(file)
+    except pa.ArrowInvalid:
+        return False
+    return rows is None or footer.covers(rows)
+
+
+def make_parts(
+    session: SparkSession,
+    name: str,
+    folder: Location,
+    rows: Mapping[str, int],
+    tasks: Sequence[Sequence[Item]],
+    make: Callable[..., Iterator[int]],
+) -> int:
+    """Have executors make files of a table; return the sum of what they yield.
+
+    Args:
+        session: Has executors.
+        name: Of the work.
+        folder: In which each part becomes `<name>.parquet`.
+        rows: Of all parts, by name: what progress is counted in.
+        tasks: The parts that are to be made, those of a task together.
+        make: Makes the parts of a task, and is given as `attempts` a folder of this job alone for
+            what it is writing: what is left of a job that was killed is in another one.
+
+    Raises:
+        PipelineError: See :func:`run_job`, or another job took this one for gone.
+    """
+    if not tasks:
+        return 0
+    storage.discard_folder(folder / ATTEMPTS)
+    attempts = folder / ATTEMPTS / uuid.uuid4().hex
+    attempts.mkdir(parents=True)
+    work = partial(_work_on_tasks, make=partial(make, attempts=attempts))
+    act = partial(collect_from_tasks, session, tasks, work)
+    with PartsProgress(folder, rows, name):
+        return sum(run_job(session, name, act, _signs(attempts), KEPT_SO_FAR))
+
+
+def _work_on_tasks(
+    tasks: Iterator[Sequence[Item]], *, make: Callable[..., Iterator[int]]
+) -> Iterator[int]:
+    """Make the parts of tasks. Runs on an executor."""
+    return (count for parts in tasks for count in make(parts))
+
+
+def run_job(
+    session: SparkSession,
+    name: str,
+    act: Callable[[], Value],
+    state: Callable[[], object] | None = None,
+    ending: str = "",
+) -> Value:
+    """Have Spark do a job.
+
+    Args:
+        session: Does it.
+        name: What it is.
+        act: Starts it, and returns when it has ended.
+        state: Changes as it makes progress; by default what Spark says of its tasks.
+        ending: Of the line of an error: what has been kept.
+
+    Raises:
+        PipelineError: A task failed as often as Spark tries, or nothing moved any more.
+    """
+    with executor_failures(name, ending):
+        return run_with_timeout(session, name, act, state)
+
+
+def _signs(attempts: Location) -> Callable[[], object]:
+    """Return what changes as long as tasks get on; it raises where this job has lost a lock."""
+    held = locks.held_here()
+
+    def state() -> object:
+        for lock in held:
+            lock.check()
+        return running_tasks(), _states(attempts)
+
+    return state
+
+
+def _states(folder: Location) -> dict[str, object]:
+    """Return the bytes of the files that tasks are writing; in a store, their signs of life."""
+    if isinstance(folder, RemotePath):
+        return dict(folder.entries(recursive=False))
+    states: dict[str, object] = {}
+    for file in folder.iterdir():
+        # A part that is done has been renamed in the meantime.
+        with suppress(FileNotFoundError):
+            states[file.name] = file.stat().st_size
+    return states
+
+
+class PartsProgress:
+    """Watches the parts of a job appear in a folder; a context manager on the driver.
+
+    Args:
+        folder: Where each part becomes `<name>.parquet`.
+        rows: Of all parts, by name; those that are there already count as done.
+        name: Of the work.
+    """
+
+    def __init__(self, folder: Location, rows: Mapping[str, int], name: str) -> None:
+        self._folder = folder
+        self._rows = rows
+        self._began = time.monotonic()
+        self._first = self._done()
+        line = f"{name} {{done}}/{{total}} rows  {{text}}"
+        self._progress = WorkProgress(name, sum(rows.values()), self._first, line)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="parts-bar", daemon=True)
+
+    def __enter__(self) -> PartsProgress:
+        self._progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._ended.set()
+        self._thread.join(timeout=10 * SECONDS_BETWEEN)
+        self._show()
+        self._progress.__exit__(*error)
+
+    def _done(self) -> int:
+        return sum(self._rows.get(file.stem, 0) for file in self._folder.glob("part-*.parquet"))
+
+    def _watch(self) -> None:
+        in_store = isinstance(self._folder, RemotePath)
+        pause = SECONDS_BETWEEN_LISTINGS if in_store else SECONDS_BETWEEN
+        while not self._ended.wait(pause):
+            self._show()
+
+    def _show(self) -> None:
+        done = self._done()
+        if done != self._first:
+            rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+            self._progress.show(done, f"{rate:.0f} rows/s")

@@ -1,0 +1,399 @@
+"""The stage `teacher`: the vectors that another model gives the texts of the corpus.
+
+Each different text is embedded once, by the embedding job (:mod:`pipelines.vectors.embed`), into
+tables that stay in the prepared folder: a stage that was killed goes on where it stopped, and of a
+corpus that has changed only the new texts are embedded. Tables that were made before may take
+their place (`teacher.vectors`). The vectors are then written for each example, for the lanes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.arrow_columns import as_text
+from pipelines.corpus.cleaning.rules import clean
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage, versions
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
+from pipelines.files.prepared_folder import AGAIN, PreparedFolder, TeacherFolder
+from pipelines.lanes.files import TeacherVectors
+from pipelines.progress import next_part
+from pipelines.settings import Config, EmbeddingSettings
+from pipelines.settings.preparing import START
+from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
+from pipelines.tokens.start import read_prompts, reads_alike, teacher_folder
+from pipelines.vectors.embed import embed_table
+from pipelines.vectors.embedding import embedding_options, model_digest, vectors_of
+from pipelines.vectors.nearest import unit_length
+from pipelines.vectors.store import VectorTable, open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+VECTORS = "teacher.vectors"
+TEXT, KEY, VECTOR = "text", "key", "vector"
+_TEACHER_KEYS = ("model", "dimensions")
+_COMPUTED_AS = ("backend", "precision", "batch_tokens")
+
+
+@dataclass(frozen=True)
+class TeacherSummary:
+    """What the stage wrote.
+
+    Attributes:
+        examples: Rows.
+        texts: Different texts that have a vector.
+        width: Values of a vector.
+    """
+
+    examples: int
+    texts: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.texts} vectors of {self.width} for the texts of {self.examples} examples"
+
+
+@dataclass(frozen=True)
+class Role:
+    """Texts that the teacher reads after one prompt.
+
+    Attributes:
+        name: Of their folder.
+        prompt_name: As :meth:`~pipelines.tokens.start.Prompts.before` takes it.
+    """
+
+    name: str
+    prompt_name: str | None = None
+
+
+ALL = Role("all")
+
+
+def check_teacher(config: Config) -> None:
+    """Looks at the teacher before Spark starts; reads the model, as the embedding job does.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    if config.teacher.model is None:
+        _tables(config)
+        return
+    try:
+        embedding_options(
+            teacher_folder(config), dimensions=config.teacher.dimensions, **_computed_as(config)
+        )
+    except InputError as error:
+        raise _renamed(error) from None
+
+
+def teacher_digest(config: Config) -> str | None:
+    """Digest of what a teacher's vectors follow from besides the texts; None without a teacher.
+
+    A model's files are hashed, not read: the weights of a large one are more than a driver holds.
+
+    Raises:
+        InputError: A table cannot be used.
+    """
+    settings = config.teacher
+    told: list[object]
+    if settings.model is not None:
+        told = [model_digest(teacher_folder(config)), settings.dimensions, reads_alike(config)]
+    elif settings.vectors:
+        told = [_table_digest(table) for table in _tables(config)]
+    else:
+        return None
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
+    """Writes ``<prepared.folder>/teacher`` for ``<prepared.folder>/corpus``; runs on the driver.
+
+    In that folder, which is replaced as a whole or left as it was:
+
+    - `examples.parquet/` has a row per example: `id`, and `teacher`, the vectors of its texts in
+      the order of the sides, of length 1, as bytes of `teacher.precision`;
+    - `manifest.json` is a :class:`~pipelines.lanes.files.TeacherVectors`.
+
+    Raises:
+        InputError: The teacher cannot be used, or a text has no vector in its tables.
+        PipelineError: Spark's job failed; what is embedded is kept.
+    """
+    prepared = PreparedFolder.of(config)
+    if not prepared.corpus.pairs.is_dir():
+        raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", AGAIN)
+    source = teacher_digest(config)
+    assert source is not None, "the stage is run only if there is a teacher"
+    pairs = read_parquet(session, prepared.corpus.pairs)
+    roles = _roles(config)
+    texts = _texts(pairs, roles)
+    if config.teacher.model is not None:
+        tables = [
+            _embedded(session, texts, number, role, config) for number, role in enumerate(roles)
+        ]
+        found = [_keyed(session, [table], config) for table in tables]
+    else:
+        tables = _tables(config)
+        found = [_keyed(session, tables, config)]
+    told = TeacherVectors(
+        width=tables[0].dimensions, precision=config.teacher.precision, source=source
+    )
+    next_part("the vectors of each example")
+    with (
+        storage.new_folder(prepared.teacher.path) as folder,
+        Scratch(folder / "scratch") as scratch,
+    ):
+        vectors = scratch.keep_counted(_by_role(found))
+        _check_all_there(texts, vectors.frame, config)
+        written = TeacherFolder(folder)
+        write_parquet(_by_example(texts, vectors.frame), written.examples)
+        told.save(written)
+    return TeacherSummary(pairs.count(), vectors.rows, told.width)
+
+
+def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
+    """Makes sure that lanes hold the vectors of the teacher that the settings name.
+
+    A teacher that is not there any more is not asked for: its vectors are in the lanes.
+
+    Args:
+        config: Of a training whose loss is given the vectors.
+        held: Of the lanes' manifest.
+
+    Raises:
+        InputError: They hold none, or those of another one.
+    """
+    key = "teacher.model" if config.teacher.model is not None else VECTORS
+    if held is None:
+        raise InputError(key, "the lanes hold no vectors of a teacher", AGAIN)
+    named = [location(path, config.storage).expanduser() for path in config.teacher.vectors]
+    if config.teacher.model is not None:
+        named.append(teacher_folder(config))
+    if all(path.is_dir() for path in named) and teacher_digest(config) != held.source:
+        raise InputError(key, "the lanes hold the vectors of another teacher", AGAIN)
+
+
+def forget_texts(config: Config) -> None:
+    """Has nothing left of texts that were in the corpus earlier, after it was prepared again.
+
+    Without a teacher, which another preparation had, nothing of it stays.
+    """
+    prepared = PreparedFolder.of(config)
+    used = {role.name for role in _roles(config)} if config.teacher.model is not None else set()
+    for home in prepared.teacher_texts.iterdir() if prepared.teacher_texts.is_dir() else ():
+        if home.name not in used:
+            storage.remove_folder(home)
+            continue
+        for table in ("texts", "vectors"):
+            versions.forget_earlier(home / table)
+    teacher = prepared.path / "teacher"
+    # As a whole: half of it would have no mark, and the next job would not take it for ours.
+    if not config.teacher.is_asked and teacher.is_dir():
+        storage.remove_folder(teacher)
+
+
+def _roles(config: Config) -> tuple[Role, ...]:
+    """Anchors and other texts, where the teacher reads them after different prompts."""
+    if config.teacher.model is None:
+        return (ALL,)
+    prompts = read_prompts(local_folder(teacher_folder(config)))
+    query, document = (None, None) if reads_alike(config) else prompts.sides
+    if prompts.before(query) == prompts.before(document):
+        return (Role(ALL.name, query),)
+    return Role("queries", query), Role("documents", document)
+
+
+def _texts(pairs: DataFrame, roles: Sequence[Role]) -> DataFrame:
+    """The texts of all examples: `id`, `place` (of the side), `role` (number), `key`, `text`."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    none = F.array().cast("array<string>")
+    sides = F.concat(F.array("anchor", "positive"), F.coalesce("negatives", none))
+    there = F.filter(sides, lambda text: text.isNotNull())
+    role = F.least(F.col("place"), F.lit(len(roles) - 1))
+    return (
+        pairs.select("id", F.posexplode(there).alias("place", TEXT))
+        .withColumn("role", role)
+        .withColumn(KEY, F.xxhash64(TEXT))
+    )
+
+
+def _embedded(
+    session: SparkSession, texts: DataFrame, number: int, role: Role, config: Config
+) -> VectorTable:
+    """The table of the vectors of the texts of a role, brought up to date."""
+    prepared, settings = PreparedFolder.of(config), config.teacher
+    home = prepared.teacher_texts / role.name
+    record = prepared.stage_record("corpus")
+    known = storage.read_json(record) if record.is_file() else None
+    rows = _written(texts.where(f"role = {number}"), home / "texts", known)
+    asked = EmbeddingSettings(
+        model=str(teacher_folder(config)) if settings.model == START else settings.model,
+        inputs=(str(rows),),
+        text_column=TEXT,
+        key_column=KEY,
+        output=str(home / "vectors"),
+        output_column=VECTOR,
+        prompt_name=role.prompt_name,
+        dimensions=settings.dimensions,
+        **_computed_as(config),
+    )
+    try:
+        embed_table(session, config.model_copy(update={"embedding": asked}))
+    except InputError as error:
+        raise _renamed(error) from None
+    return open_table(asked.output, stores=config.storage)
+
+
+def _computed_as(config: Config) -> dict[str, Any]:
+    """How the teacher computes: as `embedding` says of every model that embeds."""
+    return {key: getattr(config.embedding, key) for key in _COMPUTED_AS}
+
+
+def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
+    """Different texts as a table with their keys, which is not written anew for the same corpus.
+
+    A job that goes on where it was stopped finds the files that it had planned.
+
+    Args:
+        texts: With `key` and `text`.
+        folder: For the table.
+        corpus: What tells the corpus from others; None where it is not known.
+    """
+    there = versions.current(folder)
+    source = there / "corpus.json"
+    if corpus is None or not source.is_file() or storage.read_json(source) != corpus:
+        next_part("the different texts")
+        with storage.new_folder(folder) as aside:
+            # Two texts of one hash would be one key twice, which is refused.
+            write_parquet(texts.select(KEY, TEXT).dropDuplicates([KEY]), aside / "rows.parquet")
+            storage.write_json(aside / "corpus.json", corpus)
+    return versions.current(folder) / "rows.parquet"
+
+
+def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config) -> DataFrame:
+    """The vectors of tables by the key of their text: `key`, `vector` (bytes)."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frames = []
+    for table in tables:
+        of_text = table.key is None or config.teacher.model is None
+        name = table.text if of_text else table.key
+        assert name is not None, "the tables have been looked at"
+        told = TeacherVectors(width=table.dimensions, precision=config.teacher.precision, source="")
+        columns = [name, table.vector, *([table.scale] if table.scale else [])]
+        rows = read_columns_of_any(session, [file.path for file in table.files], columns)
+        stored = partial(stored_batches, columns=columns, told=told, are_texts=of_text)
+        kind = "string" if of_text else "long"
+        frame = rows.mapInArrow(stored, f"{KEY} {kind}, {VECTOR} binary")
+        frames.append(frame.withColumn(KEY, F.xxhash64(KEY)) if of_text else frame)
+    return reduce(type(frames[0]).unionByName, frames).dropDuplicates([KEY])
+
+
+def stored_batches(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    columns: Sequence[str],
+    told: TeacherVectors,
+    are_texts: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Vectors of length 1 as they are stored; rows without one are left out. Runs on an executor.
+
+    Args:
+        batches: Of a table of vectors.
+        columns: The texts, or their keys; the vectors; and their scales, if they have some.
+        told: How they are stored.
+        are_texts: Whether they are texts, which are cleaned as those of the corpus are.
+    """
+    for batch in batches:
+        there = batch.filter(batch.column(columns[1]).is_valid())
+        keys, vectors, *scales = (there.column(name) for name in columns)
+        stored = told.write(unit_length(vectors_of(vectors, *scales)))
+        yield pa.RecordBatch.from_arrays(
+            [clean(as_text(keys)) if are_texts else keys, stored], [KEY, VECTOR]
+        )
+
+
+def _by_role(found: Sequence[DataFrame]) -> DataFrame:
+    """The vectors of all roles, with the number of theirs."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frames = [frame.withColumn("role", F.lit(number)) for number, frame in enumerate(found)]
+    return reduce(type(frames[0]).unionByName, frames)
+
+
+def _check_all_there(texts: DataFrame, vectors: DataFrame, config: Config) -> None:
+    """Makes sure that each text has a vector.
+
+    Raises:
+        InputError: A table that the settings name lacks some.
+        PipelineError: They were embedded here.
+    """
+    wanted = texts.select("role", KEY).distinct()
+    missing = wanted.join(vectors.select("role", KEY), ["role", KEY], "left_anti").count()
+    if missing and config.teacher.model is not None:
+        raise PipelineError(f"{missing} texts of the corpus were not embedded by the teacher")
+    if missing:
+        raise InputError(
+            VECTORS,
+            f"{missing} of {wanted.count()} texts of the corpus have no vector there",
+            "embed these too, or name the model as teacher.model",
+        )
+
+
+def _by_example(texts: DataFrame, vectors: DataFrame) -> DataFrame:
+    """`id` and `teacher`: the vectors of an example's texts, in the order of its sides."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    joined = texts.select("id", "place", "role", KEY).join(vectors, ["role", KEY])
+    in_order = F.array_sort(F.collect_list(F.struct("place", VECTOR)))
+    return joined.groupBy("id").agg(in_order.getField(VECTOR).alias("teacher"))
+
+
+def _tables(config: Config) -> list[VectorTable]:
+    """The tables of vectors that the settings name.
+
+    Raises:
+        InputError: One is not there, has no texts, or is of another model.
+    """
+    tables = []
+    for path in config.teacher.vectors:
+        try:
+            tables.append(open_table(path, stores=config.storage))
+        except InputError as error:
+            raise InputError(VECTORS, error.problem, error.remedy) from None
+    for table in tables:
+        if table.text is None:
+            raise InputError(
+                VECTORS, f"{table.folder} does not say what its texts are", "make it by `embed`"
+            )
+        made_by = (table.dimensions, table.model_sha256)
+        if made_by != (tables[0].dimensions, tables[0].model_sha256):
+            raise InputError(
+                VECTORS,
+                f"{table.folder} and {tables[0].folder} are of different models",
+                "name tables of one model",
+            )
+    return tables
+
+
+def _table_digest(table: VectorTable) -> list[object]:
+    """What tells a table from others."""
+    files = [[file.path.name, file.rows, file.path.stat().st_size] for file in table.files]
+    return [table.model_sha256, table.prompt_name, table.dimensions, files]
+
+
+def _renamed(error: InputError) -> InputError:
+    """An error of the embedding job, of the teacher's setting."""
+    section, _, name = error.key.partition(".")
+    is_ours = section == "embedding" and name in _TEACHER_KEYS
+    return InputError(f"teacher.{name}" if is_ours else error.key, error.problem, error.remedy)

@@ -1,0 +1,15 @@
+"""Fixtures that embedding, search and mining share."""
+
+from embedding_fixtures import job, lines, minilm_folder, sentence_file, small_model
+from mining_fixtures import mined, mining_job, pair_file
+
+__all__ = [
+    "job",
+    "lines",
+    "mined",
+    "minilm_folder",
+    "mining_job",
+    "pair_file",
+    "sentence_file",
+    "small_model",
+]
