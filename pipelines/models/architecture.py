@@ -1,7 +1,7 @@
 """What an architecture is made of, and which frameworks can compute it.
 
-Each has a folder with a module `architecture` that declares one :class:`Architecture`. Its forms
-are named only, so a framework is imported when a form of it is used.
+Each is declared, as an :class:`Architecture`, by the module `architecture` of its folder or of its
+family. Its forms are named only, so a framework is imported when a form of it is used.
 """
 
 from __future__ import annotations

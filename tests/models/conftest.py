@@ -8,9 +8,12 @@ import inspect
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from tiny_checkpoints import FAMILIES, write_plain
 
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import write_encoder
@@ -46,3 +49,10 @@ def small_folder(sentences, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("small") / "model"
     write_encoder(folder, spec, random_weights(spec, 5), tokenizer, "# A small encoder\n")
     return folder
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory) -> Callable[[str], Path]:
+    """The plain checkpoint of each family, made when it is asked for; not to be changed."""
+    home = tmp_path_factory.mktemp("plain")
+    return cache(lambda name: write_plain(home / name, FAMILIES[name]))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import FAMILIES, write_plain
 from token_batches import LENGTHS, SPEC, WEIGHTS, tokens, torch_forward
 
 from pipelines.models.folder import read_encoder
@@ -77,14 +76,13 @@ class Form:
 
 
 @pytest.fixture(scope="module")
-def form_of(tmp_path_factory):
+def form_of(plain):
     made = {"bert": (SPEC, WEIGHTS), "static": (STATIC, STATIC_WEIGHTS)}
 
     def form(framework, kind):
         if kind not in made:
             pytest.importorskip("transformers")
-            folder = write_plain(tmp_path_factory.mktemp("hf") / kind, FAMILIES[kind])
-            made[kind] = read_encoder(folder)
+            made[kind] = read_encoder(plain(kind))
         return Form(framework, kind, *made[kind])
 
     return form

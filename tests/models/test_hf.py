@@ -1,13 +1,12 @@
 """What encoders of `transformers` have beside those of other architectures."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import FAMILIES, write_plain, write_sentence_folder
+from tiny_checkpoints import FAMILIES, edit, write_plain, write_sentence_folder
 from token_batches import torch_forward
 
 from pipelines.errors import InputError
@@ -24,30 +23,14 @@ LENGTHS = np.array([3, 11, 7, 16], np.int32)
 IDS = np.random.default_rng(1).integers(4, 48, (4, 16), np.int32)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    home, made = tmp_path_factory.mktemp("hf"), {}
-
-    def folder(name):
-        if name not in made:
-            made[name] = write_plain(home / name, FAMILIES[name])
-        return made[name]
-
-    return folder
-
-
 @pytest.fixture
-def copy(folders, tmp_path):
-    return shutil.copytree(folders("qwen3"), tmp_path / "copy")
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def copy(plain, tmp_path):
+    return shutil.copytree(plain("qwen3"), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("name", ["modernbert", "qwen3"])
-def test_checkpointed_layers_keep_their_weights_though_another_model_runs(folders, name):
-    spec, weights = read_encoder(folders(name))
+def test_checkpointed_layers_keep_their_weights_though_another_model_runs(plain, name):
+    spec, weights = read_encoder(plain(name))
     leaves, plain = (
         {key: torch.tensor(value, requires_grad=True) for key, value in weights.items()}
         for _ in range(2)
@@ -77,9 +60,9 @@ def test_its_own_dropout_counts_where_none_is_told(copy):
     assert np.abs(own - quiet).max() > 1e-3
 
 
-def test_equal_models_have_equal_specs(folders, copy):
+def test_equal_models_have_equal_specs(plain, copy):
     edit(copy / "config.json", transformers_version="4.51.0", architectures=["Other"])
-    changed, spec = read_encoder(copy)[0], read_encoder(folders("qwen3"))[0]
+    changed, spec = read_encoder(copy)[0], read_encoder(plain("qwen3"))[0]
     assert changed == spec
 
 
@@ -138,13 +121,13 @@ def test_code_of_a_known_type_is_not_run_either(copy):
     assert read_encoder(copy)[0].kind == "hf"
 
 
-def test_pickled_weights_are_read_and_that_is_said(folders, copy, caplog):
+def test_pickled_weights_are_read_and_that_is_said(plain, copy, caplog):
     weights = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").unlink()
     torch.save(weights, copy / "pytorch_model.bin")
     _, found = read_encoder(copy)
     assert "has no safetensors: it is read by torch.load(weights_only=True)" in caplog.text
-    _, expected = read_encoder(folders("qwen3"))
+    _, expected = read_encoder(plain("qwen3"))
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
 
@@ -171,16 +154,16 @@ def test_bfloat16_is_widened(copy):
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", "bigdl"])
-def test_frameworks_without_a_form_refuse_it(folders, framework):
+def test_frameworks_without_a_form_refuse_it(plain, framework):
     config = parse(
-        {"encoder": {"start": str(folders("qwen3"))}, "training": {"framework": framework}}
+        {"encoder": {"start": str(plain("qwen3"))}, "training": {"framework": framework}}
     )
     with pytest.raises(InputError, match=r"^training\.framework: architecture hf has no form in"):
         check_start(config)
 
 
-def test_the_settings_pool_a_plain_checkpoint_and_never_start_at_random(folders):
-    encoder = {"start": str(folders("qwen3")), "pooling": "lasttoken"}
+def test_the_settings_pool_a_plain_checkpoint_and_never_start_at_random(plain):
+    encoder = {"start": str(plain("qwen3")), "pooling": "lasttoken"}
     spec, _ = start_encoder(parse({"encoder": encoder}), 20)
     assert (spec.pooling, spec.max_length) == ("lasttoken", 32)
     with pytest.raises(InputError, match=r"^encoder\.kind: `hf` starts from a checkpoint only"):

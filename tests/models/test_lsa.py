@@ -185,8 +185,8 @@ def prepared_pairs(folder, start, rows):
     return prepared
 
 
-def test_terms_of_a_corpus_are_of_both_texts_of_each_pair(tmp_path):
-    start = write_plain(tmp_path / "start", FAMILIES["bert"])
+def test_terms_of_a_corpus_are_of_both_texts_of_each_pair(plain, tmp_path):
+    start = plain("bert")
     rows = [
         {"anchor": "one two", "positive": "three four five"},
         {"anchor": "the model", "positive": "reads a text"},
@@ -208,8 +208,8 @@ def test_terms_of_a_corpus_are_of_both_texts_of_each_pair(tmp_path):
     assert not found[tokenizer.token_to_id("ten")].any()
 
 
-def test_of_a_large_corpus_some_of_each_file_are_read(tmp_path, monkeypatch):
-    start = write_plain(tmp_path / "start", FAMILIES["bert"])
+def test_of_a_large_corpus_some_of_each_file_are_read(plain, tmp_path, monkeypatch):
+    start = plain("bert")
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     rows = [{"anchor": word, "positive": word} for word in words]
     prepared = prepared_pairs(tmp_path / "prepared", start, rows)
@@ -220,8 +220,8 @@ def test_of_a_large_corpus_some_of_each_file_are_read(tmp_path, monkeypatch):
     assert known == ["one", "two", "three", "four"]
 
 
-def test_words_of_prompts_say_nothing(tmp_path):
-    start = write_plain(tmp_path / "start", FAMILIES["bert"])
+def test_words_of_prompts_say_nothing(plain, tmp_path):
+    start = plain("bert")
     rows = [{"anchor": "the model", "positive": "reads a text"}, {"anchor": "one", "positive": "a"}]
     prepared = prepared_pairs(tmp_path / "prepared", start, rows)
     prompts = Prompts.from_json({"prompts": {"query": "the text "}})
@@ -239,10 +239,10 @@ def test_words_of_prompts_say_nothing(tmp_path):
         (3, True, "24 numbers and 3 are an odd number of them"),
     ],
 )
-def test_terms_that_there_cannot_be_are_refused(tmp_path, dimensions, made, said):
-    spec, _ = read_encoder(write_plain(tmp_path / "start", FAMILIES["bert"]))
+def test_terms_that_there_cannot_be_are_refused(plain, tmp_path, dimensions, made, said):
+    spec, _ = read_encoder(plain("bert"))
     if made:
-        prepared_pairs(tmp_path / "prepared", tmp_path / "start", [{"anchor": "one"}])
+        prepared_pairs(tmp_path / "prepared", plain("bert"), [{"anchor": "one"}])
     config = parse(
         {
             "encoder": {"lsa": {"dimensions": dimensions}},

@@ -35,12 +35,16 @@ BOUND = 3.0
 """Seconds of the processor; most take a hundredth of that."""
 
 
+def config_of(folder):
+    path = folder / "config.json"
+    return path, json.loads(path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_that_no_weights_have_are_refused(tmp_path, family):
     folder = write_plain(tmp_path / "start", FAMILIES[family])
     read_encoder(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    path, config = config_of(folder)
     for part, values in IMPOSSIBLE.items():
         for key in (key for key in KEYS[part] if config.get(key) is not None):
             for value in values:
@@ -55,8 +59,7 @@ def test_sizes_that_no_weights_have_are_refused(tmp_path, family):
 @pytest.mark.parametrize("positions", [41, 10**9])
 def test_more_positions_than_rows_are_refused(tmp_path, family, positions):
     folder = write_plain(tmp_path / "start", FAMILIES[family])
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    path, config = config_of(folder)
     key = next(key for key in KEYS["positions"] if key in config)
     storage.write_json(path, {**config, key: positions})
     with pytest.raises(InputError, match=r"^encoder\.start: .*does not fit its config\.json"):
@@ -65,8 +68,7 @@ def test_more_positions_than_rows_are_refused(tmp_path, family, positions):
 
 def test_the_key_is_named(tmp_path):
     folder = write_plain(tmp_path / "start", FAMILIES["bert"])
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    path, config = config_of(folder)
     for key, value, told in (
         ("num_hidden_layers", -1, "has `num_hidden_layers: -1` in config.json, which takes 1"),
         ("num_hidden_layers", 3, r"`num_hidden_layers: 3`\): the weight .*layer\.2\..* is missing"),
@@ -87,8 +89,7 @@ def test_the_key_is_named(tmp_path):
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_code_to_download_is_refused(tmp_path, family, key):
     folder = write_plain(tmp_path / "start", FAMILIES[family])
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    path, config = config_of(folder)
     storage.write_json(path, {**config, key: "sdpa"})
     read_encoder(folder)
     for value in ("org/kernel", "org/kernel@main:function", {"": "sdpa", "text_config": "org/k"}):

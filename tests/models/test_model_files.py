@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from tiny_checkpoints import FAMILIES, write_sentence_folder
+from tiny_checkpoints import FAMILIES, edit, write_sentence_folder
 from tokenizers import Tokenizer, models, normalizers
 from transformers import XLMRobertaTokenizer
 
@@ -33,11 +33,6 @@ def folder(small_folder, tmp_path):
     path = copy / "model.safetensors"
     save_weights(path, {name: 20 * value for name, value in load_weights(path).items()})
     return copy
-
-
-def edit(path, **changes):
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    storage.write_json(path, {**known, **changes})
 
 
 def cosines(found, expected):

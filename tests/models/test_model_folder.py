@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from tiny_checkpoints import edit
 
 from pipelines.errors import InputError
 from pipelines.files import storage
@@ -15,10 +16,6 @@ from pipelines.models.spec import Pooling
 from pipelines.models.weights import load_weights, random_weights, save_weights
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-
-
-def edit(path, **changes):
-    storage.write_json(path, {**json.loads(path.read_text()), **changes})
 
 
 @pytest.fixture

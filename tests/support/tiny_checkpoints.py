@@ -177,3 +177,9 @@ def write_sentence_folder(
     parts.append(modules.Normalize())
     SentenceTransformer(modules=parts, device="cpu").save(str(folder), create_model_card=False)
     return folder
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Changes some keys of a JSON file, which need not be there."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path.write_text(json.dumps({**known, **changes}), encoding="utf-8")

@@ -113,12 +113,7 @@ PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
 def open_backend(
-    spec: EncoderSpec,
-    weights: Weights,
-    *,
-    threads: int = 1,
-    precision: str = "fp32",
-    device: str = "cpu",
+    spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
 ) -> TokenEmbedder:
     """See :func:`pipelines.models.inference.backends.token_embedder`; it computes on the CPU alone.
 

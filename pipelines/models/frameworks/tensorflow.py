@@ -208,12 +208,7 @@ WIDTH_MULTIPLE = 8
 
 
 def open_backend(
-    spec: EncoderSpec,
-    weights: Weights,
-    *,
-    threads: int = 1,
-    precision: str = "fp32",
-    device: str = "cpu",
+    spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
 ) -> TokenEmbedder:
     """See :func:`pipelines.models.inference.backends.token_embedder`; for the CPU alone."""
     assert device == "cpu", "GPUs are for torch"

@@ -580,12 +580,7 @@ _ACTIVATIONS = {"tanh": torch.tanh, "identity": torch.nn.Identity()}
 
 
 def open_backend(
-    spec: EncoderSpec,
-    weights: Weights,
-    *,
-    threads: int = 1,
-    precision: str = "fp32",
-    device: str = "cpu",
+    spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
 ) -> TokenEmbedder:
     """See :func:`pipelines.models.inference.backends.token_embedder`; without padding."""
     bound_kernel_caches()
