@@ -1,23 +1,22 @@
-"""How evaluations embed texts: a model folder, loaded once in each task.
+"""A model that executors load to embed texts, and exact neighbours by the vectors that it gives.
 
-In fp32, so that figures do not depend on the processor; by the first backend that is installed.
+Models compute in fp32, so that figures do not depend on the processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, location
-from pipelines.spark.capacity import default_parallelism, has_partitions, task_threads
+from pipelines.spark.capacity import task_threads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from pipelines.models.inference.embedder import TextEmbedder
 
@@ -47,14 +46,14 @@ class Neighbours:
 
     @classmethod
     def none(cls) -> Neighbours:
-        """No neighbours of any query."""
+        """Return no neighbours of any query."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
-    """The k documents of highest cosine for each query; of equal ones the lower id wins.
+    """Return the k documents of highest cosine for each query; of equal ones the lower id wins.
 
-    Works on blocks of queries, so that at most about 32 MB of scores are in memory.
+    At most about 32 MB of scores are in memory.
 
     Args:
         queries: [queries, width], rows of length 1.
@@ -75,12 +74,12 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
 
 
 def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
-    """The k best of both for each query."""
+    """Return the k best of both for each query."""
     return best_of(joined([left, right]), k)
 
 
 def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
-    """The k best of a block of scores; of equal ones the lower id wins.
+    """Return the k best of a block of scores; of equal ones the lower id wins.
 
     Args:
         scores: [queries, documents]; minus infinity where a document is not found.
@@ -101,7 +100,7 @@ def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Ne
 
 
 def best_of(found: Neighbours, k: int) -> Neighbours:
-    """The k best of each query, in their order; of equal ones the lower id wins."""
+    """Return the k best of each query, in their order; of equal ones the lower id wins."""
     order = np.lexsort((found.documents, -found.scores, found.queries))
     queries = found.queries[order]
     first_of_query = np.searchsorted(queries, queries)
@@ -110,26 +109,19 @@ def best_of(found: Neighbours, k: int) -> Neighbours:
 
 
 def joined(parts: Sequence[Neighbours]) -> Neighbours:
-    """All neighbours one behind the other, in no order."""
-    return Neighbours(
-        np.concatenate([part.queries for part in parts]),
-        np.concatenate([part.documents for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-    )
+    """Return all neighbours one behind the other, in no order."""
+    columns = ((part.queries, part.documents, part.scores) for part in parts)
+    return Neighbours(*map(np.concatenate, zip(*columns, strict=True)))
 
-
-Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-"""What Spark's `mapInArrow` takes."""
 
 EmbedderLoader: TypeAlias = "Callable[[], TextEmbedder]"
 """Called once in each task, on the executor."""
 
 
 def embedder_loader(session: SparkSession, model_folder: Location | str) -> EmbedderLoader:
-    """What loads the model of a folder on an executor, with a thread for each CPU of the task.
+    """Return what loads a model on an executor, with a thread for each CPU of the task.
 
     Args:
-        session: Its ``spark.task.cpus`` sets the threads.
         model_folder: A folder that the driver and every executor can reach.
 
     Raises:
@@ -151,24 +143,8 @@ def embedder_loader(session: SparkSession, model_folder: Location | str) -> Embe
     return load
 
 
-def spread(table: DataFrame) -> DataFrame:
-    """The rows in at least one partition a core, since a small file is read as a single one.
-
-    Args:
-        table: Rows as they are read. To tell the partitions of what follows from a shuffle, Spark
-            would compute it.
-    """
-    cores = cores_for(table)
-    return table if has_partitions(table, cores) else table.repartition(cores)
-
-
-def cores_for(frame: DataFrame) -> int:
-    """Of the session of a frame."""
-    return default_parallelism(frame.sparkSession)
-
-
 def unit_length(embeddings: np.ndarray) -> np.ndarray:
-    """The rows scaled to length 1, in float32; a zero row stays zero.
+    """Return the rows scaled to length 1, in float32; a zero row stays zero.
 
     Args:
         embeddings: [texts, width].
