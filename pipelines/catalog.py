@@ -259,11 +259,21 @@ EVALUATIONS = Registry(
     entries={
         "retrieval": "pipelines.evaluation.retrieval:EVALUATION",
         "geometry": "pipelines.evaluation.geometry:EVALUATION",
-        "similarity": "pipelines.evaluation.similarity:EVALUATION",
-        "classification": "pipelines.evaluation.classification:EVALUATION",
+        "similarity": "pipelines.evaluation.pairs:SIMILARITY",
+        "classification": "pipelines.evaluation.pairs:CLASSIFICATION",
         "retrieval_sets": "pipelines.evaluation.beir:EVALUATION",
     },
 )
+
+TRACKERS = Registry(
+    kind="tracker",
+    key="tracking.trackers",
+    entries={
+        "mlflow": "pipelines.tracking.mlflow:MlflowTracker",
+        "tensorboard": "pipelines.tracking.tensorboard:TensorBoardTracker",
+    },
+)
+"""The name is also that of the extra, and what the tracker's own settings begin with."""
 
 MERGE_FORMATS = Registry(
     "table format",

@@ -17,7 +17,7 @@ from pipelines.compare.prediction import COUNTS, NETWORKS, TOLD, Projection
 from pipelines.compare.results import COLUMNS, Results, told
 from pipelines.compare.strategy import PAPER
 from pipelines.files import storage
-from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
+from pipelines.report.page_parts import Bar, Chart, duration, per_cent, render, whole
 from pipelines.report.svg_charts import RUNS, Curve, Readings, Series, chart, picture_of, whole_tick
 
 if TYPE_CHECKING:
@@ -170,10 +170,10 @@ def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
 
 
 def _bar(one: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
-    drawn = bar(one.strategy, 0, one.examples_per_second / most)
     share = shares.get((one.strategy, one.workers))
     told = "" if share is None or one.workers == 1 else per_cent(share)
-    return Bar("kept", drawn.name, whole(one.examples_per_second), told, drawn.left, drawn.width)
+    rate = one.examples_per_second
+    return Bar(one.strategy, whole(rate), 0.0, rate / most, "kept", told)
 
 
 def _charts(results: Results) -> list[Chart]:

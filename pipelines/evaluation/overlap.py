@@ -20,9 +20,9 @@ from typing_extensions import TypedDict
 from pipelines import __version__
 from pipelines.corpus.readers.inputs import COLUMNS, find_files, stamp_of
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Tables
 from pipelines.evaluation.beir import files_of_set
 from pipelines.evaluation.pairs import is_pair_file
+from pipelines.evaluation.rows import Tables
 from pipelines.evaluation.sets import NamedSet, digest_tables, named_sets
 from pipelines.files import records, storage
 from pipelines.files.locations import Location

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipelines.evaluation.embedder import embedder_loader
-from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
+from pipelines.evaluation.retrieval import (
+    DEPTH,
+    EMBEDDED,
+    Queries,
+    Retrieved,
+    embeddings_by_id,
+    query_batches,
+)
+from pipelines.evaluation.rows import SparkRows, spread
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -251,16 +259,14 @@ def _pairs(
     ]
     if not lines:
         return []
-    frame = session.createDataFrame(
-        [(one, documents[one], one) for one in pairs.values()],
-        "query_id long, text string, document_id long",
-    )
+    rows = [(one, documents[one]) for one in pairs.values()]
+    shown = SparkRows(spread(session.createDataFrame(rows, "query_id long, text string")))
     earlier: np.ndarray | None = None
     for name, folder in models.items():
         left = _rows_of(retrieved[name].queries, pairs)
-        # Embedded as queries are, since :func:`embed_queries` returns embeddings by id.
-        load = embedder_loader(session, folder)
-        right = _rows_of(embed_queries(frame, load, as_documents=True), pairs.values())
+        embed = query_batches(embedder_loader(session, folder), as_documents=True)
+        by_id = embeddings_by_id(shown.map(embed, EMBEDDED))
+        right = np.stack([by_id[document] for document in pairs.values()])
         places = place_on_map(np.concatenate([left, right]), config.training.seed)
         places = places if earlier is None else turned_onto(places, earlier)
         earlier = places

@@ -84,9 +84,8 @@ from pipelines.spark.errors import executor_failures
 from pipelines.spark.jobs import stall_failures
 from pipelines.spark.session import spark_session
 from pipelines.tokens.stage import check_tokens, corpus_length
-from pipelines.tracking import check_trackers
 from pipelines.tracking.base import evaluation_values, training_values
-from pipelines.tracking.run_tracking import RunTracking
+from pipelines.tracking.run_tracking import RunTracking, check_trackers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,8 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.report.page_parts import drawn
-from pipelines.report.recorded_runs import KEY, check_run, check_runs
 from pipelines.report.run_page import write_report
-from pipelines.report.runs_page import write_comparison
+from pipelines.report.runs_page import KEY, check_run, check_runs, write_comparison
 from pipelines.runs.job_records import prepared_folder_of
 from pipelines.settings import Config
 from pipelines.settings.base import NotLocalError, stored_path

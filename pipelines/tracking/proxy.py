@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.files.copies import cache_folder
 from pipelines.files.locations import as_local
-from pipelines.tracking import REGISTRY
+from pipelines.settings import TrackingSettings
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 from pipelines.tracking.process import one_line
 
@@ -44,7 +44,7 @@ class TrackingError(Exception):
 
 
 class TrackerProxy:
-    """Hands figures to one tracker, whatever becomes of it.
+    """Hand figures to one tracker, whatever becomes of it.
 
     Args:
         name: Of the tracker, in the registry.
@@ -66,20 +66,20 @@ class TrackerProxy:
         self._thread.start()
 
     def log(self, point: MetricPoint) -> None:
-        """Hands figures over; never waits."""
+        """Hand figures over; never wait."""
         with self._changed:
             self._dropped += len(self._points) == MAX_WAITING
             self._points.append(point)
             self._changed.notify()
 
     def end(self, end: RunEnd) -> None:
-        """Passes on how the run has ended; never waits."""
+        """Pass on how the run has ended; never wait."""
         with self._changed:
             self._end = end
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Waits until all is delivered or cannot be, at most so long, and ends the process."""
+        """Wait until all is delivered or cannot be, at most so long, and end the process."""
         self._thread.join(max(seconds, 0.0))
         if not self._is_delivered:
             self._warn("it took too long to take what was left")
@@ -94,7 +94,7 @@ class TrackerProxy:
         self._thread.join(LEAVE_SECONDS)
 
     def _work(self) -> None:
-        """The thread: delivers what is there, and waits for more."""
+        """Deliver what is there, and wait for more: the thread."""
         last_tries = LAST_TRIES
         while last_tries and not self._is_delivered and not self._is_abandoned:
             try:
@@ -149,7 +149,7 @@ class TrackerProxy:
                 self._changed.wait()
 
     def _pause(self) -> None:
-        """Waits before the next try, and not for long when the run has ended."""
+        """Wait before the next try, and not for long when the run has ended."""
         began = time.monotonic()
         with self._changed:
             if self._end is not None and not self._is_abandoned:
@@ -158,7 +158,7 @@ class TrackerProxy:
                 self._changed.wait(left)
 
     def _warn(self, problem: str) -> None:
-        """One line, whatever happens and however often."""
+        """Say one line, whatever happens and however often."""
         with self._changed:
             if self._has_warned:
                 return
@@ -172,7 +172,7 @@ class TrackerProxy:
 
 
 def log_path(start: RunStart, name: str) -> Path:
-    """Where a tracker's process writes what it and its library have to say."""
+    """Return where a tracker's process writes what it and its library have to say."""
     folder = as_local(start.folder.tracking)
     if folder is not None:
         return folder / f"{name}.log"
@@ -181,20 +181,45 @@ def log_path(start: RunStart, name: str) -> Path:
     return cache_folder(start.storage) / "logs" / digest / f"{name}.log"
 
 
-class TrackerProcess:
-    """The process of a tracker.
+EXPERIMENT = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 
-    Args:
-        name: Of the tracker, in the registry.
-        start: Names the run folder, where the log is.
+
+def databricks_environment(settings: TrackingSettings) -> Mapping[str, str]:
+    """Return workspace, credentials and experiment of a notebook or job of Databricks.
+
+    A child process does not know them. Empty, and MLflow is not imported, where the tracking server
+    is not Databricks.
 
     Raises:
-        Exception: Whatever keeps it from starting.
+        Exception: MLflow's, where it finds no credentials.
     """
+    uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    in_runtime = "DATABRICKS_RUNTIME_VERSION" in os.environ
+    if not uri.startswith("databricks") and (uri or not in_runtime):
+        return {}
+    from mlflow.tracking.default_experiment.registry import get_experiment_id
+    from mlflow.utils.databricks_utils import get_databricks_env_vars
+
+    found = dict(get_databricks_env_vars(uri or "databricks"))
+    if settings.mlflow_experiment is None and not any(name in os.environ for name in EXPERIMENT):
+        experiment = get_experiment_id() if in_runtime else None
+        if experiment is not None:
+            found["MLFLOW_EXPERIMENT_ID"] = str(experiment)
+    return found
+
+
+_ENVIRONMENTS: Mapping[str, Callable[[TrackingSettings], Mapping[str, str]]] = {
+    "mlflow": databricks_environment
+}
+"""Variables that a tracker's process needs and the driver alone can know."""
+
+
+class TrackerProcess:
+    """The process of a tracker; raises whatever keeps it from starting."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self.has_started = False
-        extra = REGISTRY[name].environment(start.settings)
+        extra = _ENVIRONMENTS[name](start.settings) if name in _ENVIRONMENTS else {}
         log = log_path(start, name)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
@@ -214,7 +239,7 @@ class TrackerProcess:
         return self._process.poll() is None
 
     def ask(self, call: str, given: Mapping[str, Any]) -> None:
-        """Has the tracker do something, and waits for its answer.
+        """Have the tracker do something, and wait for its answer.
 
         Raises:
             TrackingError: It could not, or did not answer in time; it is ended then.
@@ -244,7 +269,7 @@ class TrackerProcess:
         return line
 
     def close(self) -> None:
-        """Lets the process end by itself, and ends it if it does not."""
+        """Let the process end by itself, and end it if it does not."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -253,7 +278,7 @@ class TrackerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the process, and warns if it does not end soon."""
+        """Kill the process, and warn if it does not end soon."""
         self._process.kill()
         try:
             self._process.wait(LEAVE_SECONDS)

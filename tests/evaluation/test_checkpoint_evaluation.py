@@ -18,9 +18,11 @@ from test_beir import DOCUMENTS, QRELS, QUERIES, write_set
 
 from pipelines import workflow
 from pipelines.errors import InputError
+from pipelines.evaluation.base import Forms
 from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.held_out import read_held_out_alone
-from pipelines.evaluation.retrieval import measure_nested
+from pipelines.evaluation.retrieval import arranged, measure
+from pipelines.evaluation.rows import SparkRows
 from pipelines.evaluation.sets import evaluate
 from pipelines.models.folder import write_encoder
 from pipelines.models.inference.embedder import load_embedder
@@ -124,9 +126,10 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
     # What one process searches in minutes is not what is trained on, too.
     held_out = read_held_out_alone(spark, measured_config, str(prepared / "corpus"))
     load = partial(load_embedder, str(tmp_path / "model"), precision="fp32")
-    forms = measure_nested(held_out, load, lambda *_: None, (4,), hybrid=False)
-    expected |= dict(zip(names, forms.values(), strict=False))
-    assert all(figures["documents"] < pool for figures in forms.values())
+    rows = {name: SparkRows(frame) for name, frame in arranged(held_out).items()}
+    alone = [found.figures for found in measure(rows, load, Forms((4,)))]
+    expected |= dict(zip(names, alone, strict=False))
+    assert all(figures["documents"] < pool for figures in alone)
     for line in lines:
         figures = {key: line[key] for key in line if key not in ("step", "evaluation")}
         assert figures == pytest.approx(expected[line["evaluation"]], abs=1e-3)

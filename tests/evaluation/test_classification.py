@@ -12,14 +12,17 @@ from measured_sets import measured_on
 from sklearn.metrics import f1_score
 
 from pipelines.errors import InputError
-from pipelines.evaluation.classification import (
-    EVALUATION,
-    FILES,
+from pipelines.evaluation.base import WHOLE_ALONE
+from pipelines.evaluation.pairs import (
+    CLASSIFICATION,
+    CLASSIFICATION_FILES,
+    PairFiles,
+    best_accuracy,
+    best_f1,
     classification_figures,
     labelled_pairs,
 )
-from pipelines.evaluation.pairs import PairFiles, cosines_of
-from pipelines.evaluation.rankings import best_accuracy, best_f1
+from pipelines.evaluation.rows import LocalRows
 from pipelines.settings import Config
 
 COLUMNS = ("sentence1", "sentence2", "label")
@@ -69,18 +72,12 @@ def check_against_library(figures, pairs, evaluator, model) -> None:
         assert figures[name] == pytest.approx(expected[f"cosine_{name}"], abs=1e-5)
 
 
-def test_equals_sentence_transformers(
-    spark, tmp_path, evaluator, reference, reference_loader
-) -> None:
-    path = tmp_path / "pairs.parquet"
-    pq.write_table(
-        pa.table(dict(zip(COLUMNS, map(list, zip(*PAIRS, strict=True)), strict=True))), path
-    )
-    pairs = labelled_pairs(spark, str(path), PairFiles(FILES, COLUMNS))
+def test_equals_sentence_transformers(tmp_path, evaluator, reference, reference_loader) -> None:
+    rows = [dict(zip(("text_0", "text_1", "score"), row, strict=True)) for row in PAIRS]
+    pairs = pa.Table.from_pylist([row | {"pair": number} for number, row in enumerate(rows)])
     load = reference_loader([text for *texts, _ in PAIRS for text in texts])
-    found = cosines_of(pairs, load)
-    figures = classification_figures(found.cosines, found.scores)
-    check_against_library(figures, PAIRS, evaluator, reference)
+    (found,) = CLASSIFICATION.measure({"pairs": LocalRows(pairs.to_batches)}, load, WHOLE_ALONE)
+    check_against_library(found.figures, PAIRS, evaluator, reference)
 
 
 def test_equals_sentence_transformers_on_parade(
@@ -105,7 +102,7 @@ def test_labels_may_be_booleans(spark, tmp_path) -> None:
     files[2].write_text("\n".join(lines))
     wanted = sorted((first, float(label)) for first, _, label in PAIRS)
     for file in files:
-        pairs = labelled_pairs(spark, str(file), PairFiles(FILES, COLUMNS))
+        pairs = labelled_pairs(spark, str(file), PairFiles(CLASSIFICATION_FILES, COLUMNS))
         assert sorted((row["text_0"], row["score"]) for row in pairs.collect()) == wanted
 
 
@@ -137,4 +134,4 @@ def test_refuses_what_is_no_label(spark, minilm, tmp_path) -> None:
 def test_without_scikit_learn_it_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^evaluation\.classification: scikit-learn is not inst"):
-        EVALUATION.check(Config(), "no-such-file.tsv")
+        CLASSIFICATION.check(Config(), "no-such-file.tsv")

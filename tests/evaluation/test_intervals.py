@@ -14,8 +14,9 @@ from pipelines.evaluation.intervals import (
     mean_intervals,
     pair_intervals,
 )
-from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
-from pipelines.evaluation.similarity import similarity_figures
+from pipelines.evaluation.pairs import similarity_figures
+from pipelines.evaluation.rankings import retrieval_metrics
+from pipelines.evaluation.retrieval import Queries, Retrieved
 
 RANDOM = np.random.default_rng(5)
 NOTHING = Interval(0.0, 0.0, 0.0, p=1.0, differing=0)

@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
+from pipelines.evaluation.pairs import pearson, spearman
 from pipelines.evaluation.rankings import (
     average_precision_at,
     ndcg_at,
-    pearson,
     recall_at,
     reciprocal_rank_at,
-    spearman,
+    retrieval_metrics,
 )
-from pipelines.evaluation.retrieval import retrieval_metrics
 
 RANKED = [7, 3, 9, 1, 5]
 

@@ -14,19 +14,21 @@ from pipelines.report.verdict import metrics_table
 from pipelines.settings.load import parse
 
 FILE = """
-from pipelines.evaluation.base import Evaluation, Figure
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.evaluation.base import Evaluation, Figure, Measured
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 
 
-def measure(tables, load, on_retrieved):
-    count = tables["documents"].count()
-    longest = tables["documents"].selectExpr("max(length(text)) as longest").first()["longest"]
-    return {"documents": count, "longest_text": float(longest)}
+def lengths(batches):
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"length": pc.utf8_length(batch["text"])})
 
 
-def measure_snapshot(tables, load):
-    texts = [text for batch in tables("documents") for text in batch["text"].to_pylist()]
-    return {"documents": len(texts), "longest_text": float(max(map(len, texts)))}
+def measure(tables, load, forms):
+    found = [row["length"] for row in tables["documents"].map(lengths, "length int")]
+    return [Measured({"documents": len(found), "longest_text": float(max(found))})]
 
 
 EVALUATION = Evaluation(
@@ -36,16 +38,16 @@ EVALUATION = Evaluation(
     sets=held_out_sets,
     read=read_held_out,
     measure=measure,
-    measure_snapshot=measure_snapshot,
     held_out=True,
 )
 """
 
 
 @pytest.fixture
-def config(tmp_path, minilm, monkeypatch):
+def config(spark, tmp_path, minilm, monkeypatch):
     """A run of a model that was not trained, and nothing to measure but the new evaluation."""
     (tmp_path / "text_lengths.py").write_text(FILE)
+    spark.sparkContext.addPyFile(str(tmp_path / "text_lengths.py"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(EVALUATIONS.entries, "texts", "text_lengths:EVALUATION")
     held_out = tmp_path / "prepared" / "corpus" / "evaluation"

@@ -9,8 +9,15 @@ import pytest
 from measured_sets import measured_on
 
 from pipelines.errors import InputError
-from pipelines.evaluation.pairs import PairFiles, cosines_of
-from pipelines.evaluation.similarity import FILES, scored_pairs, similarity_figures
+from pipelines.evaluation.pairs import (
+    SIMILARITY_FILES,
+    PairFiles,
+    arranged,
+    cosines_of,
+    scored_pairs,
+    similarity_figures,
+)
+from pipelines.evaluation.rows import SparkRows
 
 COLUMNS = ("left", "right", "likeness")
 PAIRS = [
@@ -43,7 +50,8 @@ def files(tmp_path_factory):
 def test_every_format_gives_the_same_pairs(spark, files) -> None:
     for file in files:
         found = [
-            tuple(row) for row in scored_pairs(spark, file, PairFiles(FILES, COLUMNS)).collect()
+            tuple(row)
+            for row in scored_pairs(spark, file, PairFiles(SIMILARITY_FILES, COLUMNS)).collect()
         ]
         assert sorted(found) == sorted(PAIRS)
 
@@ -51,10 +59,10 @@ def test_every_format_gives_the_same_pairs(spark, files) -> None:
 def test_equals_sentence_transformers(spark, files, reference, reference_loader) -> None:
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    pairs = scored_pairs(spark, files[0], PairFiles(FILES, COLUMNS))
+    pairs = scored_pairs(spark, files[0], PairFiles(SIMILARITY_FILES, COLUMNS))
     left, right, scores = map(list, zip(*PAIRS, strict=True))
     load = reference_loader([*left, *right])
-    found = cosines_of(pairs, load)
+    found = cosines_of(SparkRows(arranged({"pairs": pairs})["pairs"]), load)
     figures = similarity_figures(found.cosines, found.scores)
     expected = EmbeddingSimilarityEvaluator(left, right, scores, main_similarity="cosine")(
         reference

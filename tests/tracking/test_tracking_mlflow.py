@@ -24,8 +24,8 @@ from pipelines.settings import Config, StorageSettings
 from pipelines.settings.load import parse
 from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunEnd, RunStart
-from pipelines.tracking.databricks import databricks_environment
 from pipelines.tracking.mlflow import MlflowTracker, release, requirements
+from pipelines.tracking.proxy import databricks_environment
 from pipelines.tracking.pyfunc import texts_of
 from pipelines.tracking.run_tracking import RunTracking
 
