@@ -1,4 +1,4 @@
-"""Megatron-Core's tensor, pipeline and data parallel, started by Spark's TorchDistributor."""
+"""Megatron-Core's tensor, pipeline and data parallel."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from pipelines.catalog import LOSSES
+from pipelines.engines.barrier_engine import NEEDS, BarrierEngine, barrier_rules
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
 from pipelines.errors import InputError
 
 if TYPE_CHECKING:
-    from pipelines.engines.distributor import MonitoredDistributor
     from pipelines.settings import Config
 
 
-class MegatronEngine(DistributorEngine):
+class MegatronEngine(BarrierEngine):
     """The encoder divided between workers, and the optimiser's arrays between replicas."""
 
     name = "megatron"
@@ -39,7 +38,7 @@ class MegatronEngine(DistributorEngine):
     shardings = tuple(steppers)
     options = ("model_parallel", "pipeline_parallel")
     libraries = ("megatron", "torch")
-    rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
+    rules = barrier_rules("pytorch.spark.distributor.ignoreSsl")
 
     @override
     def check_settings(self, config: Config) -> None:
@@ -81,9 +80,3 @@ class MegatronEngine(DistributorEngine):
                     f"engine megatron has no decoder, which `{name}` needs",
                     "another objective.name, or training.engine: torch",
                 )
-
-    @override
-    def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
-        from pipelines.engines.distributor import MonitoredDistributor
-
-        return MonitoredDistributor(workers, local_mode=False, use_gpu=use_gpu)
