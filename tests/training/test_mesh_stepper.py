@@ -52,6 +52,7 @@ def work_as(rank, members, ports, answer):
     placement = Placement(replicas=len(ports) // members, members=members)
     config = parse({"training": TRAINING | {"workers": len(ports), "model_parallel": members}})
     run = SimpleNamespace(config=config, sides=PAIR, special_ids=IDS)
+    run.by_source = (run,)
     place = placement.place(rank)
     task = SimpleNamespace(run=run, rank=rank, placement=placement, place=place)
     with ExitStack() as stack:

@@ -6,6 +6,7 @@ Runs on executors.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,20 +93,29 @@ class GroupCollectives:
 
 
 class ProcessGroupCollectives(GroupCollectives):
-    """Joins the group that torchrun's environment describes.
+    """Joins the group that the environment describes, by the variables of torchrun's.
 
     By NCCL where the worker has a GPU, and by Gloo where it has none.
 
     Args:
         settings: The deadlines, of the start and of a step.
+        listener: Of rank 0: where the store is to listen at which the workers meet, which takes it
+            over; None for every address of its host.
     """
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, listener: socket.socket | None = None) -> None:
         device = worker_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        start = timedelta(seconds=settings.start_seconds)
-        store, rank, workers = next(processes.rendezvous("env://", timeout=start))
+        rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = processes.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            workers,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=settings.start_seconds),
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
         processes.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,

@@ -50,9 +50,9 @@ from pipelines.settings.training import Place, layers_of_stage
 from pipelines.training.collectives.base import Collectives, check_agreement
 from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.devices import worker_device
-from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
+from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork, by_side
 from pipelines.training.steppers.objectives import Objective
-from pipelines.training.steppers.sharded import KINDS, FsdpStepper
+from pipelines.training.steppers.sharded import KINDS, FsdpStepper, lazy_checkpoint
 from pipelines.training.steppers.torch import (
     TorchStepper,
     TorchWork,
@@ -133,15 +133,8 @@ class OwnPart:
             device: Of the parts, from which the process group can send.
             kinds: Of the moments.
         """
-        moments = {
-            f"{kind}/{name}": shape for kind in kinds for name, shape in self.trained.items()
-        }
-        return Checkpoint(
-            step,
-            self._spec,
-            LazyArrays(self.trained, partial(self._sent, weight, device)),
-            LazyArrays(moments, partial(self._sent, moment, device)),
-        )
+        own = partial(self._sent, weight, device), partial(self._sent, moment, device)
+        return lazy_checkpoint(step, self._spec, self.trained, *own, kinds)
 
     def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
         """Have rank 0 put together the parts of an array, which come from the first replica."""
@@ -416,11 +409,12 @@ class StagedWork(TorchWork):
         """See :class:`TorchWork`; zero before the last stage, which has the candidates."""
         some = self._texts(work, objective)
         with torch.no_grad():
-            embeddings = self._run(some, None)
+            found = self._run(some, None)
         pulls: list[list[torch.Tensor]] = []
         loss = torch.zeros((), device=self._device)
         if self._own.is_last:
-            loss, pulls = self._compared(work, objective, some, embeddings)
+            sides = [torch.cat(side) for side in by_side(some, found)]
+            loss, pulls = self._compared(work, objective, some, sides)
         self._run(some, lambda sides, number: pulled_loss(sides, pulls[number]))
         return loss
 
