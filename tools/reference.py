@@ -172,7 +172,7 @@ def losses_page() -> str:
             (
                 (
                     f"`{loss.name}`",
-                    _first_line(LOSSES.module(loss.name)),
+                    loss.summary,
                     LABELS if loss.labels else NEEDS[loss.needs],
                     _keys(key for key in loss.settings.model_fields if key not in common),
                     ", ".join(loss.forms),

@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.compare.processes import own_environment
 from pipelines.errors import PipelineError
 from pipelines.models.architecture import architecture_of
-from pipelines.models.hf.spec import HfSpec
+from pipelines.models.hf.architecture import HfSpec
 from pipelines.models.spec import EncoderSpec
 
 FORWARD_AND_BACK = 6

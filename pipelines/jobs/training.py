@@ -47,7 +47,7 @@ from pipelines.models.adaptation import (
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.folder import start_card, start_encoder, weight_change, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
-from pipelines.models.lsa.embedding import with_terms
+from pipelines.models.lsa.modules import with_terms
 from pipelines.models.start import longest_unasked, model_length
 from pipelines.models.weights import Weights, check_division
 from pipelines.pretraining.start import objective_weights, special_ids

@@ -1,4 +1,4 @@
-"""Which texts an anchor picks its own from, and which of them would be false negatives.
+"""What the embeddings of a granule are compared with: scores, vectors, or candidates to pick from.
 
 A text that is as right as the anchor's own must not be pushed away: one of an example of the same
 group, or one that says the same as the anchor or as its own positive, token by token. Leaving
@@ -11,12 +11,14 @@ Plain numpy, the same for all frameworks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
+from pipelines.settings import ObjectiveSettings
 
 
 class Picks(NamedTuple):
@@ -41,14 +43,9 @@ class Picks(NamedTuple):
 
 
 def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
-    """What tells examples and their texts apart.
+    """Return what tells examples, and their texts on the sides that are embedded, apart.
 
-    Args:
-        granules: The examples, in this order.
-        sides: Those that the loss embeds.
-
-    Returns:
-        int64 [examples, 1 + sides]: the group, and the key of the text on each side.
+    int64 [examples, 1 + sides]: the group, and the key of the text on each side.
     """
     return np.concatenate(
         [
@@ -59,12 +56,7 @@ def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
 
 
 def teachers_vectors(granules: Iterable[Granule], sides: Sequence[str]) -> list[np.ndarray]:
-    """The vectors that a teacher gave the texts of each side, fp32 [examples, width].
-
-    Args:
-        granules: The examples, in this order.
-        sides: Those that the loss embeds.
-    """
+    """Return the vectors that a teacher gave the texts of each side, fp32 [examples, width]."""
     held = [granule.teacher for granule in granules]
     return [np.concatenate([teacher[name] for teacher in held]) for name in sides]
 
@@ -104,7 +96,7 @@ class Candidates:
         return self._examples * self._sides
 
     def picks(self, first: int, last: int) -> Picks:
-        """What the anchors of examples ``first`` to ``last - 1`` pick from.
+        """Return what the anchors of examples ``first`` to ``last - 1`` pick from.
 
         Left out are all texts of other examples of the anchor's group, and all texts that equal
         the anchor or its positive, its own hard negatives too; never its positive nor the anchor
@@ -132,7 +124,7 @@ class Candidates:
         )
 
     def _guide(self, first: int, last: int) -> list[np.ndarray]:
-        """The teacher's vectors of the texts that are compared; see :class:`Picks`."""
+        """Return the teacher's vectors of the texts that are compared; see :class:`Picks`."""
         if not self._teacher or self.anchors:
             return self._teacher
         anchors, *others = self._teacher
@@ -147,10 +139,44 @@ class _Lookup:
         self._sorted = values[self._order]
 
     def matches(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All pairs of a wanted value's number and a place where it stands."""
+        """Return all pairs of a wanted value's number and a place where it stands."""
         starts = np.searchsorted(self._sorted, wanted, "left")
         counts = np.searchsorted(self._sorted, wanted, "right") - starts
         numbers = np.repeat(np.arange(len(wanted)), counts)
         before = np.cumsum(counts) - counts
         places = np.arange(len(numbers)) + np.repeat(starts - before, counts)
         return numbers, self._order[places]
+
+
+Targets = Picks | np.ndarray | list[np.ndarray]
+"""The scores of a loss that needs them, fp32 [examples], or [examples, 1 + hard negatives] where it
+needs those of the candidates; the vectors of a teacher of one that needs these, fp32 [examples,
+width] for each side; of any other, which texts the anchors may be compared with. The forms of a
+loss take all of them as tensors."""
+
+SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
+    "scores": lambda granule: granule.scores,
+    "candidate_scores": lambda granule: granule.candidate_scores,
+}
+"""What a granule has of the scores that a loss needs."""
+
+
+def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequence[str]) -> Targets:
+    """Return what the embeddings of a granule are compared with, if its negatives are its own.
+
+    The sides are those that are embedded, as the loss takes them; there may be others.
+    """
+    needs = LOSSES.load(settings.name).needs
+    if needs == "teacher":
+        return teachers_vectors([granule], sides)
+    scores = SCORES.get(needs)
+    if scores is not None:
+        found = scores(granule)
+        assert found is not None, "the driver has seen that there are scores"
+        return found
+    candidates = Candidates(
+        identities([granule], sides),
+        anchors=settings.compares_anchors,
+        teacher=teachers_vectors([granule], sides) if settings.uses_teacher else (),
+    )
+    return candidates.picks(0, granule.examples)

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.losses.loss import Loss
-from pipelines.losses.operations import Operations, TensorFlowOperations, TorchOperations
+from pipelines.losses.operations import Operations, both_forms
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -123,11 +123,7 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
 
 def check_comparisons(config: Config) -> None:
-    """Refuses directions, hardness and margins that have no meaning, or no form.
-
-    Raises:
-        InputError: Of one of the loss's own keys.
-    """
+    """Refuse directions, hardness and margins that have no meaning, or no form."""
     settings = config.objective
     assert isinstance(settings, InBatchNegativesSettings)
     chosen = settings.directions
@@ -167,7 +163,7 @@ def check_comparisons(config: Config) -> None:
 
 
 def _check_effects(settings: InBatchNegativesSettings) -> None:
-    """Refuses keys that say how something is done which is not done."""
+    """Refuse keys that say how something is done which is not done."""
     without = {
         "partition_mode": (len(settings.directions) == 1, "a second of objective.directions"),
         "hardness_mode": (not settings.hardness_strength, "objective.hardness_strength"),
@@ -208,12 +204,13 @@ class _Comparison:
         self._guides = self._ends(picks.guide) if picks.guide else None
         if settings.false_negative_margin is not None:
             sources, _ = self._guides or (self._sources, None)
-            pair = operations.constant(operations.inner(sources["query"], sources["doc"]))
+            cosines = operations.cosines(sources["query"], sources["doc"])
+            pair = operations.constant(cosines)[:, None]
             of = abs(pair) if settings.margin_strategy == "relative" else 1.0
             self._most = pair - of * settings.false_negative_margin
 
     def logits(self, direction: Direction) -> Any:
-        """The table of a direction."""
+        """Return the table of a direction."""
         settings, operations = self._settings, self._operations
         source, _, target = direction.partition("_to_")
         scaled = self._sources[source] / settings.temperature
@@ -230,7 +227,7 @@ class _Comparison:
         return table
 
     def _ends(self, sides: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What is compared, and with what, by the two ends of a direction."""
+        """Return what is compared, and with what, by the two ends of a direction."""
         settings, operations = self._settings, self._operations
         queries, *documents = sides
         # Nothing is joined that is one already: these may be the texts of a whole step.
@@ -242,7 +239,7 @@ class _Comparison:
         return sources, {"query": queries, "doc": texts}
 
     def _false(self, direction: Direction, table: Any) -> Any:
-        """Where false negatives stand in the plain table of a direction, as truth values."""
+        """Return where false negatives stand in the plain table of a direction, as truth values."""
         operations, (source, _, target) = self._operations, direction.partition("_to_")
         if self._guides is None:
             cosines = operations.constant(table) * self._settings.temperature
@@ -253,7 +250,7 @@ class _Comparison:
         return others > self._most
 
     def _hardness(self, table: Any) -> Any:
-        """What is added to the plain table of documents: 0 but for some negatives."""
+        """Return what is added to the plain table of documents: 0 but for some negatives."""
         settings, operations = self._settings, self._operations
         factor = settings.hardness_strength * settings.temperature
         own, pair = self._own("doc"), operations.pairs(self._picks.own)
@@ -268,7 +265,7 @@ class _Comparison:
         return put_to_zero(pair) - put_to_zero(own)
 
     def _own(self, target: str) -> Any:
-        """Where the texts of the example itself stand: all of a side of documents."""
+        """Return where the texts of the example itself stand: all of a side of documents."""
         sides = self._documents if target == "doc" else 1
         places = [
             self._operations.pairs(self._picks.own + side * self._examples) for side in range(sides)
@@ -276,7 +273,7 @@ class _Comparison:
         return self._operations.joined(places)
 
     def _excluded(self, target: str) -> Any:
-        """What is not looked at, counted within the target."""
+        """Return what is not looked at, counted within the target."""
         excluded = self._picks.excluded
         if not self._settings.compares_anchors:
             return excluded
@@ -289,7 +286,7 @@ class _Comparison:
 def loss(
     operations: Operations, sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings
 ) -> Any:
-    """The mean cross-entropy of picking the positive; a scalar tensor."""
+    """Return the mean cross-entropy of picking the positive; a scalar tensor."""
     compared = _Comparison(sides, picks, settings, operations)
     # The first holds the positive, at its own number.
     tables = [compared.logits(one) for one in ORDER if one in settings.directions]
@@ -299,20 +296,10 @@ def loss(
     return operations.cross_entropy(joint, picks.own)
 
 
-def tensorflow(sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings) -> Any:
-    """See :func:`loss`."""
-    return loss(TensorFlowOperations(), sides, picks, settings)
-
-
-def torch(sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings) -> Any:
-    """See :func:`loss`."""
-    return loss(TorchOperations(), sides, picks, settings)
-
-
 def bigdl(
     sides: Sequence[Any], examples: int, settings: InBatchNegativesSettings
 ) -> tuple[Any, Any]:
-    """The similarities to pick from, and dllib's mean cross-entropy of picking the positive.
+    """Return the similarities to pick from, and dllib's mean cross-entropy of picking the positive.
 
     Args:
         sides: Nodes of a graph: [granules, examples, width] each, of length 1.
@@ -336,10 +323,46 @@ def bigdl(
 
 LOSS = Loss(
     name="in_batch_negatives",
+    summary="InfoNCE over cosine similarities: each anchor picks its positive among all of them.",
     needs="pairs",
     sides=("anchor", "positive", "negative"),
     uses_negatives=True,
     settings=InBatchNegativesSettings,
-    forms={"tensorflow": tensorflow, "torch": torch, "bigdl": bigdl},
+    forms=both_forms(loss) | {"bigdl": bigdl},
     check=check_comparisons,
 )
+
+
+class SimcseSettings(InBatchNegativesSettings):
+    """How similarities are compared, and with what: as where the partner is another text."""
+
+
+def check_simcse(config: Config) -> None:
+    """Refuse a training in which both sides would have the same embedding."""
+    check_comparisons(config)
+    if not config.training.dropout:
+        raise InputError(
+            "training.dropout",
+            "`simcse` tells a text's two embeddings apart by dropout alone",
+            "for example 0.1",
+        )
+
+
+SIMCSE = Loss(
+    name="simcse",
+    summary=(
+        "Unsupervised SimCSE: a text picks itself, under another dropout mask, among all texts."
+    ),
+    needs="singles",
+    sides=("anchor", "anchor"),
+    uses_negatives=True,
+    settings=SimcseSettings,
+    # None for BigDL, whose graphs have no dropout.
+    forms=both_forms(loss),
+    check=check_simcse,
+)
+"""Unsupervised SimCSE: a text picks itself, under another dropout mask, among all texts.
+
+Source: Gao, Yao and Chen, "SimCSE: Simple Contrastive Learning of Sentence Embeddings", EMNLP 2021,
+arXiv:2104.08821, section 3.
+"""

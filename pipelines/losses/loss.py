@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses.operations import CUTS
+from pipelines.losses.operations import operations_of
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ Form = Callable[[Any, Any, Any], Any]
 
 The forms of TensorFlow and PyTorch take the embeddings of the sides as a list, [examples, width]
 each, of length 1, in the order of the loss's ``sides``; what they are compared with, see
-:data:`pipelines.losses.targets.Targets`; and the loss's own settings. They return the mean loss of
-the texts of the first side, the anchors, which may be fewer than those that they pick from.
+:data:`pipelines.losses.candidates.Targets`; and the loss's own settings. They return the mean loss
+of the texts of the first side, the anchors, which may be fewer than those that they pick from.
 
 Those of a loss with a :class:`Reconstruction` take a view of the encoder instead, see
 :class:`pipelines.pretraining.torch_head.View`; the arrays that :attr:`Reconstruction.noise` made of
@@ -49,10 +49,6 @@ NEEDS: Mapping[Need, str] = {
 """What a corpus must have, for people."""
 LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
 """The same of scores that are labels."""
-
-
-def _no_further_check(config: Config) -> None:
-    """For a loss that needs nothing but what it declares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +79,7 @@ class Loss:
 
     Attributes:
         name: As in the registry.
+        summary: What is minimised, in a sentence of the documentation.
         needs: Of the corpus, see :data:`NEEDS`. Scores, or a teacher's vectors, are then what
             embeddings are compared with, and otherwise
             :class:`~pipelines.losses.candidates.Picks`.
@@ -100,21 +97,18 @@ class Loss:
     """
 
     name: str
+    summary: str = ""
     needs: Need
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]
     forms: Mapping[str, Form]
     labels: bool = False
-    check: Callable[[Config], None] = _no_further_check
+    check: Callable[[Config], None] = lambda config: None
     reconstruction: Reconstruction | None = None
 
     def form(self, framework: str) -> Form:
-        """The form of a framework.
-
-        Raises:
-            InputError: It has none.
-        """
+        """Return the form of a framework; refuse one that it has none for."""
         if framework not in self.forms:
             raise InputError(
                 "training.framework",
@@ -124,11 +118,7 @@ class Loss:
         return self.forms[framework]
 
     def check_with(self, config: Config) -> None:
-        """Refuses settings that the loss cannot work with, before Spark starts.
-
-        Raises:
-            InputError: Of the corpus, of the framework, or what ``check`` raises.
-        """
+        """Refuse a corpus, framework or settings that it cannot work with, before Spark starts."""
         self.check(config)
         corpus = config.corpus
         if self.reconstruction and config.objective.dimensions:
@@ -158,20 +148,17 @@ class Loss:
 def configured_loss(
     settings: ObjectiveSettings, framework: str
 ) -> Callable[[Sequence[Any], Any], Any]:
-    """The loss that is configured, of the sides and the targets.
+    """Return the loss that is configured, of the sides and the targets.
 
     With ``dimensions`` the weighted sum of the losses of embeddings that are cut to each of them
     and scaled to length 1 again.
 
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147.
-
-    Raises:
-        InputError: It has no form in the framework.
     """
     form = LOSSES.load(settings.name).form(framework)
     if not settings.dimensions:
         return lambda sides, targets: form(sides, targets, settings)
-    cut = CUTS[framework]
+    cut = operations_of(framework).cut
     weights = settings.dimension_weights or (1.0,) * len(settings.dimensions)
 
     def nested(sides: Sequence[Any], targets: Any) -> Any:
@@ -184,7 +171,7 @@ def configured_loss(
 
 
 def spans_steps(settings: ObjectiveSettings) -> bool:
-    """Whether negatives come from all granules of a step, on whatever worker they are."""
+    """Return whether negatives come from all granules of a step, on whatever worker they are."""
     # Of a loss without the key they are those of the granule.
     step = getattr(settings, "negatives", "granule") == "step"
     return step and LOSSES.load(settings.name).uses_negatives

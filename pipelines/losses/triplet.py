@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pipelines.losses.loss import Loss
+from pipelines.losses.operations import Operations, both_forms
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -32,32 +33,23 @@ class TripletSettings(ObjectiveSettings):
     )
 
 
-def tensorflow(sides: Sequence[Any], picks: Picks, settings: TripletSettings) -> Any:
-    """The mean of what is lacking to the margin, over examples and negatives; a scalar tensor."""
-    import tensorflow as tf
-
+def triplet(
+    operations: Operations, sides: Sequence[Any], picks: Picks, settings: TripletSettings
+) -> Any:
+    """Return the mean of what is lacking to the margin, over examples and negatives."""
     anchor, positive, *negatives = sides
-    lacking = [
-        settings.margin + tf.reduce_sum(anchor * (negative - positive), axis=-1)
-        for negative in negatives
-    ]
-    return tf.reduce_mean(tf.nn.relu(lacking))
-
-
-def torch(sides: Sequence[Any], picks: Picks, settings: TripletSettings) -> Any:
-    """The mean of what is lacking to the margin, over examples and negatives; a scalar tensor."""
-    import torch
-
-    anchor, positive, *negatives = sides
-    lacking = [settings.margin + (anchor * (one - positive)).sum(-1) for one in negatives]
-    return torch.relu(torch.stack(lacking)).mean()
+    above = [operations.cosines(anchor, negative - positive) for negative in negatives]
+    return operations.mean(operations.relu(operations.columns(above) + settings.margin))
 
 
 LOSS = Loss(
     name="triplet",
+    summary=(
+        "A margin between an anchor's distance to its positive and those to its hard negatives."
+    ),
     needs="triplets",
     sides=("anchor", "positive", "negative"),
     uses_negatives=False,
     settings=TripletSettings,
-    forms={"tensorflow": tensorflow, "torch": torch},
+    forms=both_forms(triplet),
 )

@@ -1,22 +1,15 @@
-"""Which weights are trained, and how they and the others make an encoder.
+"""Which weights are trained, how they and the others make an encoder, and LoRA's as a folder.
 
 The weights of an encoder are arrays by name, and its forms are pure functions of them. So frozen
 parts and LoRA are two dicts: what is trained, and what never changes. :func:`effective` puts them
 together, in whatever framework the arrays are; gradients pass through it to what is trained.
 
+`peft`, transformers and sentence-transformers load the base of an adapter from where its folder
+says it is, and put the adapter on it.
+
 Source of LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
 arXiv:2106.09685. All matrices of the layers are the default, as in Dettmers et al., "QLoRA:
 Efficient Finetuning of Quantized LLMs", NeurIPS 2023, arXiv:2305.14314.
-
-A smaller encoder that begins with some of the layers of a larger one.
-
-Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT", 2019,
-arXiv:1910.01108, section 3, whose student takes one layer of two.
-
-A LoRA adapter as `peft` writes it: a folder with the factors alone, and where their base is.
-
-`peft`, transformers and sentence-transformers load the base from where the folder says it is, and
-put the adapter on it.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,69 +27,9 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Weights, save_weights
+from pipelines.models.weights import save_weights
 from pipelines.settings import EncoderSettings
 from pipelines.tokens.start import MODULES_FILE, folder_modules
-
-KEY = "encoder.keep_layers"
-
-_LAYER_OF_NAME = re.compile(r"^encoder\.layer\.(\d+)\.")
-
-
-def chosen_layers(layers: int, count: int) -> list[int]:
-    """The numbers of some layers, evenly spaced, with the first and the last among them.
-
-    One alone is the last, whose hidden states are pooled.
-    """
-    if count == 1:
-        return [layers - 1]
-    return [round(number * (layers - 1) / (count - 1)) for number in range(count)]
-
-
-def with_layers(
-    spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
-) -> tuple[EncoderSpec, Weights]:
-    """The encoder without the layers that :func:`chosen_layers` leaves out.
-
-    Args:
-        spec: The shape.
-        weights: In canonical names and order.
-        count: Layers to keep, at least 1.
-
-    Raises:
-        InputError: See :func:`with_fewer_layers`.
-    """
-    whole = _layered(spec, count)
-    places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
-    kept = {}
-    for name, value in weights.items():
-        found = _LAYER_OF_NAME.match(name)
-        if found is None:
-            kept[name] = value
-        elif (layer := int(found[1])) in places:
-            kept[f"encoder.layer.{places[layer]}.{name[found.end() :]}"] = value
-    return replace(whole, layers=count), kept
-
-
-def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
-    """The shape of the encoder that keeps so many layers.
-
-    Raises:
-        InputError: It has no layers that could be left out, or fewer.
-    """
-    return replace(_layered(spec, count), layers=count)
-
-
-def _layered(spec: EncoderSpec, count: int) -> BertSpec:
-    """The encoder's shape, if it has so many layers."""
-    if not isinstance(spec, BertSpec):
-        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
-    if count > spec.layers:
-        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
-    return spec
-
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|block)\.(\d+)\.")
 """The number of the layer that a weight is of, in the names of the families of encoders."""
@@ -132,7 +65,7 @@ NOTHING = Frozen()
 def split(
     encoder: EncoderSettings, weights: Mapping[str, np.ndarray], seed: int
 ) -> tuple[dict[str, np.ndarray], Frozen]:
-    """What is trained of an encoder, and what is not; see :func:`effective` for the inverse.
+    """Return what is trained of an encoder, and what is not; :func:`effective` is the inverse.
 
     Args:
         encoder: Says which parts are frozen, and which matrices LoRA stands beside.
@@ -159,7 +92,7 @@ def split(
 def effective(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scale: float
 ) -> dict[str, Any]:
-    """The weights of the encoder, by canonical name.
+    """Return the weights of the encoder, by canonical name.
 
     Args:
         trained: Arrays, or tensors of a framework, by name; those of an objective are left out.
@@ -180,18 +113,18 @@ def effective(
 def changed(
     trained: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray], scale: float
 ) -> dict[str, np.ndarray]:
-    """The weights of the encoder that are not as they were; see :func:`effective`."""
+    """Return the weights of the encoder that are not as they were; see :func:`effective`."""
     weights = effective(trained, frozen, scale)
     return {name: value for name, value in weights.items() if value is not frozen.get(name)}
 
 
 def without_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
-    """What is trained of the encoder itself."""
+    """Return what is trained of the encoder itself."""
     return {name: value for name, value in trained.items() if not name.startswith(OBJECTIVE)}
 
 
 def of_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of the objective, by their names without :data:`OBJECTIVE`."""
+    """Return the weights of the objective, by their names without :data:`OBJECTIVE`."""
     return {
         name.removeprefix(OBJECTIVE): value
         for name, value in trained.items()
@@ -200,18 +133,18 @@ def of_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layer_of(name: str) -> int | None:
-    """The number of the layer that a weight is of; None for one outside of the layers."""
+    """Return the number of the layer that a weight is of; None for one outside of the layers."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
 
 
 def _is_whole(name: str) -> bool:
-    """Whether a trained weight is one of the encoder's, as it is."""
+    """Return whether a trained weight is one of the encoder's, as it is."""
     return not name.endswith((DOWN, UP)) and not name.startswith(OBJECTIVE)
 
 
 def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[str]:
-    """The weights of the parts that are not to be trained."""
+    """Return the weights of the parts that are not to be trained."""
     numbers = {name: layer_of(name) for name in weights}
     layers = len({number for number in numbers.values() if number is not None})
     if encoder.freeze.layers > layers:
@@ -234,7 +167,7 @@ def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[s
 def _targets(
     encoder: EncoderSettings, weights: Mapping[str, np.ndarray], frozen: set[str]
 ) -> dict[str, tuple[int, ...]]:
-    """The modules that LoRA adapts, with the shape of each one's matrix."""
+    """Return the modules that LoRA adapts, with the shape of each one's matrix."""
     matrices = {
         name.removesuffix(_MATRIX): value.shape
         for name, value in weights.items()
@@ -269,7 +202,7 @@ def _ends(name: str, target: str) -> bool:
 
 
 def _factors(targets: Mapping[str, tuple[int, ...]], rank: int, seed: int) -> dict[str, np.ndarray]:
-    """Fresh factors of each target; uniform as `peft` draws the first (Kaiming, slope of √5)."""
+    """Return fresh factors of each target, as `peft` draws them (Kaiming, slope of √5)."""
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
     generator = np.random.Generator(np.random.Philox(seed))
     factors = {}
@@ -287,19 +220,16 @@ _OF_THE_BASE = ("config.json", "model*.safetensors*")
 
 
 def exports_adapter(encoder: EncoderSettings) -> bool:
-    """Whether an adapter is to be written beside the model."""
+    """Return whether an adapter is to be written beside the model."""
     return encoder.lora.rank > 0 and encoder.lora.export == "adapter"
 
 
 def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> None:
-    """Makes sure that the matrices of a model have the names in its files that the factors have.
+    """Refuse factors whose matrices `peft` would not find by their names in the model's files.
 
     Args:
         stored_name: From the canonical name of a weight to that in the files.
         trained: Names of factors.
-
-    Raises:
-        InputError: With the key ``encoder.lora.export``: `peft` would not find them.
     """
     for name in trained:
         module = name.removesuffix(DOWN).removesuffix(UP)
@@ -318,7 +248,7 @@ def write_adapter(
     model: Location,
     base: Location,
 ) -> None:
-    """Writes an adapter, whole or not at all.
+    """Write an adapter, whole or not at all.
 
     Args:
         folder: Replaced if it exists.
@@ -354,7 +284,7 @@ def _to_root(folder: Path) -> None:
 
 
 def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:
-    """What `peft` reads; keys that are left out have its defaults."""
+    """Return what `peft` reads; keys that are left out have its defaults."""
     ranks = {name.removesuffix(DOWN): len(one) for name, one in trained.items() if DOWN in name}
     (rank,) = set(ranks.values())
     return {

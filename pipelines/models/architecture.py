@@ -143,21 +143,12 @@ class Architecture:
             raise ValueError(f"architecture {self.spec.kind}: the form bigdl needs bigdl_memory")
 
     def form(self, name: str) -> Any:
-        """The form of a framework; imports that framework."""
+        """Return the form of a framework, which is imported."""
         module, _, attribute = self.forms[name].partition(":")
         return getattr(import_module(module), attribute)
 
     def check_form(self, name: str, key: str, choices: Iterable[str]) -> None:
-        """Makes sure that the architecture has a form.
-
-        Args:
-            name: Of the framework.
-            key: The setting that chose it.
-            choices: The other values that the setting takes.
-
-        Raises:
-            InputError: With the values that would do.
-        """
+        """Refuse a framework, which the setting `key` chose of `choices`, without a form."""
         if name not in self.forms:
             known = ", ".join(choice for choice in choices if choice in self.forms)
             raise InputError(
@@ -166,23 +157,18 @@ class Architecture:
 
 
 def architecture_of(spec: EncoderSpec) -> Architecture:
-    """The architecture of a spec."""
+    """Return the architecture of a spec."""
     found: Architecture = ARCHITECTURES.load(spec.kind)
     return found
 
 
 def form_of(spec: EncoderSpec, name: str) -> Any:
-    """The form of a spec's architecture in a framework; see :attr:`Architecture.forms`."""
+    """Return the form of a spec's architecture in a framework; see :attr:`Architecture.forms`."""
     return architecture_of(spec).form(name)
 
 
 def check_framework(architecture: Architecture, config: Config) -> None:
-    """Makes sure that the framework that is to train an architecture has a form of it.
-
-    Raises:
-        InputError: With the key ``training.framework``, or ``training.engine`` for one whose
-            library has layers of its own.
-    """
+    """Refuse a framework, or an engine with layers of its own, that has no form."""
     framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
     if not has_form_of_engine(architecture, engine):
@@ -194,5 +180,5 @@ def check_framework(architecture: Architecture, config: Config) -> None:
 
 
 def has_form_of_engine(architecture: Architecture, engine: str) -> bool:
-    """Whether an architecture has what an engine needs beside the form of the framework."""
+    """Return whether an architecture has what an engine needs beside the form of the framework."""
     return engine not in ENGINES_WITH_FORMS or engine in architecture.forms

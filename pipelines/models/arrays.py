@@ -64,7 +64,7 @@ class LazyArrays(Mapping[str, np.ndarray]):
 
 
 def shapes_of(arrays: Mapping[str, np.ndarray]) -> Shapes:
-    """The shapes of arrays, none of which is made for it."""
+    """Return the shapes of arrays, none of which is made for it."""
     if isinstance(arrays, LazyArrays):
         return arrays.shapes
     return {name: array.shape for name, array in arrays.items()}
@@ -79,7 +79,7 @@ class _Place(NamedTuple):
 
 
 def stored_arrays(path: Path) -> LazyArrays:
-    """The arrays of a safetensors file, which is mapped into memory for each that is asked for.
+    """Return the arrays of a safetensors file, each mapped into memory when it is asked for.
 
     Of an array no more is read than is looked at, and its memory goes with it. The file has to
     stay where it is.
@@ -114,14 +114,14 @@ def _places(path: Path) -> dict[str, _Place]:
 
 
 def stored_order(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """The names of arrays in the order in which a file has them: wide types first, then by name."""
+    """Return the names of arrays in the order of a file: wide types first, then by name."""
     if isinstance(arrays, LazyArrays):
         return sorted(arrays.shapes)
     return sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file, as the library does, with one array in memory after the other."""
+    """Write a safetensors file, as the library does, with one array in memory after the other."""
     names, shapes = stored_order(arrays), shapes_of(arrays)
     header: dict[str, Any] = {"__metadata__": _METADATA}
     offset = 0
@@ -148,7 +148,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _type(arrays: Mapping[str, np.ndarray], name: str) -> np.dtype[Any]:
-    """The type in which an array is written."""
+    """Return the type in which an array is written."""
     if isinstance(arrays, LazyArrays):
         return _TYPES["F32"]
     kind: np.dtype[Any] = arrays[name].dtype

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ PICKLE_FILE = "pytorch_model.bin"
 INDEX = ".index.json"
 """What is added to the name of a file that is split into several."""
 _BF16 = "BF16"
+NOT_WEIGHTS_ALONE = "is damaged, or asks for code to be run, which is never done"
+"""What is said of a pickle that PyTorch's restricted reader refuses."""
 
 
 def read_checkpoint(folder: Path) -> Weights | None:
-    """All arrays of a folder by the names in its files; None if it has no file of weights.
+    """Return all arrays of a folder by the names in its files; None if it has no file of weights.
 
     Arrays of bfloat16, which numpy does not have, come as fp32; others keep their type.
 
@@ -49,11 +51,7 @@ def read_checkpoint(folder: Path) -> Weights | None:
 
 
 def checkpoint_shapes(folder: Path) -> Shapes:
-    """Shapes of a folder's arrays by the names in its safetensors; none if it has only pickles.
-
-    Raises:
-        InputError: See :func:`read_checkpoint`.
-    """
+    """Return shapes of a folder's arrays by the names in its safetensors; none of its pickles."""
     shapes: Shapes = {}
     for file in _files(folder, WEIGHT_FILE):
         shapes |= stored_shapes(file)
@@ -61,11 +59,7 @@ def checkpoint_shapes(folder: Path) -> Shapes:
 
 
 def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
-    """A row of each array of a folder's safetensors whose name ends so; bfloat16 is left out.
-
-    Raises:
-        InputError: See :func:`read_checkpoint`.
-    """
+    """Return a row of each array of a folder's safetensors whose name ends so; none in bfloat16."""
     rows = []
     for file in _files(folder, WEIGHT_FILE):
         with safe_open(str(file), framework="numpy") as opened:
@@ -77,7 +71,7 @@ def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
 
 
 def _files(folder: Path, name: str) -> Sequence[Path]:
-    """The file of a name, or those that its index lists; none if there is neither."""
+    """Return the file of a name, or those that its index lists; none if there is neither."""
     if (folder / name).is_file():
         return [folder / name]
     index = folder / f"{name}{INDEX}"
@@ -98,7 +92,7 @@ def _merged(parts: Iterable[Weights]) -> Weights:
 
 
 def _safetensors(file: Path) -> Weights:
-    """The arrays of a safetensors file."""
+    """Return the arrays of a safetensors file."""
     with safe_open(str(file), framework="numpy") as opened:
         names = list(opened.keys())
         halves = {name for name in names if opened.get_slice(name).get_dtype() == _BF16}
@@ -110,20 +104,36 @@ def _safetensors(file: Path) -> Weights:
 
 
 def _widened(view: Mapping[str, Any]) -> np.ndarray:
-    """An array of bfloat16 as fp32, of which it is the upper half."""
+    """Return an array of bfloat16 as fp32, of which it is the upper half."""
     halves = np.frombuffer(view["data"], "<u2").astype("<u4")
     return (halves << 16).view("<f4").reshape(view["shape"])
 
 
 def _pickle(file: Path) -> Weights:
-    """The arrays of a pickle, by PyTorch."""
+    """Read the tensors of a state dict that PyTorch has pickled; bfloat16 as fp32.
+
+    What is damaged, holds something else, or asks for code to be run is a ValueError.
+    """
     try:
-        module = import_module("pipelines.models.torch_pickle")
+        import torch
     except ImportError as error:
         raise InputError(
             "encoder.start",
             f"{file} is a pickle, which PyTorch alone reads ({error})",
             'pip install "sentence-pipelines[torch]", or name a checkpoint in safetensors',
         ) from None
-    arrays: Weights = module.read_pickle(file)
-    return arrays
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        # The library advises to load it without this check, which would run its code.
+        raise ValueError(f"{file.name} {NOT_WEIGHTS_ALONE}") from error
+    except Exception as error:
+        # The library raises nothing narrower: a damaged archive is a RuntimeError or an EOFError.
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{file.name}: {first}") from error
+    if not isinstance(state, dict) or not all(torch.is_tensor(value) for value in state.values()):
+        raise ValueError(f"{file.name} is no state dict")
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        for name, value in state.items()
+    }

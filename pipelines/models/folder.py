@@ -27,8 +27,6 @@ from pipelines.models.adaptation import (
     check_names,
     exports_adapter,
     split,
-    with_fewer_layers,
-    with_layers,
 )
 from pipelines.models.architecture import (
     NORMALISING,
@@ -37,12 +35,18 @@ from pipelines.models.architecture import (
     architecture_of,
     check_framework,
 )
-from pipelines.models.lsa.embedding import with_terms, without_terms
-from pipelines.models.lsa.modules import hide_transformer, part_modules, read_terms, write_terms
+from pipelines.models.lsa.modules import (
+    hide_transformer,
+    part_modules,
+    read_terms,
+    with_terms,
+    without_terms,
+    write_terms,
+)
 from pipelines.models.sentence_modules import refusal
+from pipelines.models.smaller import static_spec, static_weights, with_fewer_layers, with_layers
 from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.start import folder_architecture, model_length
-from pipelines.models.static.from_encoder import static_spec, static_weights
 from pipelines.models.weights import (
     TERMS,
     WEIGHT_FILE,
@@ -67,7 +71,7 @@ from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
 
 
 def start_card(spec: EncoderSpec) -> str:
-    """What a start is, as Markdown; that of a trained model is in :mod:`pipelines.model_card`."""
+    """Return what a start is, as Markdown; a trained model has :mod:`pipelines.model_card`."""
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
     return (
         f"A sentence encoder {architecture_of(spec).described(spec)}, as a training with "
@@ -80,13 +84,10 @@ CARD_FILE = "README.md"
 
 
 def digest_model(folder: Location, *, without: Collection[str] = ()) -> str:
-    """A digest of the files of a model, but for its card, 16 hexadecimal digits.
+    """Return a digest of the files of a model, but for its card, 16 hexadecimal digits.
 
-    The card is written again whenever the model is measured, and the model stays what it is.
-
-    Args:
-        folder: A sentence-transformers folder.
-        without: Other files that do not count.
+    The card is written again whenever the model is measured, and the model stays what it is. Other
+    files may be left out too.
     """
     return storage.digest_folder(folder, without=(CARD_FILE, *without))
 
@@ -118,7 +119,7 @@ _HEAD = ("pooling", "normalise")
 
 
 def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, Weights]:
-    """The encoder that training starts from.
+    """Return the encoder that training starts from.
 
     A checkpoint folder brings its shape, and a sentence-transformers folder its pooling too;
     ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
@@ -126,12 +127,9 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     :func:`~pipelines.models.start.model_length` and
     :func:`~pipelines.tokens.start.configured_prompts`.
 
-    Args:
-        config: The configuration.
-        vocabulary_size: Entries of the vocabulary that the corpus was prepared with.
-
     Raises:
-        InputError: The checkpoint cannot be read, or does not fit the vocabulary.
+        InputError: The checkpoint cannot be read, or does not fit the vocabulary, of so many
+            entries, that the corpus was prepared with.
     """
     folder = start_folder(config)
     if folder is None:
@@ -143,11 +141,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
 
 
 def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
-    """The shape of :func:`start_encoder`, whose weights may take long to make.
-
-    Raises:
-        InputError: As there.
-    """
+    """Return the shape of :func:`start_encoder`, whose weights may take long to make."""
     folder = start_folder(config)
     if folder is None:
         return _random_start(config, vocabulary_size)
@@ -156,7 +150,7 @@ def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
 
 
 def check_start(config: Config) -> None:
-    """Looks at the start, as far as that can be done before there is a vocabulary.
+    """Look at the start, as far as that can be done before there is a vocabulary.
 
     Raises:
         InputError: It cannot be read, the framework does not know its architecture, or it has not
@@ -184,7 +178,7 @@ def check_start(config: Config) -> None:
 
 
 def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
-    """Reads a sentence-transformers folder or a plain Hugging Face checkpoint.
+    """Read a sentence-transformers folder or a plain Hugging Face checkpoint.
 
     A plain checkpoint is given mean pooling and normalised embeddings.
 
@@ -209,11 +203,7 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
 
 
 def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]:
-    """Read an encoder and the tokenizer beside it.
-
-    Raises:
-        InputError: With the key ``encoder.start``: see :func:`read_encoder` and :func:`check_rows`.
-    """
+    """Read an encoder and its tokenizer; see :func:`read_encoder` and :func:`check_rows`."""
     folder = local_folder(location(folder))
     spec, weights = read_encoder(folder)
     told = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
@@ -225,11 +215,7 @@ def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]
 
 
 def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
-    """Make sure that an encoder has a word embedding for each token, and return its tokenizer.
-
-    Raises:
-        InputError: With the key ``encoder.start``: it has not, or its tokenizer cannot be read.
-    """
+    """Return the tokenizer of a folder; refuse one with tokens that have no word embedding."""
     tokenizer = load_tokenizer(folder, KEY)
     tokens = rows_needed(tokenizer)
     if tokens > spec.vocabulary:
@@ -247,10 +233,8 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
 def weight_change(folder: Location, start: Location) -> float | None:
     """Return how far the weights of a model are from those of its start, relative to their length.
 
-    Arrays are compared by module and name, and read some rows at a time.
-
-    Returns:
-        None where the two have no array in common.
+    Arrays are compared by module and name, and read some rows at a time. None: the two have no
+    array in common.
     """
     moved = length = 0.0
     here, there = (_files_of_arrays(local_folder(one)) for one in (folder, start))
@@ -293,7 +277,7 @@ def write_encoder(
     tokenizer_folder: Location,
     card: str,
 ) -> None:
-    """Writes a sentence-transformers folder, whole or not at all.
+    """Write a sentence-transformers folder, whole or not at all.
 
     It has the older key names, which every release since 3 reads, and those of a StaticEmbedding
     every one since 3.2.
@@ -324,7 +308,7 @@ def write_encoder(
 
 
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
-    """The whole encoder in a folder, with the pooling that is set if it says nothing of it."""
+    """Return the encoder in a folder, with the pooling that is set if it says nothing of it."""
     spec, weights = read_encoder(folder)
     if spec.lsa:
         raise InputError(
@@ -341,7 +325,7 @@ def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
 def _trained_spec(
     config: Config, folder: Path, whole: EncoderSpec, vocabulary_size: int
 ) -> EncoderSpec:
-    """The shape of what is trained of the encoder in a folder."""
+    """Return the shape of what is trained of the encoder in a folder."""
     encoder = config.encoder
     check_vocabulary(config)
     # The setting's default says nothing of a checkpoint, which knows what it is.
@@ -370,7 +354,7 @@ def _trained_spec(
 
 
 def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
-    """The shape of the encoder with the layers that are to be kept."""
+    """Return the shape of the encoder with the layers that are to be kept."""
     count = config.encoder.keep_layers
     if count is None:
         return whole
@@ -380,7 +364,7 @@ def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
 
 
 def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Weights) -> Weights:
-    """The weights of the layers that are to be kept, or of words without layers."""
+    """Return the weights of the layers that are to be kept, or of words without layers."""
     count = config.encoder.keep_layers
     if count is None:
         return weights
@@ -407,7 +391,7 @@ def _refuse(folder: Path, problem: str) -> NoReturn:
 
 
 def _listed(modules: Modules) -> Iterator[dict[str, Any]]:
-    """The entries of modules.json."""
+    """Return the entries of modules.json."""
     for index, (kind, path) in enumerate(modules):
         yield {
             "idx": index,

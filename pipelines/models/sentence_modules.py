@@ -1,9 +1,8 @@
-"""The modules of sentence-transformers around a transformer: its length, Pooling and Dense.
-
-Check a checkpoint's config.json against its weights, before anything is built of it.
+"""The modules of sentence-transformers around a transformer, and checks of its config.json.
 
 A size of 1e8 layers costs minutes and gigabytes once a model is built, and one of -1 layers trains
-without an error. So sizes are compared with the names and the shapes of the weights that are there.
+without an error. So sizes are compared with the names and the shapes of the weights that are there,
+before anything is built. All that is refused is an InputError with the key ``encoder.start``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,13 @@ from pipelines.models.adaptation import layer_of
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.spec import Activation, Dense, EncoderSpec, Pooling
-from pipelines.models.weights import WEIGHT_FILE, Weights, dense_name, save_weights
+from pipelines.models.weights import (
+    WEIGHT_FILE,
+    Weights,
+    check_weights,
+    dense_name,
+    save_weights,
+)
 from pipelines.tokens.model_files import (
     ADAPTER_FILE,
     ATTENTIONS,
@@ -65,21 +70,17 @@ WHOLE_COPY = "copy the whole folder of the model again, or name another model"
 
 
 def refuse(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> NoReturn:
-    """Raises :func:`refusal`."""
+    """Raise a :func:`refusal`."""
     raise refusal(folder, problem, remedy)
 
 
 def refusal(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> InputError:
-    """What is said of a transformer that cannot be the start."""
+    """Return what is said of a transformer that cannot be the start."""
     return InputError(KEY, f"{folder} {problem}", remedy)
 
 
 def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
-    """What follows a transformer, as fields of a spec; nothing for a plain checkpoint.
-
-    Raises:
-        InputError: With the key ``encoder.start``: it is followed by something else.
-    """
+    """Return what follows a transformer, as fields of a spec; nothing for a plain checkpoint."""
     if not modules:
         return {}
     kinds = [kind for kind, _ in modules]
@@ -100,8 +101,7 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
 def transformer_home(folder: Path, modules: Modules) -> Path:
     """Return where the files of the transformer are: the folder itself, or that of its module.
 
-    Raises:
-        InputError: With the key ``encoder.start``: an adapter stands beside the weights.
+    A folder in which an adapter stands beside the weights is refused.
     """
     home = folder / modules[0][1] if modules else folder
     if (home / ADAPTER_FILE).is_file():
@@ -113,9 +113,11 @@ def transformer_home(folder: Path, modules: Modules) -> Path:
     return home
 
 
-def read_dense(folder: Path, modules: Modules) -> Weights:
-    """The weights of the dense layers, under canonical names."""
-    weights: Weights = {}
+def whole_weights(
+    folder: Path, modules: Modules, spec: EncoderSpec, transformer: Weights
+) -> Weights:
+    """Return the weights of a transformer and of the dense layers behind it, as the spec says."""
+    weights = dict(transformer)
     for number, home in enumerate(_dense_homes(folder, modules)):
         found = read_checkpoint(home)
         if found is None:
@@ -123,19 +125,17 @@ def read_dense(folder: Path, modules: Modules) -> Weights:
         for name, value in found.items():
             part = name.removeprefix("linear.")
             weights[dense_name(number, part)] = np.ascontiguousarray(value, dtype=np.float32)
+    try:
+        check_weights(spec, weights)
+    except ValueError as error:
+        refuse(folder, f"does not fit its {CONFIG_FILE}: {error}", WHOLE_COPY)
     return weights
 
 
 def write_head(
     folder: Path, spec: EncoderSpec, pooling: Pooling, weights: Mapping[str, np.ndarray]
 ) -> list[tuple[str, str]]:
-    """Writes what follows a transformer in the root of a folder.
-
-    Args:
-        folder: Existing.
-        spec: The shape.
-        pooling: What it pools by.
-        weights: Of the encoder.
+    """Write what follows a transformer into the root of its folder.
 
     Returns:
         Class and path of the modules, of the transformer too.
@@ -161,7 +161,7 @@ def write_head(
 
 
 def told_length(home: Path, most: int) -> int:
-    """Tokens of a text that the files beside a transformer tell, and no more than it has places."""
+    """Return how many tokens the files beside a transformer tell, at most the places it has."""
     options = read_options(home, KEY, of_transformer=True)
     told = (
         tokenizer_arguments(home).get("model_max_length"),
@@ -251,11 +251,7 @@ _POSITIONS = re.compile(r"(?:^|[._])(?:position_embeddings?|embed_positions|wpe)
 
 
 def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse names of implementations that a library would download.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
+    """Refuse names of implementations that a library would download."""
     for key, value in _entries(config):
         known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"), ())
         told = value.values() if isinstance(value, Mapping) else [value]
@@ -268,7 +264,6 @@ def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
     """Refuse a size that is too small.
 
     Raises:
-        InputError: With the key ``encoder.start``.
         TypeError: It is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
@@ -278,11 +273,7 @@ def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
 
 
 def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
-    """Refuse heads that do not share a width evenly.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
+    """Refuse heads that do not share a width evenly."""
     check_size(folder, key, heads)
     if width % heads:
         _refuse(folder, key, heads, f"does not divide {width}")
@@ -296,9 +287,6 @@ def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> N
         key: What its config.json calls them.
         layers: The number.
         names: Of the weights; where they name no layer, those are shared.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
     """
     check_size(folder, key, layers)
     stored = {number: name for name in names if (number := layer_of(name)) is not None}
@@ -311,11 +299,7 @@ def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> N
 
 
 def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse numbers that no model can have, whatever its type.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
+    """Refuse numbers that no model can have, whatever its type."""
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
             _refuse(folder, key, value, "is no number")
@@ -329,11 +313,7 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
-    """Refuse more positions than a table of them has rows, if the weights have such a table.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
+    """Refuse more positions than a table of them has rows, if the weights have such a table."""
     rows = [shape[0] for name, shape in shapes.items() if _POSITIONS.search(name)]
     if positions and rows and positions > max(rows):
         told = f"{positions} positions, and its weights {max(rows)}"
@@ -341,7 +321,7 @@ def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, An
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a configuration, and of those inside it."""
+    """Return the keys and values of a configuration, and of those inside it."""
     for key, value in config.items():
         yield key, value
         if isinstance(value, Mapping):

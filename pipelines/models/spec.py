@@ -87,7 +87,7 @@ class EncoderSpec:
         return None
 
     def dropout(self, share: float | None) -> DropoutRates | None:
-        """What it is trained with, None without dropout.
+        """Return what it is trained with, None without dropout.
 
         Args:
             share: Wherever anything is dropped; None: its own.
@@ -97,12 +97,12 @@ class EncoderSpec:
         return DropoutRates(share, share) if share else None
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict that :meth:`from_json` reads back to an equal value."""
+        """Return a plain dict that :meth:`from_json` reads back to an equal value."""
         return {"kind": self.kind, **asdict(self), "prompts": self.prompts.to_json()}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> EncoderSpec:
-        """Reads what :meth:`to_json` wrote; without a kind it is a `bert`.
+        """Read what :meth:`to_json` wrote; without a kind it is a `bert`.
 
         Earlier releases wrote one set of fields for all architectures, with zeros where one has no
         such thing; what a spec does not have is left out.

@@ -22,7 +22,7 @@ from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """The architecture of the model in a folder; the first one if none recognises it.
+    """Return the architecture of the model in a folder; the first one if none recognises it.
 
     That one's reading then says what is wrong with the folder.
     """
@@ -32,7 +32,7 @@ def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Arc
 
 
 def start_architecture(config: Config) -> Architecture:
-    """The architecture that is trained: that of the start checkpoint, or the one that is set.
+    """Return the architecture that is trained: that of the start, or the one that is set.
 
     Raises:
         InputError: There is no such start, or it is damaged.
@@ -47,7 +47,7 @@ def start_architecture(config: Config) -> Architecture:
 
 
 def model_length(config: Config) -> int:
-    """Tokens of a text that the model reads, when it is trained, [CLS] and [SEP] included.
+    """Return how many tokens of a text the trained model reads, [CLS] and [SEP] included.
 
     As many as ``encoder.max_length`` says, or else the start reads; ``tokens.max_length`` may ask
     for more, since a model reads what it was trained on. A transformer that starts from nothing
@@ -70,16 +70,12 @@ def model_length(config: Config) -> int:
 
 
 def longest_unasked(config: Config) -> int:
-    """Tokens of a text that a model can read, of as many as anybody gets who names no number."""
+    """Return how many tokens a model can read, of as many as anybody gets who names no number."""
     return min(_start_lengths(config)[1], LONGEST_UNASKED)
 
 
 def _start_lengths(config: Config) -> tuple[int, int]:
-    """Tokens of a text that the start reads, and that it can read.
-
-    Raises:
-        InputError: There is no such start, or it is damaged.
-    """
+    """Return how many tokens of a text the start reads, and how many it can read."""
     encoder, folder = config.encoder, start_folder(config)
     if folder is None:
         architecture: Architecture = ARCHITECTURES.load(encoder.kind)
@@ -91,18 +87,15 @@ def _start_lengths(config: Config) -> tuple[int, int]:
 
 
 def reading_limit(config: Config) -> int:
-    """Tokens of a text that training may read: as many as are set, or as the model reads.
+    """Return how many tokens of a text training may read: as many as are set, or the model reads.
 
     Unset it is no more than :data:`~pipelines.settings.preparing.LONGEST_UNASKED`.
-
-    Raises:
-        InputError: See :func:`model_length`.
     """
     return config.tokens.max_length or min(model_length(config), LONGEST_UNASKED)
 
 
 def check_tokenizer(config: Config) -> Path | None:
-    """The folder of the tokenizer that ``tokens.vocabulary`` names; None if one is to be trained.
+    """Return the folder of the tokenizer that is named; None if one is to be trained.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.

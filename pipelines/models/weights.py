@@ -1,8 +1,7 @@
-"""Weights: numpy arrays in fp32 by canonical names, those of Hugging Face's BERT without prefix.
+"""Weights by canonical names, and how they are divided between the workers that hold an encoder.
 
-What weights an encoder has is up to its architecture; see `weights.py` in the folder of each.
-
-How an encoder is divided between the workers that hold it together.
+Weights are numpy arrays in fp32, by the names of Hugging Face's BERT without prefix. What weights
+an encoder has is up to its architecture.
 
 An architecture that can be divided declares a :class:`Division`, in terms of its weights' names
 alone: which of them the members of a stage have parts of, and which belongs to which layer. From it
@@ -44,13 +43,14 @@ INITIAL_DEVIATION = 0.02
 
 
 def weight_shapes(spec: EncoderSpec) -> Shapes:
-    """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
+    """Return the shape of every weight, in canonical order; matrices are [out, in] as in torch."""
     own = architecture_of(spec).weight_shapes(spec)
-    return {**own, **dense_shapes(spec), **_term_shapes(spec)}
+    terms = {TERMS: (spec.vocabulary, spec.lsa)} if spec.lsa else {}
+    return {**own, **dense_shapes(spec), **terms}
 
 
 def dense_shapes(spec: EncoderSpec) -> Shapes:
-    """Shapes of the dense layers behind pooling, the same in all architectures."""
+    """Return shapes of the dense layers behind pooling, the same in all architectures."""
     shapes: Shapes = {}
     width = spec.hidden
     for number, layer in enumerate(spec.dense):
@@ -61,36 +61,27 @@ def dense_shapes(spec: EncoderSpec) -> Shapes:
     return shapes
 
 
-def _term_shapes(spec: EncoderSpec) -> Shapes:
-    """Shapes of the terms beside an encoder, if there are some."""
-    if not spec.lsa:
-        return {}
-    return {TERMS: (spec.vocabulary, spec.lsa)}
-
-
 def dense_name(number: int, part: str) -> str:
-    """Name of `weight` or `bias` of a dense layer behind pooling."""
+    """Return the name of `weight` or `bias` of a dense layer behind pooling."""
     return f"dense.{number}.{part}"
 
 
 def random_weights(spec: EncoderSpec, seed: int) -> Weights:
-    """Fresh weights; the same seed and spec give the same arrays on every machine."""
+    """Return fresh weights; the same seed and spec give the same arrays on every machine."""
     return architecture_of(spec).random_weights(spec, seed)
 
 
 def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
-    """Fresh weights as BERT begins: normal matrices, zero biases, layer norms of one."""
+    """Return fresh weights as BERT begins: normal matrices, zero biases, layer norms of one."""
     weights = fresh_arrays(weight_shapes(spec), seed)
     weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 
 
 def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
-    """Normal matrices, zero biases, and layer norms of one, in the order of their shapes.
+    """Return normal matrices, zero biases, and layer norms of one, in the order of their shapes.
 
-    Args:
-        shapes: By name, as BERT's weights are called.
-        seed: One number or more; the arrays follow from them alone.
+    Names are as BERT's. The arrays follow from the numbers of the seed alone.
     """
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
     generator = np.random.Generator(np.random.Philox(seed if len(seed) > 1 else seed[0]))
@@ -107,11 +98,7 @@ def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
 
 
 def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
-    """Makes sure that the weights are those of the spec, whole and in fp32.
-
-    Raises:
-        ValueError: Naming the first weight that is missing, too many, or of a wrong shape.
-    """
+    """Raise a ValueError with the first weight that is missing, too many, or of a wrong shape."""
     shapes = weight_shapes(spec)
     for name, shape in shapes.items():
         if name not in weights:
@@ -127,19 +114,19 @@ def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file that torch and transformers read too."""
+    """Write a safetensors file that torch and transformers read too."""
     write_arrays(path, weights)
 
 
 def stored_shapes(path: Path) -> Shapes:
-    """Reads the shapes of the arrays of a safetensors file, and none of the arrays."""
+    """Read the shapes of the arrays of a safetensors file, and none of the arrays."""
     with safe_open(str(path), framework="numpy") as file:
         # The file is no mapping.
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
 def load_weights(path: Path, rows: Rows | None = None) -> Weights:
-    """Reads a safetensors file; the arrays keep their type.
+    """Read a safetensors file; the arrays keep their type.
 
     Args:
         path: The file.
@@ -159,12 +146,12 @@ def load_weights(path: Path, rows: Rows | None = None) -> Weights:
 
 
 def part_bounds(size: int, members: int, member: int) -> tuple[int, int]:
-    """First and last of a member's part of an axis; the parts differ by one at most."""
+    """Return first and last of a member's part of an axis; the parts differ by one at most."""
     return size * member // members, size * (member + 1) // members
 
 
 def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) -> np.ndarray:
-    """A member's part of a weight; a view."""
+    """Return a view of a member's part of a weight."""
     first, last = part_bounds(array.shape[axis], placement.members, place.member)
     return array[(slice(None),) * axis + (slice(first, last),)]
 
@@ -172,14 +159,7 @@ def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) ->
 def part_shape(
     shape: Sequence[int], axis: int | None, members: int, member: int
 ) -> tuple[int, ...]:
-    """The shape of a member's part of a weight.
-
-    Args:
-        shape: Of the whole.
-        axis: Along which it is divided; None if each member has the whole.
-        members: How many there are.
-        member: Which of them.
-    """
+    """Return the shape of a member's part of a weight that is divided along an axis, if it is."""
     if axis is None:
         return tuple(shape)
     first, last = part_bounds(shape[axis], members, member)
@@ -187,7 +167,7 @@ def part_shape(
 
 
 def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:
-    """The stage that holds a weight: the last one holds what comes behind the layers."""
+    """Return the stage that holds a weight: the last one holds what comes behind the layers."""
     if name in dense_shapes(spec):
         return placement.stages - 1
     layer = division.layer_of(name)
@@ -199,10 +179,7 @@ def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placem
 
 
 def check_division(division: Division | None, spec: EncoderSpec, config: Config) -> None:
-    """Refuses to divide what cannot be divided; does nothing where nothing is.
-
-    Args:
-        division: Of the spec's architecture, if it has one.
+    """Refuse to divide what cannot be divided; do nothing where nothing is.
 
     Raises:
         InputError: Naming the key, and what would do.
@@ -210,11 +187,8 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
     placement = config.training.placement
     if not placement.is_divided:
         return
-    keys = {
-        "training.model_parallel": placement.members,
-        "training.pipeline_parallel": placement.stages,
-    }
-    key = next(key for key, parts in keys.items() if parts > 1)
+    members, stages = placement.members, placement.stages
+    key = "training.model_parallel" if members > 1 else "training.pipeline_parallel"
     if division is None:
         raise InputError(
             key,
@@ -226,17 +200,22 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
         raise InputError(
             key, "LoRA's small matrices are not divided", "leave it 1, or encoder.lora.rank: 0"
         )
-    if placement.stages > 1 and config.encoder.freeze.is_on:
+    if stages > 1 and config.encoder.freeze.is_on:
         raise InputError(
             "training.pipeline_parallel",
             "a stage of frozen layers has no gradient to pass on",
             "leave it 1, or leave encoder.freeze out",
         )
-    for objective in {one.objective.name for one in config.by_source()}:
-        _check_objective(key, objective)
-    _check_evenly(division.evenly(spec), placement.members)
-    if placement.stages > 1:
-        _check_stages(division, spec, placement)
+    for name in {source.objective.name for source in config.by_source()}:
+        if LOSSES.load(name).reconstruction is not None:
+            raise InputError(
+                key,
+                f"`{name}` has texts written out again by weights that are not divided",
+                "leave it 1, or take another objective.name",
+            )
+    _check_evenly(division.evenly(spec), members)
+    if stages > 1:
+        _check_stages(division, spec, stages)
 
 
 def _check_evenly(numbers: Mapping[str, int], members: int) -> None:
@@ -251,22 +230,13 @@ def _check_evenly(numbers: Mapping[str, int], members: int) -> None:
             )
 
 
-def _check_objective(key: str, name: str) -> None:
-    if LOSSES.load(name).reconstruction is not None:
-        raise InputError(
-            key,
-            f"`{name}` has texts written out again by weights that are not divided",
-            "leave it 1, or take another objective.name",
-        )
-
-
-def _check_stages(division: Division, spec: EncoderSpec, placement: Placement) -> None:
+def _check_stages(division: Division, spec: EncoderSpec, stages: int) -> None:
     layers, why = division.layers(spec), division.check_stages(spec)
     if why is not None:
         raise InputError("training.pipeline_parallel", why, "leave it 1")
-    if placement.stages > layers:
+    if stages > layers:
         raise InputError(
             "training.pipeline_parallel",
-            f"the encoder has {layers} layers for {placement.stages} stages",
+            f"the encoder has {layers} layers for {stages} stages",
             f"at most {layers}",
         )

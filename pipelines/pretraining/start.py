@@ -1,14 +1,12 @@
-"""What an objective with weights of its own needs at the start of a run. Runs on the driver.
+"""What an objective with weights of its own needs: its noise, and its weights at the start.
 
-The head that predicts words from hidden states, as BERT's, RoBERTa's and ELECTRA's have it.
+The head that predicts words from hidden states is as BERT's, RoBERTa's and ELECTRA's: a dense layer
+with GELU and a layer norm lead to the width of the word embedding, which is the output matrix too;
+a bias of each word follows.
 
-A dense layer with GELU and a layer norm lead to the width of the word embedding, which is the
-output matrix too; a bias of each word follows.
-
-What is random in the reconstruction of texts: which tokens are hidden, replaced or deleted.
-
-It follows from (seed, epoch, granule) alone, by numpy's Philox, which is specified to the bit: it
-is the same on any number of workers, on any machine, and when a step is made once more.
+Which tokens are hidden, replaced or deleted follows from (seed, epoch, granule) alone, by numpy's
+Philox, which is specified to the bit: it is the same on any number of workers, on any machine, and
+when a step is made once more.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ call them."""
 
 
 def head_shapes(spec: EncoderSpec) -> Shapes:
-    """Shapes of its weights."""
+    """Return shapes of the weights of the prediction head."""
     _, word_width = weight_shapes(spec)[WORDS]
     return {
         f"{HEAD}dense.weight": (word_width, spec.hidden),
@@ -82,12 +80,7 @@ def head_shapes(spec: EncoderSpec) -> Shapes:
 def stored_head(
     shapes: Shapes, checkpoint: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray] | None:
-    """The head that a checkpoint has; None if it is not there whole, in these shapes.
-
-    Args:
-        shapes: Of :func:`head_shapes`.
-        checkpoint: All its arrays.
-    """
+    """Return the head among the arrays of a checkpoint; None if none is whole, in these shapes."""
     found = {}
     for name, known in STORED.items():
         arrays = (checkpoint[stored] for stored in known if stored in checkpoint)
@@ -110,38 +103,23 @@ Source: Devlin et al., arXiv:1810.04805, section 3.1."""
 
 
 def generator(seed: int, epoch: int, granule: int) -> np.random.Generator:
-    """Draws what is random in a granule.
-
-    Args:
-        seed: ``training.seed``.
-        epoch: Of the step.
-        granule: Its number.
-    """
+    """Return what draws all that is random in a granule of an epoch."""
     return np.random.Generator(np.random.Philox(noise_seed(seed, epoch, granule, _SITE)))
 
 
 def is_token(side: Side) -> np.ndarray:
-    """Bool [texts, width], false for padding."""
+    """Return bool [texts, width], false for padding."""
     found: np.ndarray = np.arange(side.token_ids.shape[1]) < side.lengths[:, None]
     return found
 
 
 def are_words(side: Side, ids: SpecialIds) -> np.ndarray:
-    """Bool [texts, width], true for what is neither padding nor special."""
+    """Return bool [texts, width], true for what is neither padding nor special."""
     return is_token(side) & ~np.isin(side.token_ids, ids.special)
 
 
 def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
-    """Chooses a share of what is true in each row; at least one where there are any.
-
-    Args:
-        candidates: Bool [..., width].
-        share: Of each row's, rounded to a whole number.
-        draw: The noise.
-
-    Returns:
-        Bool [..., width].
-    """
+    """Choose a share of what is true in each row, bool [..., width]; at least one if any is."""
     # Keys and ranks take 24 times the memory of what is returned. Numbers are drawn in the order of
     # the rows, so those of one part after the other are those of all at once.
     rows = max(1, _AT_ONCE // max(1, math.prod(candidates.shape[1:])))
@@ -164,14 +142,7 @@ def _chosen(candidates: np.ndarray, share: float, draw: np.random.Generator) -> 
 def masked(
     side: Side, chosen: np.ndarray, ids: SpecialIds, draw: np.random.Generator
 ) -> np.ndarray:
-    """Token ids [texts, width] in which chosen ones are masked, replaced or left.
-
-    Args:
-        side: The texts.
-        chosen: Bool [texts, width].
-        ids: With a mask token.
-        draw: The noise.
-    """
+    """Return token ids [texts, width] in which chosen ones are masked, replaced or left."""
     assert ids.mask is not None, "the driver has seen that there is one"
     fates = draw.random(chosen.shape)
     others = draw.integers(0, ids.vocabulary, chosen.shape, np.int32)
@@ -181,12 +152,7 @@ def masked(
 
 
 def kept(side: Side, stays: np.ndarray) -> Side:
-    """Texts without some of their tokens.
-
-    Args:
-        side: The texts.
-        stays: Bool [texts, width], false for what is deleted; at least one of each text stays.
-    """
+    """Return texts without the tokens that do not stay; at least one of each text does."""
     lengths = stays.sum(axis=1).astype(np.int32)
     token_ids = np.zeros_like(side.token_ids)
     token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]] = side.token_ids[stays]
@@ -194,24 +160,20 @@ def kept(side: Side, stays: np.ndarray) -> Side:
 
 
 def following(tokens: np.ndarray) -> np.ndarray:
-    """At the place of each token what stands at the next one; 0, or false, at the last.
-
-    Args:
-        tokens: [texts, width].
-    """
+    """Return at each place of [texts, width] what stands at the next; 0 or false at the last."""
     found = np.zeros_like(tokens)
     found[:, :-1] = tokens[:, 1:]
     return found
 
 
 def repeated(tokens: np.ndarray, count: int) -> np.ndarray:
-    """The rows [texts, width] ``count`` times each: [texts, count, width], which is read alone."""
+    """Return rows [texts, width] ``count`` times each, [texts, count, width], to be read alone."""
     texts, width = tokens.shape
     return np.broadcast_to(tokens[:, None], (texts, count, width))
 
 
 def shares(chosen: np.ndarray) -> np.ndarray:
-    """What each prediction counts in a mean over all that are chosen, fp32, 0 for others."""
+    """Return what each prediction counts in a mean over all that are chosen, fp32, 0 for others."""
     return chosen.astype(np.float32) / np.float32(max(int(chosen.sum()), 1))
 
 
@@ -222,7 +184,7 @@ _STREAM = 1
 
 
 def check_objective(config: Config, tokenizer: Location | None) -> None:
-    """Looks at the start for what the objective needs, before anything is prepared.
+    """Look at the start for what the objective needs, before anything is prepared.
 
     Args:
         config: The configuration.
@@ -245,11 +207,7 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
 
 
 def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
-    """What is trained beside the encoder, with its names in checkpoints; nothing for most losses.
-
-    Args:
-        config: The configuration.
-        spec: Of the encoder.
+    """Return what is trained beside the encoder, with its names in checkpoints, if there is any.
 
     Raises:
         InputError: The objective cannot train this encoder.
@@ -266,25 +224,19 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
 
 
 def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
-    """What an objective begins with, whatever the start, with its names in checkpoints.
-
-    Args:
-        own: What the objective has.
-        spec: Of the encoder.
-        seed: Of the run.
-    """
+    """Return what an objective begins with, whatever the start, with its names in checkpoints."""
     arrays = fresh_arrays(dict(own.shapes(spec)), seed, _STREAM)
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
 
 
 def _loss(config: Config) -> Loss:
-    """What is minimised; of several sources all have the same, if it has weights of its own."""
+    """Return what is minimised; several sources share it, if it has weights of its own."""
     loss: Loss = LOSSES.load(config.by_source()[0].objective.name)
     return loss
 
 
 def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:
-    """Makes sure that an architecture has what an objective needs."""
+    """Refuse an architecture that has not what an objective needs."""
     if own.uses not in architecture.rewrites:
         raise InputError(
             "objective.name",
@@ -294,7 +246,7 @@ def _check_architecture(name: str, own: Reconstruction, architecture: Architectu
 
 
 def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:
-    """The prediction head of the checkpoint that training starts from, if it has one."""
+    """Return the prediction head of the checkpoint that training starts from, if it has one."""
     shapes = {name: shape for name, shape in own.shapes(spec).items() if name.startswith(HEAD)}
     if not shapes:
         return {}
@@ -309,11 +261,7 @@ def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> We
 
 
 def special_ids(config: Config, folder: Location) -> SpecialIds | None:
-    """The ids of the vocabulary that are no words, if the objective asks for them.
-
-    Args:
-        config: The configuration.
-        folder: Of the tokenizer that the corpus was prepared with.
+    """Return the ids of a tokenizer's vocabulary that are no words, if the objective asks for them.
 
     Raises:
         InputError: It needs a mask token, and there is none.

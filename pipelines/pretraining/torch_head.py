@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.bert.torch import layer_norm, norm_weights
 from pipelines.models.frameworks.torch import (
@@ -20,6 +19,7 @@ from pipelines.models.frameworks.torch import (
     dropped,
     linear,
     multiplied,
+    run_checkpointed,
     to_device,
     with_dense,
 )
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     def of(
         cls, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray, device: torch.device
     ) -> Wanted:
-        """Those of a batch without padding.
+        """Find those of a batch without padding.
 
         Args:
             targets: int32 [texts, width].
@@ -63,53 +63,6 @@ class Wanted(NamedTuple):
         rows = np.flatnonzero(of_tokens)
         words = targets[is_token][rows].astype(np.int64)
         return cls(*(to_device(one, device) for one in (rows, words, of_tokens[rows])))
-
-
-def prediction_loss(
-    states: torch.Tensor,
-    wanted: Wanted,
-    own: Mapping[str, torch.Tensor],
-    words: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    epsilon: float | None = None,
-) -> torch.Tensor:
-    """The cross entropy of the words that are to be found, summed by their shares; a scalar.
-
-    Args:
-        states: fp32 [words, hidden], of the tokens that stand for them.
-        wanted: What they are.
-        own: The head's weights, see :mod:`pipelines.pretraining.start`.
-        words: The word embedding.
-        dtype: Of the matrix products.
-        epsilon: Of the layer norm, unless BERT's.
-    """
-    weight, bias = (own[f"{HEAD}dense.{part}"].to(dtype) for part in ("weight", "bias"))
-    inner = functional.gelu(linear(states.to(dtype), weight, bias)).float()
-    scale, shift = (own[f"{HEAD}LayerNorm.{part}"] for part in ("weight", "bias"))
-    inner = functional.layer_norm(inner, inner.shape[1:], scale, shift, epsilon or _EPSILON)
-    loss: torch.Tensor = _CrossEntropy.apply(
-        inner, words, own[f"{HEAD}bias"], wanted.targets, wanted.shares, dtype
-    )
-    return loss
-
-
-def word_loss(
-    states: torch.Tensor, wanted: Wanted, words: torch.Tensor, *, dtype: torch.dtype
-) -> torch.Tensor:
-    """The same without a head: the word embedding is the output matrix, and there is no bias.
-
-    Args:
-        states: fp32 [words, hidden], of the tokens that stand for them.
-        wanted: What they are.
-        words: The word embedding.
-        dtype: Of the matrix products.
-    """
-    no_bias = words.new_zeros(len(words))
-    loss: torch.Tensor = _CrossEntropy.apply(
-        states, words, no_bias, wanted.targets, wanted.shares, dtype
-    )
-    return loss
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -132,7 +85,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         shares: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The sum; see :func:`prediction_loss`. Computes the gradients too."""
+        """Return the sum of the losses by their shares; compute the gradients too."""
         rows, matrix = states.to(dtype), words.to(dtype)
         total = states.new_zeros(())
         at_states, at_bias = torch.zeros_like(states), torch.zeros_like(bias)
@@ -156,14 +109,14 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of states, words and bias."""
+        """Return the gradients of states, words and bias."""
         states, words, bias = ctx.saved_tensors
         at_words = None if words is None else words * slope
         return states * slope, at_words, bias * slope, None, None, None
 
 
 def _parts(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """As many tokens at a time as have ``LOGITS``, or ``FEWEST``."""
+    """Return as many tokens at a time as have ``LOGITS``, or ``FEWEST``."""
     size = max(LOGITS // vocabulary, FEWEST)
     for first in range(0, tokens, size):
         yield slice(first, first + size)
@@ -204,20 +157,16 @@ class View:
         return self.encoder.encode
 
     def batch(self, token_ids: np.ndarray, lengths: np.ndarray) -> Batch:
-        """Texts as the encoder takes them."""
+        """Return texts as the encoder takes them."""
         return Batch.of(token_ids, lengths, self.encoder.device)
 
     def masks(self, *part: int) -> DropoutMasks | None:
-        """Those of dropout, if there is any.
-
-        Args:
-            part: Number of a part beside the encoder, which has masks of its own.
-        """
+        """Return those of dropout, if there is any, of the encoder or a numbered part beside it."""
         seed = (*self.seed, *(_BESIDE + number for number in part))
         return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
-        """fp32 [tokens, hidden]."""
+        """Return fp32 [tokens, hidden]."""
         return self.encoder.encode.hidden_states(
             batch,
             self.masks(),
@@ -226,24 +175,43 @@ class View:
         )
 
     def vectors(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, embedding width], not scaled to length 1."""
+        """Return fp32 [texts, embedding width], not scaled to length 1."""
         pooled = self.encoder.encode.pooled(hidden_states, batch)
         return with_dense(self.spec, self.encoder.weights, pooled)
 
     def wanted(self, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray) -> Wanted:
-        """See :meth:`pipelines.pretraining.torch_head.Wanted.of`."""
+        """See :meth:`Wanted.of`."""
         return Wanted.of(targets, shares, lengths, self.encoder.device)
 
     def prediction_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """See :func:`pipelines.pretraining.torch_head.prediction_loss`."""
+        """Return the cross entropy of the words that are to be found, by the prediction head.
+
+        Args:
+            states: fp32 [words, hidden], of the tokens that stand for them.
+            wanted: What they are; the sum is by their shares.
+        """
+        own = self.own
+        weight, bias = (own[f"{HEAD}dense.{part}"].to(self.dtype) for part in ("weight", "bias"))
+        inner = functional.gelu(linear(states.to(self.dtype), weight, bias)).float()
+        scale, shift = (own[f"{HEAD}LayerNorm.{part}"] for part in ("weight", "bias"))
         # Of the layer norms of the encoder, where its spec tells.
-        epsilon = getattr(self.spec, "layer_norm_epsilon", None)
-        words = self.encoder.weights[WORDS]
-        return prediction_loss(states, wanted, self.own, words, dtype=self.dtype, epsilon=epsilon)
+        epsilon = getattr(self.spec, "layer_norm_epsilon", _EPSILON)
+        inner = functional.layer_norm(inner, inner.shape[1:], scale, shift, epsilon)
+        return self._cross_entropy(inner, wanted, own[f"{HEAD}bias"])
 
     def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """See :func:`pipelines.pretraining.torch_head.word_loss`."""
-        return word_loss(states, wanted, self.encoder.weights[WORDS], dtype=self.dtype)
+        """Return the same without a head: the word embedding is the output matrix, without bias."""
+        words = self.encoder.weights[WORDS]
+        return self._cross_entropy(states, wanted, words.new_zeros(len(words)))
+
+    def _cross_entropy(
+        self, states: torch.Tensor, wanted: Wanted, bias: torch.Tensor
+    ) -> torch.Tensor:
+        words = self.encoder.weights[WORDS]
+        loss: torch.Tensor = _CrossEntropy.apply(
+            states, words, bias, wanted.targets, wanted.shares, self.dtype
+        )
+        return loss
 
 
 Layer = Mapping[str, torch.Tensor]
@@ -252,24 +220,19 @@ _QUERIES, _KEYS, _LAYER = 1, 2, 3
 """Parts that have dropout of their own beside the encoder."""
 
 
-def loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The cross entropies of encoder and decoder, added up.
-
-    Args:
-        view: Of the encoder.
-        layer: The decoder's weights.
-        inputs: Of :func:`pipelines.pretraining.retromae.noise`.
-    """
+def retromae_loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
+    """Return the cross entropies of encoder and decoder, added up; `layer` is the decoder's."""
     lengths, targets = inputs["lengths"], inputs["targets"]
     batch = view.batch(inputs["token_ids"], lengths)
     states = view.hidden_states(batch)
     vectors = view.vectors(states, batch)
     originals = view.batch(targets, lengths)
-    decoder = (view, layer, originals, vectors, visible(inputs, batch.width, view.encoder.device))
-    if view.activation_checkpointing:
-        found = checkpoint(decode, *decoder, use_reentrant=False, preserve_rng_state=False)
-    else:
-        found = decode(*decoder)
+    seen = visible(inputs, batch.width, view.encoder.device)
+    found = run_checkpointed(
+        decode,
+        *(view, layer, originals, vectors, seen),
+        checkpointed=view.activation_checkpointing,
+    )
     of_encoder = view.wanted(targets, inputs["encoder_shares"], lengths)
     of_decoder = view.wanted(targets, inputs["decoder_shares"], lengths)
     # One head and one loss for both: the gradient of the words is made once.
@@ -280,7 +243,7 @@ def loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Te
 
 
 def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) -> torch.Tensor:
-    """Bool [texts, 1, width, width]: whether a token is predicted from the one at another place.
+    """Return bool [texts, 1, width, width]: whether a token is predicted from the one at a place.
 
     The vector at the first place is seen by all, and no token by itself.
     """
@@ -294,7 +257,7 @@ def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) 
 def decode(
     view: View, layer: Layer, batch: Batch, vectors: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """fp32 [tokens, hidden]: the decoder's one layer.
+    """Run the decoder's one layer over the texts as they are; fp32 [tokens, hidden].
 
     Args:
         view: Of the encoder, whose embeddings are the decoder's.
@@ -326,7 +289,7 @@ def _attended(
     keys: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """What attention adds to the queries."""
+    """Return what attention adds to the queries."""
 
     def heads(name: str, states: torch.Tensor) -> torch.Tensor:
         rows = batch.rectangle(_dense(view, layer, f"attention.self.{name}", states))
@@ -339,6 +302,6 @@ def _attended(
 
 
 def _dense(view: View, layer: Layer, name: str, states: torch.Tensor) -> torch.Tensor:
-    """A product in the type of those of the encoder."""
+    """Return a product in the type of those of the encoder."""
     weight, bias = (layer[f"{name}.{part}"] for part in ("weight", "bias"))
     return linear(states.to(view.dtype), weight.to(view.dtype), bias.to(view.dtype))

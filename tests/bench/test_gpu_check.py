@@ -243,7 +243,7 @@ def test_arrays_that_are_apart_are_told():
 def test_the_work_of_a_forward_pass_is_counted():
     from torch.utils.flop_counter import FlopCounterMode
 
-    from pipelines.models.frameworks.torch import forward
+    from pipelines.models.frameworks.torch import embed, prepare
     from pipelines.models.weights import random_weights
     from pipelines_bench.gpu.torch_figures import flops
     from pipelines_bench.gpu.torch_samples import step_spec, tensors, texts
@@ -252,7 +252,7 @@ def test_the_work_of_a_forward_pass_is_counted():
     weights = tensors(random_weights(spec, 1), "cpu")
     with FlopCounterMode(display=False) as counter:
         # In fp32 products may be oneDNN's, of which the counter knows nothing.
-        forward(spec, weights, *texts(lengths), precision="bf16")
+        embed(prepare(spec, weights, "bf16"), *texts(lengths))
     assert flops(spec, np.array(lengths)) == counter.get_total_flops()
 
 

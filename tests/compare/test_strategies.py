@@ -39,7 +39,7 @@ from pipelines.compare.trial import (
 from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.settings.load import dump, parse
 from pipelines_bench.workloads import Size, causal
 

@@ -6,7 +6,7 @@ from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.settings.load import parse
 
 TRAINING = {"engine": "megatron", "framework": "torch", "workers": 2, "model_parallel": 2}

@@ -10,7 +10,7 @@ from engine_cases import trained_here
 
 from pipelines import workflow
 from pipelines.engines.base import load_engine
-from pipelines.losses.targets import granule_targets
+from pipelines.losses.candidates import granule_targets
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.base import lane_feed

@@ -18,7 +18,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.spec import Dense
 from pipelines.models.start import check_tokenizer, model_length, start_architecture
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import check_weights, random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.encoding import open_encoder

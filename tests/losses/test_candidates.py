@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lanes.files import SCHEMA, Side, decode
-from pipelines.losses.candidates import Candidates, identities
-from pipelines.losses.targets import granule_targets
+from pipelines.losses.candidates import Candidates, granule_targets, identities
 from pipelines.settings.objective import objective
 
 # So few values that most repeat, at both ends of what 64 bits hold.

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from steppers import EACH_FRAMEWORK, FRAMEWORKS
+from steppers import EACH_FRAMEWORK
 
 from pipelines.catalog import LOSSES
+from pipelines.errors import InputError
 from pipelines.losses.candidates import Picks
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.torch import on_device
@@ -23,7 +24,7 @@ def sides():
 
 
 def unit(side):
-    return side / np.linalg.norm(side, axis=1, keepdims=True)
+    return side / np.linalg.norm(side, axis=-1, keepdims=True)
 
 
 @pytest.fixture(params=EACH_FRAMEWORK)
@@ -101,48 +102,39 @@ def test_some_anchors_at_a_time_make_the_loss_of_all(sides, framework):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
-@pytest.mark.parametrize("negatives", [0, 1, 4])
-def test_hard_negatives_are_those_of_multiple_negatives_ranking(framework, negatives):
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    shape = (2 + negatives, 6, 8)
-    sides = [*map(unit, np.random.default_rng(6).normal(size=shape).astype(np.float32))]
-    theirs = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=20.0)
-    tensors = [torch.tensor(side, requires_grad=True) for side in sides]
-    # Ours takes embeddings of length 1 as they are, theirs makes them so.
-    expected = theirs.compute_loss_from_embeddings(tensors, None)
-    loss, slopes = evaluate(framework, "in_batch_negatives", sides, ALL)
-    assert loss == pytest.approx(expected.item(), rel=1e-5)
-    for side, slope, their_slope in zip(
-        sides, slopes, torch.autograd.grad(expected, tensors), strict=True
-    ):
-        across = slope - (slope * side).sum(axis=1, keepdims=True) * side
-        np.testing.assert_allclose(across, their_slope.numpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_cosine_regression_is_the_squared_error(sides, loss_of):
-    scores = np.linspace(0, 1, 6, dtype=np.float32)
-    expected = ((np.diag(sides[0] @ sides[1].T) - scores) ** 2).mean()
-    loss = loss_of("cosine_regression", sides[:2], scores)
-    assert loss == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "count"), [("in_batch_negatives", 3), ("simcse", 2), ("cosine_regression", 2)]
-)
-def test_all_frameworks_give_the_same_loss_and_gradients(sides, name, count):
-    scores = np.linspace(0, 1, 6, dtype=np.float32)
-    targets = scores if LOSSES.load(name).needs == "scores" else Picks(ALL.own, EXCLUDED)
-    (loss, slopes), *others = (
-        evaluate(framework, name, sides[:count], targets) for framework in FRAMEWORKS
-    )
-    for other_loss, other_slopes in others:
-        assert other_loss == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(other_slopes, slopes, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_called_as_in_the_registry(name):
     assert LOSSES.load(name).name == objective(name).name == name
+
+
+def drawn(sides, width, seed):
+    """Unit vectors [sides, 6, width]."""
+    return unit(np.random.default_rng(seed).normal(size=(sides, 6, width)).astype(np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_similarities_of_all_texts_are_those_of_a_teacher_of_any_width(loss_of, count):
+    sides, teacher = drawn(count, 8, 1), drawn(count, 3, 2)
+    own, wanted = sides.reshape(-1, 8), teacher.reshape(-1, 3)
+    texts = len(own)
+    pairs = [(i, j) for i in range(texts) for j in range(texts) if i != j]
+    expected = np.mean([(own[i] @ own[j] - wanted[i] @ wanted[j]) ** 2 for i, j in pairs])
+    found = loss_of("similarity_distillation", sides, [*teacher])
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_wider_teacher_is_cut_and_scaled_again(loss_of):
+    sides, teacher = drawn(2, 3, 1), drawn(2, 8, 2)
+    cut = teacher[..., :3] / np.linalg.norm(teacher[..., :3], axis=-1, keepdims=True)
+    expected = 1 - (sides * cut).sum(axis=-1).mean()
+    found = loss_of("embedding_distillation", sides, [*teacher])
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_teacher_that_is_too_narrow_is_refused():
+    taught = objective("embedding_distillation")
+    taught.check_width(8, 8)
+    told = r"^objective\.name: the teacher's vectors have 6 numbers, the encoder's embeddings 8, s"
+    with pytest.raises(InputError, match=told):
+        taught.check_width(8, 6)
+    objective("similarity_distillation").check_width(8, 6)

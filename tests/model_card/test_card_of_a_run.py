@@ -13,7 +13,7 @@ from pipelines.files.versions import put_file
 from pipelines.model_card.card import model_card, write_card
 from pipelines.model_card.front_matter import read_facts, watt_hours
 from pipelines.models.folder import CARD_FILE, digest_model
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.settings.load import parse

@@ -10,7 +10,7 @@ from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
 from pipelines.models.adaptation import UP, check_names, effective, split, write_adapter
 from pipelines.models.folder import default_start, read_encoder, write_encoder
-from pipelines.models.lsa.embedding import with_terms
+from pipelines.models.lsa.modules import with_terms
 from pipelines.models.weights import load_weights
 from pipelines.settings.load import parse
 

@@ -1,7 +1,6 @@
-"""BERT in TensorFlow: padding changes nothing, and the written gradients are right."""
+"""BERT in TensorFlow: the written gradients are right, and tokens move to rows and back."""
 
-import dataclasses
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,90 +15,23 @@ tf = pytest.importorskip("tensorflow")
 from pipelines.models.bert import tensorflow as kernels  # noqa: E402
 from pipelines.models.frameworks.tensorflow import forward  # noqa: E402
 
-
-@cache
-def graph(spec, **options):
-    """The encoder with the weights of all tests; tracing takes far longer than running."""
-    call = partial(forward, spec, WEIGHTS, **options)
-    return tf.function(call, autograph=False, reduce_retracing=True)
+HEADS, SIZE = 2, 3
+BATCHES = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-def run(ids, lengths=LENGTHS, spec=SPEC, seed=None, **options):
-    noise = {} if seed is None else {"seed": tf.constant(seed, tf.int32)}
-    return graph(spec, **options)(tf.constant(ids), tf.constant(lengths), **noise).numpy()
+def test_each_place_has_its_own_noise(monkeypatch):
+    seeds = []
+    dropout = tf.nn.experimental.stateless_dropout
 
+    def noted(values, rate, seed, rng_alg):
+        seeds.append(tuple(seed.numpy()))
+        return dropout(values, rate, seed=seed, rng_alg=rng_alg)
 
-@settings(max_examples=10, deadline=None)
-@given(padding=st.integers(0, SPEC.vocabulary - 1), extra=st.sampled_from([0, 8, 16]))
-def test_padding_has_no_influence(padding, extra):
-    expected = run(tokens())
-    found = run(tokens(16 + extra, padding))
-    np.testing.assert_allclose(found, expected, atol=2e-6)
-
-
-def test_sentences_have_no_influence_on_each_other():
-    ids = tokens()
-    alone = [
-        run(ids[row : row + 1, :length], LENGTHS[row : row + 1])
-        for row, length in enumerate(LENGTHS)
-    ]
-    np.testing.assert_allclose(run(ids), np.concatenate(alone), atol=2e-6)
-
-
-def test_cls_pooling_and_length():
-    spec = dataclasses.replace(SPEC, pooling="cls", normalise=False)
-    embeddings = run(tokens(), spec=spec)
-    norms = np.linalg.norm(embeddings, axis=1)
-    assert (np.abs(norms - 1) > 1e-3).all()
-    unit = run(tokens(), spec=dataclasses.replace(spec, normalise=True))
-    np.testing.assert_allclose(unit, embeddings / norms[:, None], atol=1e-6)
-    assert np.abs(unit - run(tokens())).max() > 1e-2
-
-
-def test_bf16_is_close_and_not_the_same():
-    full, half = run(tokens()), run(tokens(), precision="bf16")
-    assert half.dtype == np.float32
-    assert 0 < np.abs(full - half).max() < 0.02
-    assert (full * half).sum(axis=1).min() > 0.999
-
-
-class TestDropout:
-    def seeded(self, *seed, **options):
-        return run(tokens(), dropout=0.3, seed=seed, **options)
-
-    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-    def test_noise_follows_from_the_seed(self, precision):
-        first = self.seeded(5, 6, precision=precision)
-        np.testing.assert_array_equal(first, self.seeded(5, 6, precision=precision))
-        for other in ((5, 7), (6, 6)):
-            assert np.abs(first - self.seeded(*other, precision=precision)).max() > 1e-2
-
-    def test_its_mean_is_the_quiet_result(self):
-        spec = dataclasses.replace(SPEC, normalise=False, layers=1)
-        quiet = run(tokens(), spec=spec)
-        noise = [run(tokens(), spec=spec, dropout=0.02, seed=(1, number)) for number in range(40)]
-        cosine = (np.mean(noise, 0) * quiet).sum() / (
-            np.linalg.norm(np.mean(noise, 0)) * np.linalg.norm(quiet)
-        )
-        assert cosine > 0.999
-
-    def test_each_place_has_its_own_noise(self, monkeypatch):
-        seeds = []
-        dropout = tf.nn.experimental.stateless_dropout
-
-        def noted(values, rate, seed, rng_alg):
-            seeds.append(tuple(seed.numpy()))
-            return dropout(values, rate, seed=seed, rng_alg=rng_alg)
-
-        monkeypatch.setattr(tf.nn.experimental, "stateless_dropout", noted)
-        seed = tf.constant([1, 2], tf.int32)
-        forward(SPEC, WEIGHTS, tf.constant(tokens()), tf.constant(LENGTHS), dropout=0.1, seed=seed)
-        # One place after the embeddings, and three in a layer.
-        assert len(seeds) == len(set(seeds)) == 1 + 3 * SPEC.layers
-
-    def test_it_needs_a_seed(self):
-        with pytest.raises(ValueError, match="seed"):
-            run(tokens(), dropout=0.1)
+    monkeypatch.setattr(tf.nn.experimental, "stateless_dropout", noted)
+    seed = tf.constant([1, 2], tf.int32)
+    forward(SPEC, WEIGHTS, tf.constant(tokens()), tf.constant(LENGTHS), dropout=0.1, seed=seed)
+    # One place after the embeddings, and three in a layer.
+    assert len(seeds) == len(set(seeds)) == 1 + 3 * SPEC.layers
 
 
 def gradients(operation, inputs, upstream):
@@ -164,3 +96,58 @@ def test_the_folder_of_a_small_encoder_has_no_nan(small_folder):
     ids = np.full((2, 64), 7, np.int32)
     embed = tf.function(partial(forward, spec, weights), autograph=False)
     assert np.isfinite(embed(tf.constant(ids), tf.constant([1, 64])).numpy()).all()
+
+
+def packed(lengths):
+    width = max(lengths)
+    is_token = np.arange(width) < np.array(lengths)[:, None]
+    return kernels.Packing(
+        tf.constant(lengths), tf.constant(len(lengths)), tf.constant(width)
+    ), is_token
+
+
+@settings(max_examples=25, deadline=None)
+@given(BATCHES)
+def test_each_token_has_one_row_and_comes_back_to_its_place(lengths):
+    packing, is_token = packed(lengths)
+    places = packing.places.numpy()
+    tokens = sum(lengths)
+    np.testing.assert_array_equal(places[:tokens], np.flatnonzero(is_token))
+    assert not is_token.reshape(-1)[places[tokens:]].any()
+    np.testing.assert_array_equal(packing.positions.numpy()[:tokens], np.nonzero(is_token)[1])
+    rows = np.random.default_rng(0).normal(size=(len(places), 4)).astype(np.float32)
+    found = packing.rectangle(tf.constant(rows)).numpy()
+    np.testing.assert_array_equal(found[is_token], rows[:tokens])
+
+
+@settings(max_examples=25, deadline=None)
+@given(BATCHES, st.sampled_from([1, 3]))
+def test_heads_are_split_as_by_a_transposition_and_joined_again(lengths, parts):
+    packing, is_token = packed(lengths)
+    texts, width = is_token.shape
+    shape = (len(packing.places), parts * HEADS * SIZE)
+    rows = tf.constant(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    heads = packing.heads(parts, HEADS)
+    split = heads.split(rows)
+    plain = tf.reshape(packing.rectangle(rows), [texts, width, parts, HEADS, SIZE])
+    expected = tf.transpose(plain, [2, 0, 3, 1, 4])
+    np.testing.assert_array_equal(split, expected)
+    tokens = sum(lengths)
+    np.testing.assert_array_equal(heads.joined(split)[:tokens], rows[:tokens])
+
+
+@settings(max_examples=25, deadline=None)
+@given(BATCHES)
+def test_gradients_are_those_of_plain_operations(lengths):
+    packing, is_token = packed(lengths)
+    generator = np.random.default_rng(0)
+    rows = tf.constant(generator.normal(size=(len(packing.places), SIZE)).astype(np.float32))
+    # Padding has no part in a loss.
+    pull = generator.normal(size=(*is_token.shape, SIZE)) * is_token[..., None]
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        total = tf.reduce_sum(packing.rectangle(rows) * pull.astype(np.float32))
+    found = tape.gradient(total, rows).numpy()
+    tokens = sum(lengths)
+    np.testing.assert_array_equal(found[:tokens], pull[is_token].astype(np.float32))
+    assert not found[tokens:].any()

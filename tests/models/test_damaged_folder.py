@@ -12,7 +12,7 @@ from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder, write_encoder
 from pipelines.models.start import check_tokenizer
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import save_wordpieces

@@ -3,7 +3,7 @@
 from run_factory import write_model
 
 from pipelines.models.folder import CARD_FILE, digest_model, start_card
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 
 
 def test_a_card_changes_nothing_and_every_other_file_does(tmp_path) -> None:

@@ -10,7 +10,7 @@ from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import (
     check_division,
     part_of,

@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from token_batches import torch_forward
 
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
-from pipelines.models.frameworks.torch import forward as torch_forward
 from pipelines.models.inference.batches import embed_token_ids
 from pipelines.models.spec import Dense, Pooling
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import load_tokenizer

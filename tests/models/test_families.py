@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain, write_sentence_folder
+from token_batches import torch_forward
 
 from pipelines.catalog import BACKENDS
 from pipelines.errors import InputError
@@ -98,7 +99,7 @@ class TestFamily:
         assert np.abs(found - load_embedder(folder)(list(TEXTS))).max() > 1e-3
 
     def test_modules_of_sharded_training_embed_alike(self, folders, name):
-        from pipelines.models.frameworks.torch import Batch, forward
+        from pipelines.models.frameworks.torch import Batch
         from pipelines.models.frameworks.torch_module import (
             Inputs,
             allocate,
@@ -115,7 +116,7 @@ class TestFamily:
         copy_weights(module.weights, weights)
         assert sorted(module.weights) == sorted(weights)
         (found,) = module([Inputs(Batch.of(ids, lengths, torch.device("cpu")), None)])
-        torch.testing.assert_close(found, forward(spec, tensors, ids, lengths))
+        torch.testing.assert_close(found, torch_forward(spec, tensors, ids, lengths))
 
 
 @pytest.mark.slow

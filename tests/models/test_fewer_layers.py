@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tiny_checkpoints import FAMILIES, write_plain
 
 from pipelines.errors import InputError
-from pipelines.models.adaptation import chosen_layers, with_layers
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import check_start, start_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.smaller import chosen_layers, with_layers
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS, check_weights, random_weights
 from pipelines.pretraining.start import check_objective
 from pipelines.settings.load import parse

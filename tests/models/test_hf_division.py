@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of
-from pipelines.models.hf.spec import DIVISION, HfSpec, config_text
+from pipelines.models.hf.architecture import DIVISION, HfSpec, config_text
 from pipelines.models.weights import check_division, part_bounds
 from pipelines.settings.load import parse
 

@@ -23,11 +23,9 @@ from pipelines.models.folder import check_start, read_encoder, write_encoder
 from pipelines.models.inference.batches import TokenRows
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.lsa import corpus as lsa_corpus
-from pipelines.models.lsa.corpus import check_terms, corpus_terms
-from pipelines.models.lsa.embedding import with_terms, without_terms
-from pipelines.models.lsa.modules import BEHIND
-from pipelines.models.lsa.terms import POWER, find_term_vectors
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.lsa.corpus import POWER, check_terms, corpus_terms, find_term_vectors
+from pipelines.models.lsa.modules import BEHIND, with_terms, without_terms
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import TERMS, random_weights
 from pipelines.settings.encoder import LsaSettings
 from pipelines.settings.load import parse

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import FAMILIES, write_plain
+from token_batches import torch_forward
 
 from pipelines.models.folder import default_start, read_encoder, start_encoder, write_encoder
-from pipelines.models.frameworks.torch import forward
 from pipelines.models.spec import DropoutRates
 from pipelines.settings.load import parse
 
@@ -38,7 +38,7 @@ def with_rates(folder, home, name, hidden, attention):
 def embeddings(folder, dropout, seed=(1, 2)):
     spec, weights = read_encoder(folder)
     tensors = {key: torch.tensor(value) for key, value in weights.items()}
-    return forward(spec, tensors, IDS, LENGTHS, dropout=dropout, seed=seed).numpy()
+    return torch_forward(spec, tensors, IDS, LENGTHS, dropout=dropout, seed=seed).numpy()
 
 
 @pytest.mark.parametrize("name", ["xlm-roberta", "distilbert"])

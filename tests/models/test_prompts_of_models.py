@@ -13,7 +13,7 @@ from pipelines.files import storage
 from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import vocabulary_size

@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_batches import LENGTHS, tokens
+from token_batches import LENGTHS, tokens, torch_forward
 
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.frameworks import torch as torch_encoder
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS, check_weights, random_weights, weight_shapes
 
 tf = pytest.importorskip("tensorflow")
@@ -49,7 +48,7 @@ def run_tensorflow(ids, lengths, spec, pull, seed=None, **options):
 
 def run_torch(ids, lengths, spec, pull, **options):
     words = torch.tensor(WEIGHTS[WORDS], requires_grad=True)
-    found = torch_encoder.forward(spec, {WORDS: words}, ids, lengths, **options)
+    found = torch_forward(spec, {WORDS: words}, ids, lengths, **options)
     (found * torch.from_numpy(pull)).sum().backward()
     return found.detach().numpy(), words.grad.numpy()
 
@@ -124,41 +123,6 @@ def test_a_text_without_words_is_zero_and_pulls_at_nothing(run, spec, width):
     found, slope = run(tokens(width, lengths=lengths), lengths, spec)
     np.testing.assert_array_equal(found, np.zeros((2, spec.hidden)))
     np.testing.assert_array_equal(slope, np.zeros_like(slope))
-
-
-def test_bf16_is_the_same(run):
-    for found, expected in zip(run(tokens(), precision="bf16"), run(tokens()), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_a_sparse_gradient_is_the_dense_one():
-    slopes = []
-    for sparse in (False, True):
-        words = torch.tensor(WEIGHTS[WORDS], requires_grad=True)
-        encoder = torch_encoder.prepare(UNIT, {WORDS: words})
-        torch_encoder.embed(encoder, tokens(), LENGTHS, sparse_words=sparse)[:, 0].sum().backward()
-        slopes.append(words.grad)
-    assert slopes[1].is_sparse
-    torch.testing.assert_close(slopes[1].to_dense(), slopes[0])
-
-
-class TestDropout:
-    def test_noise_follows_from_the_seed_alone(self, run):
-        first, again, other = (
-            run(tokens(), dropout=0.3, seed=seed)[0] for seed in ((5, 6), (5, 6), (5, 7))
-        )
-        np.testing.assert_array_equal(first, again)
-        assert np.abs(first - other).max() > 1e-3
-
-    def test_its_mean_is_the_quiet_result(self, run):
-        noise = [run(tokens(), dropout=0.2, seed=(1, number))[0] for number in range(60)]
-        mean, quiet = np.mean(noise, 0), run(tokens())[0]
-        assert (mean * quiet).sum() / np.linalg.norm(mean) / np.linalg.norm(quiet) > 0.98
-        assert np.linalg.norm(mean) == pytest.approx(np.linalg.norm(quiet), rel=0.05)
-
-    def test_it_needs_a_seed(self, run):
-        with pytest.raises(ValueError, match="seed"):
-            run(tokens(), dropout=0.1)
 
 
 class TestSpec:

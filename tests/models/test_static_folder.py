@@ -12,7 +12,7 @@ from pipelines.files import storage
 from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import UNLIMITED
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS, load_weights, random_weights, save_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, gelu, linear
 from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.spec import Dense
-from pipelines.pretraining.retromae import MOST_CHOICES, check_spec
+from pipelines.pretraining.objectives import MOST_CHOICES, check_retromae
 
 EPSILON = SPEC.layer_norm_epsilon
 
@@ -148,4 +148,4 @@ def test_choices_do_not_grow_with_the_square_of_a_text():
 )
 def test_a_vector_that_cannot_stand_among_words_is_refused(changed):
     with pytest.raises(InputError, match=r"^objective\.name: `retromae` puts an embedding in the"):
-        check_spec(BertSpec(**{**vars(SPEC), **changed}))
+        check_retromae(BertSpec(**{**vars(SPEC), **changed}))

@@ -13,11 +13,11 @@ import pytest
 from pipelines.catalog import LOSSES, STEPPERS
 from pipelines.lanes.files import Granule, Side
 from pipelines.models.adaptation import split
+from pipelines.models.bert.architecture import MPNetSpec
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.hf.spec import HfSpec, config_text
-from pipelines.models.mpnet.architecture import MPNetSpec
+from pipelines.models.hf.architecture import HfSpec, config_text
 from pipelines.models.spec import Dense
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint

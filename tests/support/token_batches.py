@@ -18,3 +18,10 @@ def tokens(width=16, padding=0, lengths=LENGTHS):
     ids = ids[:, :width].copy()
     ids[np.arange(width) >= lengths[:, None]] = padding
     return ids
+
+
+def torch_forward(spec, weights, ids, lengths, precision="fp32", **options):
+    """The embeddings of some texts by an encoder in PyTorch."""
+    from pipelines.models.frameworks.torch import embed, prepare
+
+    return embed(prepare(spec, weights, precision), ids, lengths, **options)

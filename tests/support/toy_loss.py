@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.losses.loss import Loss
+from pipelines.losses.operations import both_forms
 from pipelines.settings.objective import ObjectiveSettings
 
 
@@ -14,17 +15,8 @@ class ToySettings(ObjectiveSettings):
     power: float = Field(default=1.0, gt=0, description="Of the difference to the score.")
 
 
-def tensorflow(sides, scores, settings: ToySettings):
-    import tensorflow as tf
-
-    left, right = sides
-    differences = tf.abs(tf.reduce_sum(left * right, axis=-1) - scores)
-    return tf.reduce_mean(differences**settings.power)
-
-
-def torch(sides, scores, settings: ToySettings):
-    left, right = sides
-    return (((left * right).sum(-1) - scores).abs() ** settings.power).mean()
+def toy(operations, sides, scores, settings: ToySettings):
+    return operations.mean(abs(operations.cosines(*sides) - scores) ** settings.power)
 
 
 LOSS = Loss(
@@ -33,5 +25,5 @@ LOSS = Loss(
     sides=("anchor", "positive"),
     uses_negatives=False,
     settings=ToySettings,
-    forms={"tensorflow": tensorflow, "torch": torch},
+    forms=both_forms(toy),
 )

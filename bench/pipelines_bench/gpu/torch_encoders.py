@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pipelines.models.bert import torch as torch_attention
-from pipelines.models.frameworks.torch import DropoutMasks, embed, forward, has_bf16, prepare
+from pipelines.models.frameworks.torch import DropoutMasks, embed, has_bf16, prepare
 from pipelines.models.inference.backends import choose_precision
 from pipelines.models.spec import DropoutRates, EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays, weight_shapes
@@ -80,7 +80,7 @@ def library_encoder(place: Place, model_type: str) -> Finding:
         from transformers import AutoConfig
 
         from pipelines.models.hf import torch_library
-        from pipelines.models.hf.spec import HfSpec, config_text
+        from pipelines.models.hf.architecture import HfSpec, config_text
     described = AutoConfig.for_model(model_type, **_OF_ALL, **_LIBRARY[model_type]).to_dict()
     spec = HfSpec(
         vocabulary=_OF_ALL["vocab_size"],
@@ -109,12 +109,19 @@ def packed(place: Place) -> Finding:
     for lengths in LENGTHS.values():
         ids, several = texts(lengths)
         other, _ = texts(lengths, padding=33)
-        whole = on_host(forward(spec, on_device, ids, several))
+        whole = on_host(embed(prepare(spec, on_device), ids, several))
         apart.append(
-            same("other padding", on_host(forward(spec, on_device, other, several)), whole, EXACT)
+            same(
+                "other padding",
+                on_host(embed(prepare(spec, on_device), other, several)),
+                whole,
+                EXACT,
+            )
         )
         for number, length in enumerate(lengths):
-            alone = forward(spec, on_device, ids[number : number + 1, :length], several[[number]])
+            alone = embed(
+                prepare(spec, on_device), ids[number : number + 1, :length], several[[number]]
+            )
             apart.append(same("a text alone", on_host(alone)[0], whole[number], EXACT))
     return Finding(f"texts alone and in a batch at most {max(apart):.1e} apart")
 

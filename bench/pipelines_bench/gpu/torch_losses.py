@@ -11,8 +11,8 @@ import torch
 
 from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
+from pipelines.losses.candidates import granule_targets
 from pipelines.losses.loss import LABELS, Loss, configured_loss
-from pipelines.losses.targets import granule_targets
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.torch import gradients_of_loss
 from pipelines_bench.gpu.checks import Finding, Place

@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.catalog import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import PipelineError
-from pipelines.models.hf.folder import weight_shapes
+from pipelines.models.hf.architecture import weight_shapes
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.load import parse
 from pipelines_bench.sharded.formula import Training

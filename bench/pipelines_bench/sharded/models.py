@@ -10,8 +10,7 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import LazyArrays
-from pipelines.models.hf.folder import weight_shapes
-from pipelines.models.hf.spec import HfSpec, config_text
+from pipelines.models.hf.architecture import HfSpec, config_text, weight_shapes
 from pipelines.models.weights import INITIAL_DEVIATION
 from pipelines.runs.checkpoint import Checkpoint, checkpoint_path, save_checkpoint
 from pipelines.runs.run import TrainingRun

@@ -13,8 +13,7 @@ import numpy as np
 from pipelines.errors import EngineError, PipelineError
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import first_lane
-from pipelines.losses.candidates import Picks
-from pipelines.losses.targets import Targets, granule_targets
+from pipelines.losses.candidates import Picks, Targets, granule_targets
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import TrainingSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.engines.bigdl.form import Builder
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS
 
 

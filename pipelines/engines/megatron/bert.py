@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from pipelines.engines.megatron.form import (
     ColumnDivided,
@@ -29,7 +28,7 @@ from pipelines.models.bert.torch import (
     norm_weights,
     relative_bias,
 )
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, pool
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, pool, run_checkpointed
 from pipelines.models.weights import WORDS, part_bounds
 
 
@@ -71,31 +70,28 @@ class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not follow
         self._others = torch.nn.ParameterList(self.weights[name] for name in others)
 
     def first_states(self, batch: Batch, masks: DropoutMasks | None) -> torch.Tensor:
-        """fp32 [tokens, hidden]."""
+        """Return fp32 [tokens, hidden]."""
         assert self._words is not None, "the first stage has the words"
         return embedded_inputs(self._spec, self.weights, self._words(batch.token_ids), batch, masks)
 
     def run_layers(
         self, states: torch.Tensor, batch: Batch, masks: DropoutMasks | None
     ) -> torch.Tensor:
-        """fp32 [tokens, hidden]."""
+        """Return fp32 [tokens, hidden]."""
         bias = relative_bias(self._spec, self.weights, batch)
         for layer in self.layers.values():
-            if self._checkpointed:
-                states = checkpoint(
-                    layer, states, batch, masks, bias, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                states = layer(states, batch, masks, bias)
+            states = run_checkpointed(
+                layer, states, batch, masks, bias, checkpointed=self._checkpointed
+            )
         return states
 
     def pooled(self, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, hidden]."""
+        """Return fp32 [texts, hidden]."""
         return pool(self._spec.pooling, states, batch)
 
 
 class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """One layer; computes what :func:`pipelines.models.bert.torch.run_layer` does.
+    """One layer; computes what :func:`pipelines.models.bert.torch.BertEncoder.run_layer` does.
 
     Attributes:
         weights: By canonical name, with the layer's prefix.
@@ -142,7 +138,7 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         masks: DropoutMasks | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """fp32 [tokens, hidden], the same on all members, as what goes in.
+        """Return fp32 [tokens, hidden], the same on all members, as what goes in.
 
         Args:
             states: fp32 [tokens, hidden].

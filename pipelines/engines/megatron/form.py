@@ -39,17 +39,17 @@ class MegatronEncode(Protocol):
     weights: Mapping[str, torch.nn.Parameter]
 
     def first_states(self, batch: Batch, masks: DropoutMasks | None) -> torch.Tensor:
-        """fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+        """Return fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
         ...
 
     def run_layers(
         self, states: torch.Tensor, batch: Batch, masks: DropoutMasks | None
     ) -> torch.Tensor:
-        """fp32 [tokens, hidden] behind the layers of the stage."""
+        """Return fp32 [tokens, hidden] behind the layers of the stage."""
         ...
 
     def pooled(self, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, hidden]; of the last stage."""
+        """Return fp32 [texts, hidden]; of the last stage."""
         ...
 
 
@@ -65,7 +65,7 @@ class MegatronForm(Protocol):
         *,
         checkpointed: bool,
     ) -> MegatronEncode:
-        """Makes the layers of a stage, whose weights are set later.
+        """Make the layers of a stage, whose weights are set later.
 
         Args:
             spec: Of the whole encoder.
@@ -80,7 +80,7 @@ class MegatronForm(Protocol):
 def layer_config(
     spec: EncoderSpec, layers: int, heads: int, placement: Placement
 ) -> TransformerConfig:
-    """What Megatron's layers and schedules have to know of an encoder."""
+    """Return what Megatron's layers and schedules have to know of an encoder."""
     return TransformerConfig(
         num_layers=layers,
         hidden_size=spec.hidden,
@@ -95,7 +95,7 @@ def layer_config(
 
 
 def shared_input(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What goes into divided matrices; the members' gradients of it are summed in fp32."""
+    """Return what goes into divided matrices; the members' gradients of it are summed in fp32."""
     shared: torch.Tensor = copy_to_tensor_model_parallel_region(states)
     return shared.to(dtype)
 
@@ -141,7 +141,7 @@ class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has 
         )
 
     def product(self, states: torch.Tensor) -> torch.Tensor:
-        """fp32 [tokens, out]."""
+        """Return fp32 [tokens, out]."""
         output: torch.Tensor = self(states)[0]
         return output
 
@@ -206,11 +206,11 @@ class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not follo
         self._states: torch.Tensor | None = None
 
     def set_input_tensor(self, states: Sequence[torch.Tensor | None]) -> None:
-        """Takes what the stage before has sent; nothing in the first stage."""
+        """Take what the stage before has sent; nothing in the first stage."""
         (self._states,) = states
 
     def forward(self, sides: Sequence[Inputs], rows: int) -> Any:
-        """The states for the next stage, or the embeddings of each side, of length 1.
+        """Return the states for the next stage, or the embeddings of each side, of length 1.
 
         Args:
             sides: Of a micro-batch.

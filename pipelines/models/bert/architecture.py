@@ -1,14 +1,15 @@
-"""What BERT is made of; see :class:`pipelines.models.architecture.Architecture`."""
+"""The BERT family: what each member is made of; see :class:`.Architecture`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from pipelines.models.architecture import Architecture
 from pipelines.models.bert import spec
-from pipelines.models.bert import spec as weights
 from pipelines.models.bert.folder import folder_format
-from pipelines.models.bert.spec import DIVISION, Layout
+from pipelines.models.bert.spec import CONFIG_KEYS, DIVISION, BertSpec, Layout, refuse_random
 from pipelines.models.weights import normal_weights
 from pipelines.settings import EncoderSettings
 
@@ -37,7 +38,7 @@ def family_member(
     check_settings: Callable[[EncoderSettings], None] = spec.check_settings,
     without: tuple[str, ...] = (),
 ) -> Architecture:
-    """An architecture that shares BERT's forms.
+    """Make an architecture that shares BERT's forms.
 
     Args:
         layout: How it stands in a folder.
@@ -51,7 +52,7 @@ def family_member(
         check_settings=check_settings,
         shape=spec.shape,
         random_lengths=spec.random_lengths,
-        weight_shapes=weights.weight_shapes,
+        weight_shapes=spec.weight_shapes,
         random_weights=normal_weights,
         folder=folder_format(layout),
         described=spec.described,
@@ -63,6 +64,171 @@ def family_member(
 
 
 BERT = family_member(
-    Layout(spec=spec.BertSpec, classes={"bert": "BertModel"}, accepted=ACCEPTED, prefix="bert."),
+    Layout(spec=BertSpec, classes={"bert": "BertModel"}, accepted=ACCEPTED, prefix="bert."),
     models="BERT, and what has its shape: MiniLM, BGE, GTE and E5 in English, Arctic Embed",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobertaSpec(BertSpec):
+    """BERT whose positions are counted from behind the padding token's id.
+
+    The rows of the position table before that are no part of the weights here. A text that spells
+    the padding token out uses the last of them, which training leaves at zero.
+
+    Sources: Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019,
+    arXiv:1907.11692; Conneau et al., "Unsupervised Cross-lingual Representation Learning at Scale",
+    ACL 2020, arXiv:1911.02116.
+    """
+
+    kind: ClassVar[str] = "roberta"
+
+    pad_token_id: int = 1
+    model_type: str = "roberta"
+
+    @property
+    def placeless_token(self) -> int | None:
+        """The padding token, which a text may spell out."""
+        return self.pad_token_id
+
+
+ROBERTA = family_member(
+    Layout(
+        spec=RobertaSpec,
+        classes={
+            "roberta": "RobertaModel",
+            "xlm-roberta": "XLMRobertaModel",
+            "camembert": "CamembertModel",
+        },
+        accepted=ACCEPTED,
+        prefix="roberta.",
+        # The row of padding, and those before it.
+        skipped_rows=lambda pad_token_id: pad_token_id + 1,
+    ),
+    models="RoBERTa, XLM-R (multilingual E5, BGE-M3, Arctic Embed L 2), CamemBERT",
+    # Vocabularies that are trained here have other ids for the special tokens.
+    check_settings=refuse_random,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBertSpec(BertSpec):
+    """BERT without segments.
+
+    Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT: smaller,
+    faster, cheaper and lighter", 2019, arXiv:1910.01108.
+    """
+
+    kind: ClassVar[str] = "distilbert"
+
+    type_vocabulary: int = 0
+    model_type: str = "distilbert"
+
+
+DISTILBERT = family_member(
+    Layout(
+        spec=DistilBertSpec,
+        classes={"distilbert": "DistilBertModel"},
+        keys={
+            "vocabulary": "vocab_size",
+            "layers": "n_layers",
+            "hidden": "dim",
+            "heads": "n_heads",
+            "intermediate": "hidden_dim",
+            "positions": "max_position_embeddings",
+            "pad_token_id": "pad_token_id",
+        },
+        accepted={"activation": ("gelu",)},
+        dropout=("dropout", "attention_dropout"),
+        names=(
+            ("encoder.layer.", "transformer.layer."),
+            ("attention.self.query", "attention.q_lin"),
+            ("attention.self.key", "attention.k_lin"),
+            ("attention.self.value", "attention.v_lin"),
+            ("attention.output.dense", "attention.out_lin"),
+            ("attention.output.LayerNorm", "sa_layer_norm"),
+            ("intermediate.dense", "ffn.lin1"),
+            ("output.dense", "ffn.lin2"),
+            ("output.LayerNorm", "output_layer_norm"),
+        ),
+        prefix="distilbert.",
+        pooler=False,
+    ),
+    models="DistilBERT",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectraSpec(BertSpec):
+    """BERT whose words may be narrower than its layers.
+
+    Source: Clark, Luong, Le and Manning, "ELECTRA: Pre-training Text Encoders as Discriminators
+    Rather Than Generators", ICLR 2020, arXiv:2003.10555.
+    """
+
+    kind: ClassVar[str] = "electra"
+
+    embedding_size: int | None = 128
+    model_type: str = "electra"
+
+
+ELECTRA = family_member(
+    Layout(
+        spec=ElectraSpec,
+        classes={"electra": "ElectraModel"},
+        keys={**CONFIG_KEYS, "embedding_size": "embedding_size"},
+        accepted=ACCEPTED,
+        prefix="electra.",
+        pooler=False,
+    ),
+    models="ELECTRA's discriminator",
+)
+
+MPNET_BUCKETS = 32
+"""Distances that attention tells apart: transformers counts so many, whatever config.json says."""
+MPNET_SKIPPED_ROWS = 2
+"""Of the position table: MPNet takes token 1 for padding, whatever config.json says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPNetSpec(BertSpec):
+    """BERT without segments, whose attention also sees how far apart two tokens are.
+
+    Source: Song, Tan, Qin, Lu and Liu, "MPNet: Masked and Permuted Pre-training for Language
+    Understanding", NeurIPS 2020, arXiv:2004.09297.
+    """
+
+    kind: ClassVar[str] = "mpnet"
+
+    pad_token_id: int = 1
+    type_vocabulary: int = 0
+    relative_buckets: int = MPNET_BUCKETS
+    model_type: str = "mpnet"
+
+    @property
+    def placeless_token(self) -> int | None:
+        """The token that MPNet takes for padding, which a text may spell out."""
+        return MPNET_SKIPPED_ROWS - 1
+
+
+MPNET = family_member(
+    Layout(
+        spec=MPNetSpec,
+        classes={"mpnet": "MPNetModel"},
+        keys={name: key for name, key in CONFIG_KEYS.items() if name != "type_vocabulary"},
+        accepted={"hidden_act": ("gelu",), "relative_attention_num_buckets": (MPNET_BUCKETS,)},
+        names=(
+            ("attention.self.query", "attention.attn.q"),
+            ("attention.self.key", "attention.attn.k"),
+            ("attention.self.value", "attention.attn.v"),
+            ("attention.output.dense", "attention.attn.o"),
+            ("attention.output.LayerNorm", "attention.LayerNorm"),
+        ),
+        prefix="mpnet.",
+        skipped_rows=lambda pad_token_id: MPNET_SKIPPED_ROWS,
+    ),
+    models="MPNet (all-mpnet-base-v2 and others)",
+    check_settings=refuse_random,
+    # The attention of the others knows no bias with a gradient.
+    without=("tensorflow", "mesh", "bigdl", "bigdl_memory", "openvino"),
 )

@@ -23,14 +23,14 @@ from pipelines.models.sentence_modules import (
     check_layers,
     check_numbers,
     check_size,
-    read_dense,
     read_head,
     refuse,
     told_length,
     transformer_home,
+    whole_weights,
     write_head,
 )
-from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, check_weights, save_weights
+from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, save_weights
 from pipelines.tokens.model_files import TRANSFORMER
 from pipelines.tokens.start import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
@@ -40,7 +40,7 @@ _OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "Layer
 
 
 def folder_format(layout: Layout) -> FolderFormat:
-    """How a member of the family is read from and written to folders."""
+    """Return how a member of the family is read from and written to folders."""
     return FolderFormat(
         recognises=partial(_recognises, layout),
         read=partial(_read, layout),
@@ -52,7 +52,7 @@ def folder_format(layout: Layout) -> FolderFormat:
 
 
 def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
-    """Whether a folder holds a transformer, or is a plain checkpoint, of one of the types."""
+    """Return whether a folder holds a transformer or a plain checkpoint of one of the types."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
@@ -60,11 +60,7 @@ def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
 
 
 def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Weights]:
-    """Reads a checkpoint, with the modules around it.
-
-    Raises:
-        InputError: With the key ``encoder.start``: it is another architecture, or incomplete.
-    """
+    """Read a checkpoint, with the modules around it; refuse another architecture."""
     home = transformer_home(folder, modules)
     config = _config(home)
     if model_type(config) not in layout.classes:
@@ -78,12 +74,7 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
-    weights = _read_weights(layout, home, spec) | read_dense(folder, modules)
-    try:
-        check_weights(spec, weights)
-    except ValueError as error:
-        refuse(folder, f"does not fit its config.json: {error}", WHOLE_COPY)
-    return spec, weights
+    return spec, whole_weights(folder, modules, spec, _read_weights(layout, home, spec))
 
 
 def _write(
@@ -93,7 +84,7 @@ def _write(
     weights: Mapping[str, np.ndarray],
     tokenizer_folder: Path,
 ) -> list[tuple[str, str]]:
-    """Writes transformer and what follows it; returns class and path of the modules."""
+    """Write transformer and what follows it; return class and path of the modules."""
     storage.write_json(folder / CONFIG_FILE, layout.to_config(spec))
     copy_tokenizer(tokenizer_folder, folder, spec.max_length)
     own = {layout.own_name(name): weights[name] for name in weight_shapes(spec)}
@@ -105,11 +96,7 @@ def _write(
 
 
 def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
-    """Tokens of a text that the model in a folder reads, and its positions.
-
-    Raises:
-        InputError: With the key ``encoder.start``: there is no config.json, or no positions in it.
-    """
+    """Return how many tokens the model in a folder reads, and its positions."""
     key = layout.keys["positions"]
     home = transformer_home(folder, modules)
     path = home / CONFIG_FILE
@@ -121,11 +108,7 @@ def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
 
 
 def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec that config.json tells, all of which are possible.
-
-    Raises:
-        InputError: With the key ``encoder.start``: one is missing, or no model can have it.
-    """
+    """Return the fields of a spec that config.json tells, all of which are possible."""
     check_implementations(folder, config)
     check_numbers(folder, config)
     for key in ("pruned_heads", "quantization_config"):
@@ -154,7 +137,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
-    """The weights of the spec without dense layers; what else the checkpoint has is left out."""
+    """Return the weights of the spec without dense layers; leave out what else there is."""
     found = read_checkpoint(folder)
     if found is None:
         refuse(folder, f"has no {WEIGHT_FILE}", WHOLE_COPY)
@@ -178,7 +161,7 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
 def _to_embed(
     layout: Layout, folder: Path, modules: Modules, spec: BertSpec, weights: Weights
 ) -> Weights:
-    """Weights with the place of the padding token, which texts may spell out, in its own vector.
+    """Add the place of the padding token, which texts may spell out, to its own vector.
 
     It is zero in all that training has made. Objectives that predict words read those as they are.
     """
@@ -194,7 +177,7 @@ def _to_embed(
 
 
 def _prefix(layout: Layout, folder: Path, found: Weights) -> str:
-    """What stands before the encoder's names: nothing, or what a model with a head calls it."""
+    """Return what stands before the encoder's names: nothing, or what a model with a head has."""
     words = layout.own_name(WORDS)
     there = sorted(name.removesuffix(words) for name in found if name.endswith(words))
     for usual in ("", layout.prefix):
@@ -206,7 +189,7 @@ def _prefix(layout: Layout, folder: Path, found: Weights) -> str:
 
 
 def _unused_pooler(layout: Layout, spec: BertSpec) -> Weights:
-    """Zeros that no embedding depends on; without them transformers reports missing weights."""
+    """Return zeros that no embedding depends on, which transformers would miss."""
     if not layout.pooler:
         return {}
     return {

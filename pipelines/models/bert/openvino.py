@@ -18,7 +18,7 @@ _ATTENTION_MASK = -1e9
 
 
 def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any) -> Any:
-    """What the hidden states of each text are pooled to, [batch, hidden]."""
+    """Return what the hidden states of each text are pooled to, [batch, hidden]."""
     positions = positions_of(token_ids)
     column, length = op.unsqueeze(positions, integer(0)), op.unsqueeze(lengths, integer(1))
     is_token = op.convert(op.less(column, length), "f32")
@@ -53,7 +53,7 @@ def _embedding_output(
 
 
 def _places(token: int, behind: int, token_ids: Any, positions: Any) -> Any:
-    """Rows of the position table, int32 [batch, tokens]; the one behind its last for a token."""
+    """Return rows of the position table, int32 [batch, tokens]; for a token the one behind it."""
     is_placeless = op.equal(op.convert(token_ids, "i32"), integer(token))
     counted = op.convert(is_placeless, "i32")
     before = op.cum_sum(counted, integer(1), exclusive=True)
@@ -90,7 +90,7 @@ def _attention(
     hidden_states: Any,
     attention_bias: Any,
 ) -> Any:
-    """The values mixed by softmax of query times key, [batch, tokens, hidden].
+    """Return the values mixed by softmax of query times key, [batch, tokens, hidden].
 
     Queries, keys and values come from one product. Scores are divided by the root of the head's
     width: scaling the query's weights gives the same, and costs nothing for each token.

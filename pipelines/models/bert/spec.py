@@ -23,7 +23,7 @@ _FARTHEST = 128
 
 @lru_cache(maxsize=64)
 def relative_buckets(buckets: int, width: int) -> np.ndarray:
-    """The bucket of each query and key, int64 [width, width].
+    """Return the bucket of each query and key, int64 [width, width], of so many buckets.
 
     Half of the buckets are for keys behind the query. Of either half the first half are for one
     distance each, and the others grow by a factor.
@@ -31,10 +31,6 @@ def relative_buckets(buckets: int, width: int) -> np.ndarray:
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
     Transformer", JMLR 2020, arXiv:1910.10683, section 2.1; rounded as `transformers` does for
     MPNet, in fp32.
-
-    Args:
-        buckets: How many there are.
-        width: Tokens of a text.
     """
     places = np.arange(width)
     ahead = places[None, :] - places[:, None]
@@ -116,11 +112,7 @@ class BertSpec(EncoderSpec):
 
 
 def check_settings(encoder: EncoderSettings) -> None:
-    """Refuses a width that the heads cannot share.
-
-    Raises:
-        InputError: With the key ``encoder.heads``.
-    """
+    """Refuse a width that the heads cannot share."""
     if encoder.hidden % encoder.heads:
         raise InputError(
             "encoder.heads",
@@ -130,11 +122,7 @@ def check_settings(encoder: EncoderSettings) -> None:
 
 
 def refuse_random(encoder: EncoderSettings) -> None:
-    """Refuses a random start, for architectures that are there for their checkpoints.
-
-    Raises:
-        InputError: With the key ``encoder.kind``.
-    """
+    """Refuse a random start, for architectures that are there for their checkpoints."""
     if encoder.start == "random":
         raise InputError(
             "encoder.kind",
@@ -144,7 +132,7 @@ def refuse_random(encoder: EncoderSettings) -> None:
 
 
 def shape(encoder: EncoderSettings) -> dict[str, Any]:
-    """The fields of a random start's spec that not all architectures have."""
+    """Return the fields of a random start's spec that not all architectures have."""
     return {
         "layers": encoder.layers,
         "heads": encoder.heads,
@@ -154,17 +142,17 @@ def shape(encoder: EncoderSettings) -> dict[str, Any]:
 
 
 def random_lengths(training_length: int | None) -> Lengths:
-    """As far as it is trained: nothing would train the positions behind that."""
+    """Return as many tokens as it is trained on: nothing would train the positions behind that."""
     return Lengths(training_length or RANDOM_POSITIONS, RANDOM_POSITIONS)
 
 
 def described(spec: BertSpec) -> str:
-    """For the model card."""
+    """Return the shape for the model card."""
     return f"with {spec.layers} layers of {spec.hidden}"
 
 
 def described_settings(encoder: EncoderSettings) -> str:
-    """For the report of a run."""
+    """Return the shape for the report of a run."""
     return f"{encoder.layers} layers of {encoder.hidden}, {encoder.heads} heads"
 
 
@@ -185,13 +173,8 @@ _USUAL_DROPOUT = 0.1
 
 
 def model_type(config: Mapping[str, Any]) -> Any:
-    """The type that config.json tells; BERT's where it tells none, as the oldest did not."""
+    """Return the type that config.json tells; BERT's where it tells none, as the oldest did not."""
     return config.get("model_type", "bert")
-
-
-def no_rows(pad_token_id: int) -> int:
-    """Positions begin with the first row of their table."""
-    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,17 +203,17 @@ class Layout:
     dropout: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     names: tuple[tuple[str, str], ...] = ()
     prefix: str
-    skipped_rows: Callable[[int], int] = no_rows
+    skipped_rows: Callable[[int], int] = lambda pad_token_id: 0
     pooler: bool = True
 
     def own_name(self, name: str) -> str:
-        """What the file of weights calls a canonical name."""
+        """Return what the file of weights calls a canonical name."""
         for canonical, own in self.names:
             name = name.replace(canonical, own)
         return name
 
     def to_config(self, spec: BertSpec) -> dict[str, Any]:
-        """A spec as config.json."""
+        """Return a spec as config.json."""
         shape = {key: getattr(spec, name) for name, key in self.keys.items()}
         shape[self.keys["positions"]] += self.skipped_rows(spec.pad_token_id)
         return {
@@ -244,11 +227,7 @@ class Layout:
         }
 
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a spec that config.json tells.
-
-        Raises:
-            KeyError: It lacks one that has no default.
-        """
+        """Return the fields of a spec that config.json tells; a KeyError names what it lacks."""
         optional = {"type_vocabulary", "layer_norm_epsilon", "pad_token_id", "embedding_size"}
         told = {
             name: config[key]
@@ -265,12 +244,12 @@ class Layout:
         }
 
     def pad_token_id(self, config: Mapping[str, Any]) -> int:
-        """The padding token that config.json tells."""
+        """Return the padding token that config.json tells."""
         told = config.get("pad_token_id")
         return self.spec.pad_token_id if told is None else int(told)
 
     def unknown(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What config.json says that the forward pass does not do."""
+        """Return what config.json says that the forward pass does not do."""
         told = {key: config.get(key, values[0]) for key, values in self.accepted.items()}
         return {key: value for key, value in told.items() if value not in self.accepted[key]}
 
@@ -284,12 +263,12 @@ RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
 
 
 def layer_prefix(number: int) -> str:
-    """What the names of a layer's weights begin with."""
+    """Return what the names of a layer's weights begin with."""
     return f"encoder.layer.{number}."
 
 
 def weight_shapes(spec: BertSpec) -> Shapes:
-    """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
+    """Return the shape of every weight, in canonical order; matrices are [out, in] as in torch."""
     hidden, width = spec.hidden, spec.word_width
     shapes: Shapes = {WORDS: (spec.vocabulary, width), POSITIONS: (spec.positions, width)}
     if spec.type_vocabulary:
@@ -298,13 +277,14 @@ def weight_shapes(spec: BertSpec) -> Shapes:
     if spec.projects:
         shapes |= {f"{PROJECTION}.weight": (hidden, width), f"{PROJECTION}.bias": (hidden,)}
     for layer in range(spec.layers):
-        shapes |= _layer_shapes(spec, layer_prefix(layer))
+        shapes |= layer_shapes(spec, layer_prefix(layer))
     if spec.relative_buckets:
         shapes[RELATIVE_BIAS] = (spec.relative_buckets, spec.heads)
     return shapes
 
 
-def _layer_shapes(spec: BertSpec, prefix: str) -> Shapes:
+def layer_shapes(spec: BertSpec, prefix: str) -> Shapes:
+    """Return the shape of every weight of a layer."""
     hidden, intermediate = spec.hidden, spec.intermediate
     matrices = {
         "attention.self.query": (hidden, hidden),

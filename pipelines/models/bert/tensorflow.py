@@ -1,22 +1,16 @@
 """BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
 
-It keeps to tokens x width matrices without padding, so that every product with a weight is one
-plain ``matmul`` over what counts; see :mod:`.tensorflow`.
-
-The element-wise parts of the TensorFlow encoder, with gradients written out.
-
-On a CPU thread the matrix products leave TensorFlow little to win, and what is left is time spent
-walking over memory. So each of these parts is one compiled pass forward and one back, and sums
-over tokens are matrix products with a row of ones, which are several times as fast as a reduction.
-
-The tokens of a batch as rows of one matrix, for the parts of an encoder that see one at a time.
-
 A batch is a rectangle of texts x width, of which a part is padding. Only attention needs the
 rectangle; matrix products, norms and activations take the tokens alone, one text behind another,
-and one row or some more that stand for all padding.
+and one row or some more that stand for all padding. So every product with a weight is one plain
+``matmul`` over what counts. What moves between the two are rows that lie together in memory, so a
+move is one ``gather``, and so is its gradient. TensorFlow's own gradient of a gather, and its
+``transpose``, go number by number.
 
-What moves between the two are rows that lie together in memory, so a move is one ``gather``, and so
-is its gradient. TensorFlow's own gradient of a gather, and its ``transpose``, go number by number.
+On a CPU thread the matrix products leave TensorFlow little to win, and what is left is time spent
+walking over memory. So each of the element-wise parts is one compiled pass forward and one back,
+with its gradient written out, and sums over tokens are matrix products with a row of ones, which
+are several times as fast as a reduction.
 """
 
 from __future__ import annotations
@@ -39,29 +33,20 @@ def _compiled(function: Function) -> Function:
 
 
 def _with_gradient(function: Function) -> Function:
-    """The function, which returns its value and its gradient function, as one operation."""
+    """Return the function, which returns its value and its gradient function, as one operation."""
     operation: Function = tf.custom_gradient(function)
     return operation
 
 
 def add_bias(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Adds a bias to each row.
-
-    Args:
-        values: [tokens, width].
-        bias: [width], fp32.
-    """
+    """Add a bias, fp32 [width], to each row of [tokens, width]."""
     return _add_bias(values, tf.convert_to_tensor(bias))
 
 
 def bias_gelu(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """The exact (erf) GELU of ``values + bias``, computed in fp32.
+    """Return the exact (erf) GELU of ``values + bias``, computed in fp32.
 
     Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, arXiv:1606.08415.
-
-    Args:
-        values: [tokens, width].
-        bias: [width], fp32.
     """
     return _bias_gelu(values, tf.convert_to_tensor(bias))
 
@@ -69,19 +54,9 @@ def bias_gelu(values: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 def add_and_normalise(
     residual: tf.Tensor, branch: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """The layer norm of ``residual + branch``, computed in fp32.
+    """Return the layer norm of ``residual + branch``, computed in fp32.
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
-
-    Args:
-        residual: [tokens, width], fp32.
-        branch: [tokens, width].
-        scale: [width], fp32.
-        shift: [width], fp32.
-        epsilon: Added to the variance.
-
-    Returns:
-        [tokens, width], fp32.
     """
     return _add_and_normalise(
         residual, branch, tf.convert_to_tensor(scale), tf.convert_to_tensor(shift), epsilon
@@ -219,7 +194,7 @@ class Packing:
         return tf.reshape(slots, [self._texts, self._width, values.shape[-1]])
 
     def heads(self, parts: int, heads: int) -> Heads:
-        """The moves between rows and the rectangles of attention's heads.
+        """Return the moves between rows and the rectangles of attention's heads.
 
         Args:
             parts: Values of a head that stand in a row: query, key and value, or one of them.
@@ -268,17 +243,9 @@ def _rounded(count: tf.Tensor) -> tf.Tensor:
     return (count + step - 1) // step * step
 
 
-def _packed_with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which returns its value and its gradient function, as one operation."""
-    operation: Callable[..., Any] = tf.custom_gradient(function)
-    return operation
-
-
-@_packed_with_gradient
-def _moved(
-    values: tf.Tensor, there: tf.Tensor, back: tf.Tensor
-) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Rows of ``values`` by number; ``back`` are the numbers for the gradient."""
+@_with_gradient
+def _moved(values: tf.Tensor, there: tf.Tensor, back: tf.Tensor) -> tuple[tf.Tensor, Function]:
+    """Return rows of ``values`` by number; ``back`` are the numbers for the gradient."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
         return tf.gather(upstream, back), None, None
@@ -299,21 +266,12 @@ def encode(
     dtype: tf.DType,
     dropout: Dropout,
 ) -> tf.Tensor:
-    """One forward pass; fp32 [batch, hidden]."""
+    """Return fp32 [batch, hidden]."""
     return _Pass(spec, weights, dtype, dropout, token_ids, lengths).embeddings()
 
 
 class _Pass:
-    """One forward pass, and what its parts share.
-
-    Args:
-        spec: The shape.
-        weights: In canonical names.
-        dtype: Of the matrix products.
-        dropout: Drops at each place in turn.
-        token_ids: int32 [batch, width].
-        lengths: int32 [batch].
-    """
+    """One forward pass, and what its parts share; see :class:`.Form` for the arguments."""
 
     def __init__(
         self,
@@ -339,7 +297,7 @@ class _Pass:
         self._attention_bias = ((1.0 - self._is_token) * _ATTENTION_MASK)[:, None, None, :]
 
     def embeddings(self) -> tf.Tensor:
-        """fp32 [batch, hidden]."""
+        """Return fp32 [batch, hidden]."""
         hidden_states = self._dropout(self._embedding_output())
         if self._spec.projects:
             # fp32 as what is before and behind it.
@@ -397,7 +355,7 @@ class _Pass:
         return self._add_and_normalise(f"{prefix}output.", hidden_states, output)
 
     def _attention(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
-        """The values mixed by softmax of query times key, [rows, hidden]."""
+        """Return the values mixed by softmax of query times key, [rows, hidden]."""
         qkv = add_bias(
             tf.matmul(hidden_states, self._qkv(prefix, "weight", self._dtype), transpose_b=True),
             self._qkv(prefix, "bias", tf.float32),
@@ -411,7 +369,7 @@ class _Pass:
         return self._context.joined(context)
 
     def _qkv(self, prefix: str, part: str, dtype: tf.DType) -> tf.Tensor:
-        """Those of query, key and value as one: one product reads the hidden states once.
+        """Return those of query, key and value as one: one product reads the hidden states once.
 
         Scores are divided by the root of the head's width. Scaling the query's weights gives the
         same, and costs nothing for each token.

@@ -59,13 +59,7 @@ FLASH_WIDTH, FLASH_STEP = 192, 8
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention heads that a worker computes.
-
-    Attributes:
-        total: Of the encoder.
-        first: Number of the worker's first.
-        count: Of the worker.
-    """
+    """The attention heads that a worker computes, of all those of the encoder."""
 
     total: int
     first: int
@@ -73,7 +67,7 @@ class Heads:
 
     @classmethod
     def of(cls, total: int, members: Members = ALONE) -> Heads:
-        """Those of a member of some that share them out."""
+        """Return those of a member of some that share them out."""
         first, last = part_bounds(total, members.size, members.member)
         return cls(total, first, last - first)
 
@@ -86,7 +80,7 @@ def attend(
     site: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Mixes the values, in the fastest form that gives what it must.
+    """Mix the values, in the fastest form that gives what it must; [tokens, hidden] as ``qkv`` is.
 
     On a CPU thread short texts are attended fastest by batched matrix products. Milliseconds
     forward and back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24
@@ -110,9 +104,6 @@ def attend(
         masks: Of dropout; None without.
         site: Number of the place of dropout.
         bias: fp32 [heads, width, width] that is added to the scores of every text.
-
-    Returns:
-        [tokens, hidden], of the type of ``qkv``.
     """
     is_cpu = qkv.device.type == "cpu"
     if masks is not None and masks.rates.attention:
@@ -129,21 +120,21 @@ def attend(
 
 
 def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
-    """fp32 [texts, heads, width, width]; of all heads each has the mask that it has undivided."""
+    """Return fp32 [texts, heads, width, width]: each head has the mask that it has undivided."""
     shape = (batch.texts, heads.total, batch.width, batch.width)
     whole = masks.mask(site, shape, attention=True)
     return whole.narrow(1, heads.first, heads.count).contiguous()
 
 
 def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
-    """Whether FlashAttention is there and worthwhile for these numbers on their device."""
+    """Return whether FlashAttention is there and worthwhile for these numbers on their device."""
     width = qkv.shape[1] // (3 * heads)
     fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
     return qkv.dtype == torch.bfloat16 and fits and has_flash(qkv.device)
 
 
 def has_flash(device: torch.device) -> bool:
-    """Whether PyTorch has FlashAttention for a device."""
+    """Return whether PyTorch has FlashAttention for a device."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     capability: tuple[int, int] = torch.cuda.get_device_capability(device)
@@ -151,7 +142,7 @@ def has_flash(device: torch.device) -> bool:
 
 
 def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
-    """By FlashAttention over texts that stand one behind the other.
+    """Attend by FlashAttention over texts that stand one behind the other.
 
     Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
     """
@@ -173,7 +164,7 @@ def fused_attention(
     bias: torch.Tensor | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """By PyTorch's fused operation; see :func:`attend`."""
+    """Attend by PyTorch's fused operation; see :func:`attend`."""
     split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     padding = None if batch.padding is None else batch.padding.attention_bias
@@ -193,10 +184,9 @@ def explicit_attention(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """By matrix products; see :func:`attend`.
+    """Attend by matrix products; see :func:`attend`.
 
-    Args:
-        mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
+    Probabilities are multiplied by the mask, fp32 [texts, heads, width, width].
     """
     context: torch.Tensor = _ExplicitAttention.apply(qkv, batch, heads, mask, bias)
     return context
@@ -220,19 +210,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         mask: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Mixes the values.
-
-        Args:
-            ctx: Keeps what the gradient needs.
-            qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values.
-            batch: Where the texts are.
-            heads: Attention heads.
-            mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
-            bias: fp32 [heads, width, width] that is added to the scores of every text.
-
-        Returns:
-            [tokens, hidden], of the type of ``qkv``.
-        """
+        """See :func:`explicit_attention`; keep what the gradient needs."""
         texts, width, size = batch.texts, batch.width, qkv.shape[1] // (3 * heads)
         # What stands in the padding gets no share below, so it need not be zero.
         padding = batch.padding
@@ -260,7 +238,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of ``qkv`` and of the bias, from that of the result."""
+        """Return the gradients of ``qkv`` and of the bias, from that of the result."""
         split, probs, mask = ctx.saved_tensors
         batch: Batch = ctx.batch
         _, texts, heads, width, size = split.shape
@@ -349,12 +327,6 @@ class BertEncoder(StageEncode):
 
     The casts are written out, since ``torch.autocast`` looks at the type of every operation, casts
     activations that need no cast, and on a CPU also changes which operations are fp32.
-
-    Args:
-        spec: The shape of the whole.
-        weights: fp32 on one device, of the part, in canonical names.
-        dtype: Of the matrix products.
-        part: Which these are.
     """
 
     def __init__(
@@ -380,11 +352,7 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Return fp32 [tokens, hidden], as the first layer takes them; the same on all members.
 
-        Args:
-            batch: The texts.
-            masks: Of dropout; None without.
-            vectors: fp32 [tokens, width of words] in the place of the words' own.
-            sparse_words: Makes the gradient of the words a sparse tensor.
+        Vectors, fp32 [tokens, width of words], may stand in the place of the words' own.
         """
         if vectors is None:
             vectors = self._members.look_up(
@@ -402,13 +370,67 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Return fp32 [tokens, hidden]."""
         bias = relative_bias(self._spec, self._weights, batch)
-        for number, layer in self._layers.items():
+        for number in self._layers:
             states = run_checkpointed(
-                run_layer,
-                *(self._spec, layer, self._members, states, batch, masks, number, bias),
+                self.run_layer,
+                *(number, states, batch, masks, bias),
                 checkpointed=activation_checkpointing,
             )
         return states
+
+    def run_layer(
+        self,
+        number: int,
+        states: torch.Tensor,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run one layer: attention, then the feed-forward block, each added to what it came from.
+
+        Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
+        add up over the layers, and a norm's mean and variance are sums over the whole width.
+
+        Args:
+            number: Of the layer, which its places of dropout follow from.
+            states: fp32 [tokens, hidden], the same on all members, as what is returned.
+            batch: The texts.
+            masks: Of dropout; None without.
+            bias: Of :func:`relative_bias`, for this member's heads.
+        """
+        states = self._run_attention(number, states, batch, masks, bias)
+        return self._run_feed_forward(number, states, masks)
+
+    def _run_attention(
+        self,
+        number: int,
+        states: torch.Tensor,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the first half of a layer."""
+        layer, members, site = self._layers[number], self._members, first_dropout_site(number)
+        qkv = linear(members.enter(states).to(layer.qkv.weight.dtype), *layer.qkv)
+        # BERT drops probabilities and not scores: a text then misses a token, as with a word left
+        # out.
+        context = attend(qkv, batch, Heads.of(self._spec.heads, members), masks, site, bias)
+        attended = summed_linear(members, context, *layer.attention_output)
+        # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+        states = states + dropped(masks, site + 1, attended)
+        return layer_norm(self._spec, states, layer.attention_norm)
+
+    def _run_feed_forward(
+        self, number: int, states: torch.Tensor, masks: DropoutMasks | None
+    ) -> torch.Tensor:
+        """Run the second half of a layer."""
+        layer, members, site = self._layers[number], self._members, first_dropout_site(number)
+        entered = members.enter(states).to(layer.intermediate.weight.dtype)
+        # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to
+        # 5e-4.
+        wide = functional.gelu(linear(entered, *layer.intermediate))
+        output = dropped(masks, site + 2, summed_linear(members, wide, *layer.output))
+        return layer_norm(self._spec, states + output, layer.output_norm)
 
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return fp32 [texts, hidden]."""
@@ -439,33 +461,31 @@ class BertEncoder(StageEncode):
         bias = self._causal_bias(batch)
         texts = torch.arange(batch.texts, device=states.device)
         of_tokens = texts.repeat_interleave(batch.lengths.long())
-        for (number, layer), cross in zip(self._layers.items(), crosses, strict=True):
+        for number, cross in zip(self._layers, crosses, strict=True):
             states = run_checkpointed(
                 self._decode_layer,
-                *(layer, cross, states, vectors, of_tokens, batch, masks, number, bias),
+                *(number, cross, states, vectors, of_tokens, batch, masks, bias),
                 checkpointed=activation_checkpointing,
             )
         return states
 
     def _decode_layer(
         self,
-        layer: Layer,
+        number: int,
         cross: CrossAttention,
         states: torch.Tensor,
         vectors: torch.Tensor,
         of_tokens: torch.Tensor,
         batch: Batch,
         masks: DropoutMasks | None,
-        number: int,
         bias: torch.Tensor,
     ) -> torch.Tensor:
         """Run one layer, with attention to the vectors between its halves."""
-        spec, members = self._spec, self._members
-        states = run_attention(spec, layer, members, states, batch, masks, number, bias)
+        states = self._run_attention(number, states, batch, masks, bias)
         told = linear(linear(vectors, *cross.value), *cross.output).index_select(0, of_tokens)
         told = dropped(masks, _CROSS_SITES + first_dropout_site(number), told)
-        states = layer_norm(spec, states + told, cross.norm)
-        return run_feed_forward(spec, layer, members, states, masks, number)
+        states = layer_norm(self._spec, states + told, cross.norm)
+        return self._run_feed_forward(number, states, masks)
 
     def _causal_bias(self, batch: Batch) -> torch.Tensor:
         """Return what is added to the scores, fp32 [heads, width, width]."""
@@ -478,7 +498,7 @@ class BertEncoder(StageEncode):
 def layer_weights(
     spec: BertSpec, weights: Mapping[str, torch.Tensor], number: int, dtype: torch.dtype
 ) -> Layer:
-    """The weights of a layer, cast, with query, key and value as one matrix.
+    """Return the weights of a layer, cast, with query, key and value as one matrix.
 
     One product of three times the width is faster than three, and reads the hidden states once.
     """
@@ -516,8 +536,7 @@ def embedded_inputs(
 ) -> torch.Tensor:
     """Return fp32 [tokens, hidden], as layers take them: normalised, with positions and segment.
 
-    Args:
-        words: fp32 [tokens, width of words], the vectors of words, or others in their place.
+    The words are fp32 [tokens, width of words], their vectors or others in their place.
     """
     positions, places = weights[POSITIONS][: batch.width], batch.positions
     if spec.placeless_token is not None:
@@ -535,7 +554,7 @@ def embedded_inputs(
 
 
 def _places(token: int, batch: Batch) -> torch.Tensor:
-    """Rows of the position table, int64 [tokens]; the one behind its last for a token."""
+    """Return rows of the position table, int64 [tokens]; the one behind its last for a token."""
     is_placeless = batch.token_ids == token
     before = is_placeless.cumsum(0) - is_placeless.long()
     firsts = torch.arange(len(before), device=before.device) - batch.positions
@@ -546,10 +565,9 @@ def _places(token: int, batch: Batch) -> torch.Tensor:
 def relative_bias(
     spec: BertSpec, weights: Mapping[str, torch.Tensor], batch: Batch
 ) -> torch.Tensor | None:
-    """What attention adds to scores by how far a key is from its query, if it does.
+    """Return what attention adds to scores by how far a key is from its query, if it does.
 
-    Returns:
-        fp32 [heads, width, width], or None.
+    It is fp32 [heads, width, width].
     """
     if not spec.relative_buckets:
         return None
@@ -559,98 +577,22 @@ def relative_bias(
 
 
 def first_dropout_site(layer: int) -> int:
-    """Number of the first place of dropout in a layer; place 0 is before the first layer."""
+    """Return the first place of dropout in a layer; place 0 is before the first layer."""
     return 1 + _SITES_PER_LAYER * layer
 
 
-def run_layer(
-    spec: BertSpec,
-    layer: Layer,
-    members: Members,
-    hidden_states: torch.Tensor,
-    batch: Batch,
-    masks: DropoutMasks | None,
-    number: int,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Run one layer: attention, then the feed-forward block, each added to what it came from.
-
-    Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would add
-    up over the layers, and a norm's mean and variance are sums over the whole width.
-
-    Args:
-        spec: The encoder's shape.
-        layer: This member's part of the layer's weights.
-        members: That hold the layer.
-        hidden_states: fp32 [tokens, hidden], the same on all of them.
-        batch: The texts.
-        masks: Of dropout; None without.
-        number: Of the layer, which its places of dropout follow from.
-        bias: Of :func:`relative_bias`, for this member's heads.
-
-    Returns:
-        fp32 [tokens, hidden], the same on all members.
-    """
-    hidden_states = run_attention(spec, layer, members, hidden_states, batch, masks, number, bias)
-    return run_feed_forward(spec, layer, members, hidden_states, masks, number)
-
-
-def run_attention(
-    spec: BertSpec,
-    layer: Layer,
-    members: Members,
-    hidden_states: torch.Tensor,
-    batch: Batch,
-    masks: DropoutMasks | None,
-    number: int,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """Run the first half of :func:`run_layer`."""
-    site = first_dropout_site(number)
-    qkv = linear(members.enter(hidden_states).to(layer.qkv.weight.dtype), *layer.qkv)
-    # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
-    context = attend(qkv, batch, Heads.of(spec.heads, members), masks, site, bias)
-    attention_output = summed_linear(members, context, *layer.attention_output)
-    attention_output = dropped(masks, site + 1, attention_output)
-    # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
-    return layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
-
-
-def run_feed_forward(
-    spec: BertSpec,
-    layer: Layer,
-    members: Members,
-    hidden_states: torch.Tensor,
-    masks: DropoutMasks | None,
-    number: int,
-) -> torch.Tensor:
-    """Run the second half of :func:`run_layer`, with its one place of dropout."""
-    entered = members.enter(hidden_states).to(layer.intermediate.weight.dtype)
-    # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
-    intermediate = functional.gelu(linear(entered, *layer.intermediate))
-    output = summed_linear(members, intermediate, *layer.output)
-    output = dropped(masks, first_dropout_site(number) + 2, output)
-    return layer_norm(spec, hidden_states + output, layer.output_norm)
-
-
 def norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
-    """Those of the layer norm in a block."""
+    """Return those of the layer norm in a block."""
     return Dense(weights[f"{prefix}LayerNorm.weight"], weights[f"{prefix}LayerNorm.bias"])
 
 
 def layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
-    """Values [..., width] with mean 0 and variance 1 each, scaled and shifted."""
+    """Return values [..., width] with mean 0 and variance 1 each, scaled and shifted."""
     return functional.layer_norm(values, norm.weight.shape, *norm, spec.layer_norm_epsilon)
 
 
 class EmbeddingUnit(Unit):
-    """What is before the first layer, and what all layers share.
-
-    Args:
-        spec: The encoder's shape.
-        shapes: Of the weights that belong to no layer.
-        members: That hold the encoder together.
-    """
+    """What is before the first layer, and what all layers share: weights of the given shapes."""
 
     def __init__(self, spec: BertSpec, shapes: Shapes, members: Members) -> None:
         super().__init__(shapes)
@@ -669,15 +611,7 @@ class EmbeddingUnit(Unit):
 
 
 class LayerUnit(Unit):
-    """A layer.
-
-    Args:
-        spec: The encoder's shape.
-        shapes: Of the layer's weights.
-        number: Of the layer.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-        members: That hold the encoder together.
-    """
+    """A layer of an encoder that members may hold together, with weights of the given shapes."""
 
     def __init__(
         self,
@@ -690,7 +624,7 @@ class LayerUnit(Unit):
         super().__init__(shapes)
         self._spec = spec
         self._number = number
-        self._members = members
+        self._part = Part(range(number, number + 1), members)
         self._dtype = PRECISIONS[training.precision]
         self._checkpointed = training.activation_checkpointing
 
@@ -715,21 +649,15 @@ class LayerUnit(Unit):
         sides: Sequence[Inputs],
         biases: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor]:
-        layer = layer_weights(self._spec, self.weights, self._number, self._dtype)
+        encoder = BertEncoder(self._spec, self.weights, self._dtype, self._part)
         return [
-            run_layer(self._spec, layer, self._members, states, *side, self._number, bias)
+            encoder.run_layer(self._number, states, *side, bias)
             for states, side, bias in zip(hidden_states, sides, biases, strict=True)
         ]
 
 
 class BertModule(EncoderModule):
-    """BERT, gathered layer by layer.
-
-    Args:
-        spec: The shape.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-        members: That hold the encoder together, of which this worker has its part.
-    """
+    """BERT, gathered layer by layer; see :func:`.encoder_module` for the arguments."""
 
     def __init__(self, spec: BertSpec, training: TrainingSettings, members: Members) -> None:
         super().__init__(spec)

@@ -7,7 +7,7 @@ exporter is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import openvino as ov
@@ -15,7 +15,10 @@ import openvino.opset13 as op
 
 from pipelines.models.architecture import form_of
 from pipelines.models.spec import EncoderSpec, Pooling
-from pipelines.models.weights import dense_name
+from pipelines.models.weights import Weights, dense_name
+
+if TYPE_CHECKING:
+    from pipelines.models.inference.batches import TokenEmbedder
 
 _NORM_FLOOR = 1e-12
 """The least length that embeddings are divided by, as in PyTorch."""
@@ -27,17 +30,12 @@ class Form(Protocol):
     def __call__(
         self, spec: Any, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
     ) -> Any:
-        """The node of the embeddings [batch, hidden], before dense layers."""
+        """Return the node of the embeddings [batch, hidden], before dense layers."""
         ...
 
 
 def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Model:
-    """The encoder over token ids int32 [batch, tokens] and lengths int32 [batch].
-
-    Args:
-        spec: The shape.
-        weights: fp32, in canonical names.
-    """
+    """Return the encoder over token ids int32 [batch, tokens] and lengths int32 [batch]."""
     token_ids = op.parameter([-1, -1], np.int32, name="token_ids")
     lengths = op.parameter([-1], np.int32, name="lengths")
     encode: Form = form_of(spec, "openvino")
@@ -53,13 +51,13 @@ def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Mo
 
 
 def positions_of(token_ids: Any) -> Any:
-    """The numbers of the columns, int32 [tokens]; how many there are is known when it runs."""
+    """Return the numbers of the columns, int32 [tokens], as many as there are when it runs."""
     width = op.gather(op.shape_of(token_ids, output_type="i32"), integer(1), integer(0))
     return op.range(integer(0), width, integer(1), output_type="i32")
 
 
 def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
-    """The mean of each text's vectors without its padding, [batch, hidden].
+    """Return the mean of each text's vectors without its padding, [batch, hidden].
 
     Args:
         vectors: fp32 [batch, tokens, hidden].
@@ -71,14 +69,7 @@ def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
 
 
 def pool(pooling: Pooling, vectors: Any, is_token: Any, lengths: Any) -> Any:
-    """One vector of each text, [batch, hidden].
-
-    Args:
-        pooling: Which, or which mean.
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding.
-        lengths: int32 [batch].
-    """
+    """Return one vector of each text, [batch, hidden]; see :func:`mean` for the arguments."""
     return _POOLINGS[pooling](vectors, is_token, lengths)
 
 
@@ -109,10 +100,44 @@ _POOLINGS: Mapping[Pooling, Callable[[Any, Any, Any], Any]] = {
 
 
 def linear(values: Any, weight: np.ndarray, bias: np.ndarray | np.float32) -> Any:
-    """The product with a matrix [out, in], and its bias [out]."""
+    """Return the product with a matrix [out, in], and its bias [out]."""
     return op.add(op.matmul(values, op.constant(weight), False, True), op.constant(bias))
 
 
 def integer(value: int) -> Any:
-    """A constant."""
+    """Return a constant."""
     return op.constant(np.int32(value))
+
+
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+
+def open_backend(
+    spec: EncoderSpec,
+    weights: Weights,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+) -> TokenEmbedder:
+    """See :func:`pipelines.models.inference.backends.token_embedder`; it computes on the CPU alone.
+
+    With ``bf16`` the library keeps the activations between the matrix products in bf16 too.
+    """
+    assert device == "cpu", "GPUs are for torch"
+    compiled = ov.Core().compile_model(
+        encoder_graph(spec, weights),
+        "CPU",
+        {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+        },
+    )
+    request = compiled.create_infer_request()
+
+    def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        embeddings: np.ndarray = request.infer([token_ids, lengths])[0]
+        return embeddings
+
+    return embed_batch

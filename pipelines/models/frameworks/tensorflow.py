@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.architecture import form_of
 from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
-from pipelines.models.weights import dense_name
+from pipelines.models.weights import Weights, dense_name
+
+if TYPE_CHECKING:
+    from pipelines.models.inference.batches import TokenEmbedder
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ class Dropout:
         self._sites = 0
 
     def __call__(self, values: tf.Tensor, *, attention: bool = False) -> tf.Tensor:
-        """The values at the next place; attention's probabilities have a share of their own."""
+        """Drop values at the next place; attention's probabilities have a share of their own."""
         share = self._rates.attention if attention else self._rates.hidden
         if not share:
             return values
@@ -61,12 +66,12 @@ class Form(Protocol):
         dtype: tf.DType,
         dropout: Dropout,
     ) -> tf.Tensor:
-        """fp32 [batch, hidden], before dense layers; matrix products are of ``dtype``."""
+        """Return fp32 [batch, hidden], before dense layers; matrix products are of ``dtype``."""
         ...
 
 
 def configure_threads(threads: int) -> None:
-    """Gives TensorFlow so many threads in this process.
+    """Give TensorFlow so many threads in this process.
 
     To be called before TensorFlow computes: after that the number stays what it is, which is
     logged if it is another.
@@ -86,7 +91,7 @@ def configure_threads(threads: int) -> None:
 
 
 def limit_gpus(device: str) -> None:
-    """Gives TensorFlow one GPU or none in this process, and no more memory of it than it needs.
+    """Give TensorFlow one GPU or none in this process, and no more memory of it than it needs.
 
     It would take all memory of every GPU that it sees, also of those of other workers. To be called
     before TensorFlow computes.
@@ -117,7 +122,7 @@ def forward(
     dropout: float | None = 0.0,
     seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Embeds sentences. To be called inside a ``tf.function``; runs on an executor.
+    """Embed sentences. To be called inside a ``tf.function``; runs on an executor.
 
     Matrix products are in ``precision``; all else is fp32 in both, hidden states, norms and pooling
     among it. What stands in the padding has no influence on the result.
@@ -159,14 +164,7 @@ _ACTIVATIONS = {"tanh": tf.tanh, "identity": tf.identity}
 def pool(
     pooling: Pooling, vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor
 ) -> tf.Tensor:
-    """One vector of each text, [batch, hidden].
-
-    Args:
-        pooling: Which, or which mean.
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding.
-        lengths: int32 [batch].
-    """
+    """Return one vector of each text, [batch, hidden]; see :func:`mean` for the arguments."""
     return _POOLINGS[pooling](vectors, is_token, lengths)
 
 
@@ -186,7 +184,7 @@ def _weighted_mean(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) 
 
 
 def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """The mean of each text's vectors without its padding, [batch, hidden].
+    """Return the mean of each text's vectors without its padding, [batch, hidden].
 
     Args:
         vectors: fp32 [batch, tokens, hidden].
@@ -203,3 +201,44 @@ _POOLINGS: Mapping[Pooling, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tenso
     "lasttoken": _last,
     "weightedmean": _weighted_mean,
 }
+
+
+WIDTH_MULTIPLE = 8
+"""Batches are padded to a multiple, so that a graph is compiled for few shapes."""
+
+
+def open_backend(
+    spec: EncoderSpec,
+    weights: Weights,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+) -> TokenEmbedder:
+    """See :func:`pipelines.models.inference.backends.token_embedder`; for the CPU alone."""
+    assert device == "cpu", "GPUs are for torch"
+    configure_threads(threads)
+    limit_gpus(device)
+    tensors = {name: tf.constant(value) for name, value in weights.items()}
+
+    def embed(token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        return forward(spec, tensors, token_ids, lengths, precision=precision)
+
+    signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)]
+    graph = tf.function(embed, input_signature=signature, autograph=False)
+
+    def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        embeddings: np.ndarray = graph(*pad(token_ids, lengths)).numpy()
+        return embeddings[: len(lengths)]
+
+    return embed_batch
+
+
+def pad(token_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pad both ways: tokens to a multiple, and texts, with one-token ones, to a power of two."""
+    texts, longest = token_ids.shape
+    height = 1 << (texts - 1).bit_length()
+    width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    padded_lengths = np.ones(height, np.int32)
+    padded_lengths[:texts] = lengths
+    return np.pad(token_ids, ((0, height - texts), (0, width - longest))), padded_lengths

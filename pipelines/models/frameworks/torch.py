@@ -3,16 +3,13 @@
 Any engine can put its own leaves in: plain tensors, a module's parameters, gathered shards. All
 that it does is seen by autograd, so their gradients come as those of any module.
 
-A batch of texts on the device, without padding.
-
 Most of an encoder works on one token at a time, so tokens stand in a matrix of their own, one text
 after the other, and no matrix product sees padding. Attention and means need a rectangle of texts
 x width; where all texts are equally long, that is the same memory.
 
-Products with weights in PyTorch, by the library that multiplies fastest on this processor.
-
 PyTorch multiplies fp32 matrices on a CPU by MKL, and bf16 ones by oneDNN. MKL uses AVX-512 on
-processors of Intel alone; on others that have it, oneDNN's fp32 products are twice as fast.
+processors of Intel alone; on others that have it, oneDNN's fp32 products are twice as fast, and
+are taken.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -39,7 +36,10 @@ from pipelines.models.inference.processor import (
     mkl_ignores_avx512,
 )
 from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
-from pipelines.models.weights import WORDS, dense_name
+from pipelines.models.weights import WORDS, Weights, dense_name
+
+if TYPE_CHECKING:
+    from pipelines.models.inference.batches import TokenEmbedder
 
 _ATTENTION_MASK = -1e9
 """Added to the score of padding, whose probability then is exactly zero in fp32."""
@@ -99,7 +99,7 @@ class Batch:
 
     @classmethod
     def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
-        """Takes the padding away, on the host.
+        """Take the padding away, on the host.
 
         Args:
             token_ids: int32 [texts, any width], padded with any valid id.
@@ -122,29 +122,20 @@ class Batch:
         )
 
     def rectangle(self, rows: torch.Tensor) -> torch.Tensor:
-        """[tokens, any width] as [texts, width, any width], zero where there is padding."""
+        """Return [tokens, any width] as [texts, width, any width], zero where there is padding."""
         if self.padding is not None:
             empty = rows.new_zeros(self.texts * self.width, rows.shape[1])
             rows = empty.index_copy_(0, self.padding.places, rows)
         return rows.view(self.texts, self.width, -1)
 
     def tokens(self, rectangle: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`rectangle`, for [texts, width, ...]."""
+        """Return the inverse of :meth:`rectangle`, for [texts, width, ...]."""
         rows = rectangle.reshape(self.texts * self.width, -1)
         return rows if self.padding is None else rows.index_select(0, self.padding.places)
 
 
 def pool(pooling: Pooling, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """One hidden state of each text, from those of its tokens.
-
-    Args:
-        pooling: Which, or which mean.
-        hidden_states: [tokens, hidden].
-        batch: The texts.
-
-    Returns:
-        [texts, hidden].
-    """
+    """Return one hidden state of each text, [texts, hidden], from those of its tokens."""
     return _POOLINGS[pooling](hidden_states, batch)
 
 
@@ -177,7 +168,7 @@ _POOLINGS: Mapping[Pooling, Callable[[torch.Tensor, Batch], torch.Tensor]] = {
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """An array as a tensor, which on a CPU shares its memory; a GPU is not waited for."""
+    """Return an array as a tensor, on a CPU in the same memory; a GPU is not waited for."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -187,16 +178,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def linear(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What :func:`torch.nn.functional.linear` gives, but for rounding.
-
-    Args:
-        states: [..., in].
-        weight: [out, in].
-        bias: [out], if any.
-
-    Returns:
-        [..., out].
-    """
+    """Return what :func:`torch.nn.functional.linear` gives, but for rounding."""
     if not _is_for_onednn(states, weight):
         return functional.linear(states, weight, bias)
     product: torch.Tensor = _Linear.apply(states, weight, bias)
@@ -219,7 +201,7 @@ def summed_linear(
 def multiplied(
     left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same where nobody asks for its gradient: ``left`` times the transposed ``right``."""
+    """Return ``left`` times the transposed ``right``, of which nobody asks for the gradient."""
     if not _is_for_onednn(left, right):
         return functional.linear(left, right, bias)
     return _by_onednn(left, right, bias)
@@ -251,7 +233,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """See :func:`linear`; keeps only what a gradient that is asked for needs."""
+        """See :func:`linear`; keep only what a gradient that is asked for needs."""
         needs_states, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
         return _by_onednn(states, weight, bias)
@@ -259,7 +241,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of states, weight and bias."""
+        """Return the gradients of states, weight and bias."""
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad_output.reshape(-1, grad_output.shape[-1])
@@ -279,12 +261,10 @@ class DropoutMasks:
     on whatever worker it is computed, and when its layers are computed once more. The masks of a
     CPU and of a GPU differ, and those of GPUs of different kinds may.
 
-    Attributes:
-        rates: Shares of the values that are dropped.
-
     Args:
-        rates: The same; in steps of 1/65536 where masks are drawn before they are used.
-        seed: Two numbers.
+        rates: Shares of the values that are dropped; in steps of 1/65536 where masks are drawn
+            before they are used.
+        seed: Whole numbers.
         device: Where the masks are wanted.
     """
 
@@ -294,12 +274,12 @@ class DropoutMasks:
         self._device = device
 
     def state(self, site: int) -> int:
-        """A seed for the generator of one place."""
+        """Return a seed for the generator of one place."""
         (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
         return int(state)
 
     def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
-        """Values under the mask of a place.
+        """Return values under the mask of a place.
 
         On a GPU PyTorch's own kernel draws the mask, multiplies, and keeps a byte for each value.
         Which value gets which number depends on their type there, so all are made fp32 before.
@@ -311,11 +291,9 @@ class DropoutMasks:
 
     @contextmanager
     def seeded(self, site: int, *, host: bool = False) -> Iterator[None]:
-        """Has the device's own generator draw what a place is to have, and puts it back.
+        """Have the device's own generator draw what a place is to have, and put it back.
 
-        Args:
-            site: Number of the place in the encoder.
-            host: Does the same with the generator of the CPU, which has a part in it.
+        With `host` the same is done with the generator of the CPU, which has a part in it.
         """
         generators = [_own_generator(self._device)]
         if host and self._device.type != "cpu":
@@ -330,14 +308,9 @@ class DropoutMasks:
                 generator.set_state(state)
 
     def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
-        """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.
+        """Return fp32 that values are multiplied by, 0 or the reciprocal of the share that is kept.
 
         Sixteen random bits decide about a value: torch's own dropout draws several times as long.
-
-        Args:
-            site: Number of the place in the encoder.
-            shape: Of the values.
-            attention: Whether they are attention's probabilities.
         """
         share = self.rates.attention if attention else self.rates.hidden
         dropped = min(round(share * 2**16), 2**16 - 1)
@@ -354,12 +327,12 @@ class DropoutMasks:
 def dropout_masks(
     spec: EncoderSpec, share: float | None, seed: Sequence[int] | None, device: torch.device
 ) -> DropoutMasks | None:
-    """The masks of a forward pass; None without dropout.
+    """Return the masks of a forward pass; None without dropout.
 
     Args:
         spec: Of the encoder.
         share: What is dropped; None: what the encoder was made to be trained with.
-        seed: Two numbers; needed with dropout.
+        seed: Whole numbers; needed with dropout.
         device: Where the masks are wanted.
     """
     rates = spec.dropout(share)
@@ -371,12 +344,12 @@ def dropout_masks(
 
 
 def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
-    """Values under the mask of a place of dropout; as they are without dropout."""
+    """Return values under the mask of a place of dropout; as they are without dropout."""
     return values if masks is None else masks.drop(site, values)
 
 
 def _own_generator(device: torch.device) -> Any:
-    """The one that PyTorch's operations draw from."""
+    """Return the one that PyTorch's operations draw from."""
     if device.type == "cpu":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -489,13 +462,7 @@ def run_checkpointed(run: Callable[..., _States], *inputs: Any, checkpointed: bo
 
 @dataclass(frozen=True)
 class Encoder:
-    """Weights that are ready for forward passes; see :func:`prepare`.
-
-    Attributes:
-        spec: The shape.
-        weights: In canonical names.
-        encode: The architecture's forward pass.
-    """
+    """Weights in canonical names that are ready for forward passes; see :func:`prepare`."""
 
     spec: EncoderSpec
     weights: Mapping[str, torch.Tensor]
@@ -508,7 +475,7 @@ class Encoder:
 
 
 def configure_threads(threads: int) -> None:
-    """Gives PyTorch so many threads in this process.
+    """Give PyTorch so many threads in this process.
 
     Numbers that are too small for fp32's full precision become zero: the moments of words that
     have not been seen for long pass through them, and CPUs are slow there.
@@ -519,7 +486,7 @@ def configure_threads(threads: int) -> None:
 
 
 def bound_kernel_caches() -> None:
-    """Has PyTorch keep :data:`KEPT_KERNELS` in memory; to be called before it computes anything.
+    """Have PyTorch keep :data:`KEPT_KERNELS` in memory; to be called before it computes anything.
 
     By the variables of oneDNN ("Primitive Cache" in its developer guide) and of ideep, which
     stands between PyTorch and it. One that is set already stays.
@@ -529,7 +496,7 @@ def bound_kernel_caches() -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for matrix products in bf16, and need not emulate them."""
+    """Return whether a device has instructions for products in bf16, and need not emulate them."""
     if device.type == "cuda":
         return bool(torch.cuda.get_device_capability(device) >= BF16_CAPABILITY)
     return computes_in_bf16()
@@ -553,36 +520,6 @@ def prepare(
     return Encoder(spec, weights, form(spec, weights, PRECISIONS[precision], part))
 
 
-def forward(
-    spec: EncoderSpec,
-    weights: Mapping[str, torch.Tensor],
-    token_ids: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    precision: str = "fp32",
-    dropout: float | None = 0.0,
-    seed: Sequence[int] | None = None,
-) -> torch.Tensor:
-    """Embeds sentences; :func:`prepare`, then :func:`embed`. Runs on an executor.
-
-    Matrix products are in ``precision``; all else is fp32 in both, hidden states, norms and pooling
-    among it. What stands in the padding has no influence on the result.
-
-    Args:
-        spec: The shape.
-        weights: fp32 on one device, in canonical names.
-        token_ids: int32 [batch, tokens], padded with any valid id.
-        lengths: int32 [batch], tokens of each sentence, at least 1.
-        precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped; None: the encoder's own.
-        seed: Two numbers; the masks follow from them alone. Needed with dropout.
-
-    Returns:
-        fp32 [batch, embedding width], on the device of the weights.
-    """
-    return embed(prepare(spec, weights, precision), token_ids, lengths, dropout=dropout, seed=seed)
-
-
 def embed(
     encoder: Encoder,
     token_ids: np.ndarray,
@@ -593,7 +530,10 @@ def embed(
     activation_checkpointing: bool = False,
     sparse_words: bool = False,
 ) -> torch.Tensor:
-    """Embeds sentences; see :func:`forward`.
+    """Embed sentences; fp32 [batch, embedding width]. Runs on an executor.
+
+    Matrix products are in the precision of the encoder; all else is fp32, hidden states, norms and
+    pooling among it. What stands in the padding has no influence on the result.
 
     Args:
         encoder: The weights.
@@ -601,7 +541,7 @@ def embed(
         lengths: int32 [batch], tokens of each sentence, at least 1.
         dropout: Share of activations that is dropped, at the architecture's places; None: what
             the encoder was made to be trained with.
-        seed: Two numbers that the masks follow from.
+        seed: Two numbers that the masks follow from; needed with dropout.
         activation_checkpointing: Keeps the input of each layer only, and computes the layer once
             more for its gradient; with the same masks, as those follow from the seed.
         sparse_words: Makes the gradient of the word embeddings a sparse tensor.
@@ -617,15 +557,9 @@ def embed(
 def finished(
     spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
 ) -> torch.Tensor:
-    """Embeddings from what an architecture gives: what is the same for all of them.
+    """Return embeddings from what an architecture pools, fp32 [texts, hidden]: what all share.
 
-    Args:
-        spec: The shape.
-        weights: fp32; those of the dense layers are used.
-        pooled: fp32 [texts, hidden].
-
-    Returns:
-        fp32 [texts, embedding width], of length 1 if the spec says so.
+    They are fp32 [texts, embedding width], of length 1 if the spec says so.
     """
     vectors = with_dense(spec, weights, pooled)
     return functional.normalize(vectors, dim=-1) if spec.normalise else vectors
@@ -634,7 +568,7 @@ def finished(
 def with_dense(
     spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
 ) -> torch.Tensor:
-    """The same before it is scaled to length 1."""
+    """Return the same before it is scaled to length 1."""
     for number, layer in enumerate(spec.dense):
         bias = weights[dense_name(number, "bias")] if layer.bias else None
         pooled = linear(pooled, weights[dense_name(number, "weight")], bias)
@@ -643,3 +577,27 @@ def with_dense(
 
 
 _ACTIVATIONS = {"tanh": torch.tanh, "identity": torch.nn.Identity()}
+
+
+def open_backend(
+    spec: EncoderSpec,
+    weights: Weights,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+) -> TokenEmbedder:
+    """See :func:`pipelines.models.inference.backends.token_embedder`; without padding."""
+    bound_kernel_caches()
+    torch.set_num_threads(threads)
+    where = torch.device(device)
+    with torch.inference_mode():
+        tensors = {name: torch.from_numpy(value).to(where) for name, value in weights.items()}
+        encoder = prepare(spec, tensors, precision)
+
+    def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            embeddings: np.ndarray = embed(encoder, token_ids, lengths).cpu().numpy()
+        return embeddings
+
+    return embed_batch

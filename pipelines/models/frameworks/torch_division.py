@@ -26,11 +26,8 @@ from pipelines.models.weights import part_bounds
 class Members:
     """The workers that hold a stage together.
 
-    Args:
-        group: Their process group; None for a worker that holds it alone.
-
     Attributes:
-        group: The same.
+        group: Their process group; None for a worker that holds it alone.
         size: How many they are.
         member: Which of them this worker is.
         seconds: In their exchanges so far, waiting for others included; a GPU only queues them.
@@ -43,20 +40,20 @@ class Members:
         self.seconds = 0.0
 
     def enter(self, states: torch.Tensor) -> torch.Tensor:
-        """States as they are, whose gradient is the sum of the members'."""
+        """Return states as they are, whose gradient is the sum of the members'."""
         return states if self.size == 1 else _Enter.apply(states, self)
 
     def add_up(self, parts: torch.Tensor) -> torch.Tensor:
-        """The sum of the members' tensors in fp32, of which each has the whole gradient."""
+        """Return the sum of the members' tensors in fp32, of which each has the whole gradient."""
         return parts if self.size == 1 else _AddUp.apply(parts.float(), self)
 
     def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """This member's part of what each of them has."""
+        """Return this member's part of what each of them has."""
         first, last = part_bounds(tensor.shape[axis], self.size, self.member)
         return tensor.narrow(axis, first, last - first)
 
     def add_up_in_place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replaces a tensor without a gradient by the sum of the members'."""
+        """Replace a tensor without a gradient by the sum of the members'."""
         if self.size > 1:
             began = time.perf_counter()
             processes.all_reduce(tensor, group=self.group)
@@ -72,7 +69,7 @@ class Members:
         sparse: bool,
         padding: int | None = None,
     ) -> torch.Tensor:
-        """Rows of a table that is divided by its rows.
+        """Return rows [n, width] of a table that is divided by its rows.
 
         Args:
             rows: Those of this member.
@@ -80,9 +77,6 @@ class Members:
             total: Rows of the whole table.
             sparse: Makes the gradient of the rows a sparse tensor.
             padding: The number of a row that has no gradient.
-
-        Returns:
-            [n, width].
         """
         if self.size == 1:
             return functional.embedding(ids, rows, padding_idx=padding, sparse=sparse)

@@ -32,11 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Unit(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """Parameters in canonical names, without memory.
-
-    Args:
-        shapes: Of the parameters.
-    """
+    """Parameters of given shapes in canonical names, without memory."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
@@ -53,35 +49,27 @@ class Unit(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
 
 class FinishingUnit(Unit):
-    """What follows the architecture's part.
-
-    Args:
-        spec: The shape.
-    """
+    """What follows the architecture's part."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__(dense_shapes(spec))
         self._spec = spec
 
     def forward(self, pooled: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """fp32 [texts, embedding width] of each side, from [texts, hidden]."""
+        """Return fp32 [texts, embedding width] of each side, from [texts, hidden]."""
         weights = self.weights
         return [finished(self._spec, weights, side) for side in pooled]
 
 
 class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not followed
-    """An encoder; computes what :func:`pipelines.models.frameworks.torch.embed` does.
-
-    Args:
-        spec: The shape.
-    """
+    """An encoder; computes what :func:`pipelines.models.frameworks.torch.embed` does."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.finish = FinishingUnit(spec)
 
     def units(self) -> Iterator[torch.nn.Module]:
-        """What is gathered at once, in the order of a forward pass.
+        """Yield what is gathered at once, in the order of a forward pass.
 
         Parameters that are in none of them are gathered for the whole of it.
         """
@@ -91,7 +79,7 @@ class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not 
 
     @abstractmethod
     def own_units(self) -> Iterator[torch.nn.Module]:
-        """The architecture's part of :meth:`units`."""
+        """Yield the architecture's part of :meth:`units`."""
 
     @property
     @abstractmethod
@@ -100,7 +88,7 @@ class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not 
 
     @abstractmethod
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, before dense layers."""
+        """Return fp32 [texts, hidden] of each side, before dense layers."""
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -108,18 +96,13 @@ class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not 
         return self.own_weights | self.finish.weights
 
     def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, embedding width] of each side."""
+        """Return fp32 [texts, embedding width] of each side."""
         embeddings: list[torch.Tensor] = self.finish(self.encode(sides))
         return embeddings
 
 
 class WholeUnit(Unit):
-    """All of an encoder, by its form in PyTorch.
-
-    Args:
-        spec: The shape.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-    """
+    """All of an encoder, by its form in PyTorch."""
 
     def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
         super().__init__(architecture_of(spec).weight_shapes(spec))
@@ -128,7 +111,7 @@ class WholeUnit(Unit):
         self._checkpointed = training.activation_checkpointing
 
     def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, before dense layers."""
+        """Return fp32 [texts, hidden] of each side, before dense layers."""
         encoder = prepare(self._spec, self.weights, self._precision)
         return [
             encoder.encode(side.batch, side.masks, activation_checkpointing=self._checkpointed)
@@ -137,19 +120,14 @@ class WholeUnit(Unit):
 
 
 class WholeModule(EncoderModule):
-    """An encoder that is gathered at once, for architectures without a module of their own.
-
-    Args:
-        spec: The shape.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-    """
+    """An encoder that is gathered at once, for architectures without a module of their own."""
 
     def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
         super().__init__(spec)
         self.whole = WholeUnit(spec, training)
 
     def own_units(self) -> Iterator[Unit]:
-        """The one unit."""
+        """Yield the one unit."""
         yield self.whole
 
     @property
@@ -158,7 +136,7 @@ class WholeModule(EncoderModule):
         return self.whole.weights
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, before dense layers."""
+        """Return fp32 [texts, hidden] of each side, before dense layers."""
         embeddings: list[torch.Tensor] = self.whole(sides)
         return embeddings
 
@@ -186,22 +164,12 @@ def encoder_module(
 
 
 def allocate(module: torch.nn.Module, device: torch.device) -> None:
-    """Gives memory to the parameters of a module that have none, and are of no value.
-
-    Args:
-        module: Has parameters that are whole, or this worker's parts. Buffers stay as they are.
-        device: Where they are to be.
-    """
+    """Give memory on a device to the parameters of a module that have none, and are of no value."""
     # What `to_empty` does to all tensors; libraries that split parameters know of it.
     module._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
 
 
 def copy_weights(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-    """Fills parameters, one after the other.
-
-    Args:
-        weights: Whole parameters, in canonical names.
-        arrays: Have all of them.
-    """
+    """Fill whole parameters, in canonical names, one after the other."""
     for name, parameter in weights.items():
         parameter.detach().copy_(torch.from_numpy(arrays[name]))

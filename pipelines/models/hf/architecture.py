@@ -1,27 +1,225 @@
-"""What encoders of `transformers` are made of; see :mod:`pipelines.models.architecture`."""
+"""Encoders of the library `transformers`: their shape, their folders, and how they are divided.
+
+A model is divided by the library's own plan of its type, which names the matrices that are divided
+by their rows and those by their columns.
+"""
 
 from __future__ import annotations
 
-from pipelines.models.architecture import Architecture, FolderFormat
-from pipelines.models.hf import folder, spec
-from pipelines.models.hf.spec import DIVISION
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.files import records, storage
+from pipelines.models.adaptation import layer_of
+from pipelines.models.architecture import (
+    Architecture,
+    Division,
+    FolderFormat,
+    Lengths,
+    Modules,
+    Shapes,
+)
+from pipelines.models.sentence_modules import (
+    CONFIG_FILE,
+    KEY,
+    read_head,
+    told_length,
+    transformer_home,
+    whole_weights,
+    write_head,
+)
+from pipelines.models.spec import UNLIMITED, DropoutRates, EncoderSpec, Pooling
+from pipelines.models.weights import Weights
+from pipelines.settings import EncoderSettings, TrainingSettings
+from pipelines.tokens.model_files import TRANSFORMER
+from pipelines.tokens.start import read_prompts
+from pipelines.tokens.vocabulary import copy_tokenizer
+
+_OF_A_FILE = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+)
+"""What config.json says of the checkpoint that it came with, and not of the model's shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfSpec(EncoderSpec):
+    """An encoder, or a decoder that is used as one, of the library `transformers`.
+
+    Attributes:
+        config: Its config.json, as JSON text with sorted keys.
+        pooling: How hidden states become an embedding.
+        largest_dropout: The largest share that it was made to be trained without, anywhere in it.
+    """
+
+    kind: ClassVar[str] = "hf"
+
+    config: str
+    pooling: Pooling = "mean"
+    largest_dropout: float = 0.0
+
+    @property
+    def own_dropout(self) -> DropoutRates | None:
+        """What it was made to be trained with; None without dropout."""
+        share = self.largest_dropout
+        return DropoutRates(share, share, own=True) if share else None
+
+    @property
+    def described_config(self) -> Mapping[str, Any]:
+        """The config.json, as a mapping."""
+        config: Mapping[str, Any] = json.loads(self.config)
+        return config
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return the text of a config.json by which equal models have equal specs."""
+    return json.dumps({key: config[key] for key in sorted(config) if key not in _OF_A_FILE})
+
+
+def recognises(folder: Path, modules: Modules) -> bool:
+    """Return whether a folder holds a transformer that tells its type."""
+    if modules and modules[0][0] != TRANSFORMER:
+        return False
+    path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
+    return path.is_file() and isinstance(records.read_object(path).get("model_type"), str)
+
+
+def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
+    """Read a checkpoint by the library, with the modules around it.
+
+    Raises:
+        InputError: With the key ``encoder.start``: the library does not know it without code from
+            its folder, it is no encoder, or it is incomplete.
+    """
+    library, home = _library(folder), transformer_home(folder, modules)
+    config = records.read_object(home / CONFIG_FILE)
+    shape = library.read_shape(home, config)
+    spec = HfSpec(
+        config=config_text(config),
+        vocabulary=shape.vocabulary,
+        hidden=shape.hidden,
+        pad_token_id=shape.pad_token_id,
+        largest_dropout=shape.dropout,
+        max_length=told_length(home, shape.positions or UNLIMITED),
+        prompts=read_prompts(folder),
+        **read_head(folder, modules),
+    )
+    return spec, whole_weights(folder, modules, spec, library.read_weights(home, spec))
+
+
+def write(
+    folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
+) -> list[tuple[str, str]]:
+    """Write transformer and what follows it; return class and path of the modules."""
+    architecture = _library(folder).write_weights(folder, spec, weights)
+    storage.write_json(
+        folder / CONFIG_FILE,
+        {**spec.described_config, "architectures": [architecture], "torch_dtype": "float32"},
+    )
+    copy_tokenizer(tokenizer_folder, folder, spec.max_length)
+    return write_head(folder, spec, spec.pooling, weights)
+
+
+def lengths(folder: Path, modules: Modules) -> Lengths:
+    """Return how many tokens the model in a folder reads, and the positions that it knows."""
+    home = transformer_home(folder, modules)
+    config = records.read_object(home / CONFIG_FILE)
+    positions = _library(folder).read_shape(home, config).positions or UNLIMITED
+    return Lengths(told_length(home, positions), positions)
+
+
+def weight_shapes(spec: HfSpec) -> Shapes:
+    """Return the shapes of the weights that an embedding depends on, the word embedding first."""
+    return dict(_of_library("weight_shapes", spec.config))
+
+
+def division_axes(spec: HfSpec) -> Mapping[str, int]:
+    """Return the axis along which each divided weight is divided."""
+    axes: Mapping[str, int] = _of_library("division_axes", spec.config)
+    return axes
+
+
+@lru_cache(maxsize=16)
+def _of_library(function: str, config: str) -> Any:
+    """Return what a function of the library's module says of a config.json, by a model of it."""
+    return getattr(_library(), function)(config)
+
+
+def _library(folder: Path = Path()) -> Any:
+    """Import the module that imports transformers and PyTorch, for the model in a folder."""
+    try:
+        return import_module("pipelines.models.hf.torch_library")
+    except ImportError as error:
+        raise InputError(
+            KEY,
+            f"the model in {folder} is for transformers, which is not installed ({error})",
+            'pip install "sentence-pipelines[transformers]" on the driver and every executor',
+        ) from None
+
+
+def _refuse_random(*unused: Any) -> NoReturn:
+    """Refuse a random start: settings of ours do not describe these models."""
+    raise InputError(
+        "encoder.kind",
+        "`hf` starts from a checkpoint only",
+        "name its folder in encoder.start, or encoder.kind: bert",
+    )
+
+
+def _check_settings(encoder: EncoderSettings) -> None:
+    if encoder.start == "random":
+        _refuse_random()
+
+
+def _check_division(spec: HfSpec, key: str, training: TrainingSettings) -> None:
+    if (why := _library().why_undivided(spec.config)) is not None:
+        raise InputError(
+            key,
+            why,
+            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+        )
+    if spec.dropout(training.dropout) is not None:
+        raise InputError(
+            key,
+            "transformers draws dropout, which would not be that of a whole model",
+            "leave it 1, or training.dropout: 0",
+        )
+
+
+DIVISION = Division(
+    axes=division_axes,
+    evenly=lambda spec: _library().divided_numbers(spec.config),
+    layers=lambda spec: 1 + max(n for n in map(layer_of, division_axes(spec)) if n is not None),
+    layer_of=layer_of,
+    check=_check_division,
+    check_stages=lambda spec: "transformers runs all layers of a model",
+)
 
 HF = Architecture(
-    spec=spec.HfSpec,
+    spec=HfSpec,
     models="ModernBERT, GTE, Nomic, Qwen3, Gemma, Llama and what else transformers itself knows",
-    check_settings=spec.refuse_random,
-    shape=spec.shape,
-    random_lengths=spec.random_lengths,
-    weight_shapes=folder.weight_shapes,
-    random_weights=spec.random_weights,
-    folder=FolderFormat(
-        recognises=folder.recognises,
-        read=folder.read,
-        write=folder.write,
-        lengths=folder.lengths,
+    check_settings=_check_settings,
+    shape=_refuse_random,
+    random_lengths=_refuse_random,
+    weight_shapes=weight_shapes,
+    random_weights=_refuse_random,
+    folder=FolderFormat(recognises=recognises, read=read, write=write, lengths=lengths),
+    described=lambda spec: (
+        f"of the type {spec.described_config['model_type']} with layers of {spec.hidden}"
     ),
-    described=spec.described,
-    described_settings=spec.described_settings,
+    described_settings=lambda encoder: "a model of transformers",
     forms={
         "torch": "pipelines.models.hf.torch:HfEncoder",
         "torch_module": "pipelines.models.hf.torch:hf_module",

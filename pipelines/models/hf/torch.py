@@ -31,22 +31,16 @@ from pipelines.models.frameworks.torch import (
 )
 from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, WholeModule
-from pipelines.models.hf.spec import HfSpec
+from pipelines.models.hf.architecture import HfSpec
 from pipelines.models.hf.torch_library import UNUSED, divide, empty_model, own_names
 from pipelines.settings import TrainingSettings
 
 
 class HfEncoder(Encode):
-    """Forward passes of a model; see :class:`pipelines.models.frameworks.torch.Encode`.
+    """Forward passes of a model, or of a part of it; see :class:`.Encode`.
 
     Casts are those of ``torch.autocast``. Dropout is the library's own, from PyTorch's generator,
     which is seeded for each forward pass and put back after it.
-
-    Args:
-        spec: The shape.
-        weights: fp32 on one device, in canonical names.
-        dtype: Of the matrix products.
-        part: Which of the weights these are, where several workers hold them together.
     """
 
     def __init__(
@@ -69,7 +63,7 @@ class HfEncoder(Encode):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [tokens, hidden]."""
+        """Return fp32 [tokens, hidden]."""
         share = 0.0 if masks is None else None if masks.rates.own else masks.rates.hidden
         device = batch.token_ids.device
         model = _model(self._spec.config, share, activation_checkpointing, device, self._members)
@@ -87,7 +81,7 @@ class HfEncoder(Encode):
         return hidden_states
 
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, hidden]."""
+        """Return fp32 [texts, hidden]."""
         return pool(self._spec.pooling, hidden_states, batch)
 
 
@@ -102,7 +96,7 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
 def empty_on(
     config: str, dropout: float | None, device: torch.device, members: Members = ALONE
 ) -> Any:
-    """A model of the library that multiplies as all others do here, without memory for weights.
+    """Return a model that multiplies as all others do here, without memory for its weights.
 
     Args:
         config: Text of a config.json.
@@ -122,18 +116,11 @@ def empty_on(
 
 
 class _Model:
-    """A model of the library without weights of its own.
+    """A model of the library without weights of its own; see :func:`empty_on`.
 
     Attributes:
         module: The model.
         words: Its word embedding.
-
-    Args:
-        config: Text of a config.json.
-        dropout: Share that is dropped; None: as config.json says.
-        checkpointed: Whether only the inputs of layers are kept for their gradients.
-        device: Where it computes.
-        members: See :func:`empty_on`.
     """
 
     def __init__(
@@ -162,13 +149,10 @@ class _Model:
 
     @contextmanager
     def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Gives the model its weights for a while; what ``functional_call`` does too.
+        """Give the model its weights for a while; what ``functional_call`` does too.
 
         That function cannot be used alone: layers that are computed once more for their gradients
         run long after it has returned.
-
-        Args:
-            weights: In canonical names.
         """
         if self._held is weights:
             yield
@@ -206,7 +190,7 @@ class _Model:
             ) from None
 
     def _run_checkpointed(self, layer: Callable[..., Any], *inputs: Any) -> Any:
-        """Runs a layer; its gradient runs it once more, with these weights and this noise."""
+        """Run a layer; its gradient runs it once more, with these weights and this noise."""
         weights = self._held
         assert weights is not None, "layers run while weights are held"
 
@@ -230,12 +214,7 @@ def _model(
 
 
 def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and which of them are tokens, int64 [texts, width], padded at the right.
-
-    Args:
-        batch: The texts.
-        padding: Id that fills short ones.
-    """
+    """Return token ids and which of them are tokens, int64 [texts, width], padded at the right."""
     count = len(batch.token_ids)
     ones = torch.ones(count, 1, dtype=torch.int64, device=batch.token_ids.device)
     attention_mask = batch.rectangle(ones)[:, :, 0]
@@ -244,13 +223,7 @@ def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def hf_module(spec: HfSpec, training: TrainingSettings, members: Members) -> EncoderModule:
-    """Make the module of a model of the library; see :func:`.encoder_module`.
-
-    Args:
-        spec: The shape.
-        training: Precision, dropout, and whether activations are checkpointed.
-        members: That hold the model together, of which this worker has its part.
-    """
+    """Return the module of a model of the library; see :func:`.encoder_module`."""
     # It has no memory for its weights, wherever it is.
     model = empty_on(spec.config, 0.0, torch.device("cpu"), members)
     has_unused = any(name.startswith(UNUSED) for name, _ in model.named_parameters())
@@ -261,13 +234,7 @@ def hf_module(spec: HfSpec, training: TrainingSettings, members: Members) -> Enc
 
 
 class HfModule(EncoderModule):
-    """A model of the library, gathered layer by layer; what is in no layer stays.
-
-    Args:
-        spec: The shape.
-        model: The library's, whose parameters have no memory.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-    """
+    """A model of the library, gathered layer by layer; what is in no layer stays."""
 
     def __init__(self, spec: HfSpec, model: Any, training: TrainingSettings) -> None:
         super().__init__(spec)
@@ -284,7 +251,7 @@ class HfModule(EncoderModule):
                 layer.forward = partial(_checkpointed, layer.forward)
 
     def own_units(self) -> Iterator[torch.nn.Module]:
-        """The layers."""
+        """Yield the layers."""
         for path in self._layers:
             yield self.model.get_submodule(path)
 
@@ -295,7 +262,7 @@ class HfModule(EncoderModule):
         return {canonical: found[name] for canonical, name in self._names.items()}
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, before dense layers."""
+        """Return fp32 [texts, hidden] of each side, before dense layers."""
         width = max(side.batch.width for side in sides)
         ids, masks = [], []
         for side in sides:
@@ -313,7 +280,7 @@ class HfModule(EncoderModule):
 
 
 def _layer_path(name: str) -> str | None:
-    """The path of the layer that a weight is of; None for one outside of the layers."""
+    """Return the path of the layer that a weight is of; None for one outside of the layers."""
     number = layer_of(name)
     if number is None:
         return None

@@ -1,13 +1,12 @@
-"""Models of the library `transformers`: built without memory for their weights, read and written.
+"""Models of the library `transformers`: built without memory, read, written and divided.
 
 Code from a checkpoint's folder is never run.
 
-The tensor parallel plans of `transformers`, and models that are divided by them.
-
-A plan says of each linear layer, by the path of its module, whether it is divided by rows
-(``colwise``: what it gives is divided) or by columns (``rowwise``: what it takes is), and of which
-weights of others each member sees a part of the gradient. A member's model is the library's own
-with a part of each matrix: attention finds the number of its heads from what it is given.
+Models are divided by the library's tensor parallel plans. A plan says of each linear layer, by the
+path of its module, whether it is divided by rows (``colwise``: what it gives is divided) or by
+columns (``rowwise``: what it takes is), and of which weights of others each member sees a part of
+the gradient. A member's model is the library's own with a part of each matrix: attention finds the
+number of its heads from what it is given.
 
 Source: ``base_model_tp_plan`` of the library's configurations, and "Megatron-LM", see
 :mod:`pipelines.models.frameworks.torch_division`.
@@ -38,10 +37,10 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as library_logging
 
 from pipelines.models.architecture import Shapes
-from pipelines.models.checkpoint_files import checkpoint_shapes
+from pipelines.models.checkpoint_files import NOT_WEIGHTS_ALONE, checkpoint_shapes
 from pipelines.models.frameworks.torch import summed_linear
 from pipelines.models.frameworks.torch_division import Members
-from pipelines.models.hf.spec import HfSpec, config_text
+from pipelines.models.hf.architecture import HfSpec, config_text
 from pipelines.models.sentence_modules import (
     WHOLE_COPY,
     check_implementations,
@@ -52,7 +51,6 @@ from pipelines.models.sentence_modules import (
     refusal,
     refuse,
 )
-from pipelines.models.torch_pickle import NOT_WEIGHTS_ALONE
 from pipelines.models.weights import WORDS, Weights, part_shape
 
 logger = logging.getLogger(__name__)
@@ -82,7 +80,7 @@ class Shape(NamedTuple):
 
 
 def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
-    """What config.json tells.
+    """Return what config.json tells.
 
     Raises:
         InputError: With the key ``encoder.start``: it is of no text encoder or decoder that the
@@ -101,7 +99,7 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
 
 
 def _positions(config: Any) -> int | None:
-    """Tokens that a model knows places for; None if there is no bound."""
+    """Return tokens that a model knows places for; None if there is no bound."""
     positions = getattr(config, "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else None
 
@@ -131,11 +129,7 @@ def _config(folder: Path, config: Mapping[str, Any]) -> Any:
 
 
 def _check_sizes(folder: Path, config: Any) -> None:
-    """Refuse sizes that the weights in a folder do not have, before a model of them is built.
-
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
+    """Refuse sizes that the weights in a folder do not have, before a model of them is built."""
     shapes = checkpoint_shapes(folder)
     for key in ("hidden_size", "vocab_size", "num_attention_heads"):
         check_size(folder, key, getattr(config, key, 1))
@@ -146,13 +140,13 @@ def _check_sizes(folder: Path, config: Any) -> None:
 
 
 def config_of(text: str) -> Any:
-    """The library's configuration of a config.json."""
+    """Return the library's configuration of a config.json."""
     config = json.loads(text)
     return CONFIG_MAPPING[config["model_type"]].from_dict(config)
 
 
 def empty_model(text: str, dropout: float | None = 0.0) -> Any:
-    """A model whose parameters have no memory and whose buffers have.
+    """Return a model whose parameters have no memory and whose buffers have.
 
     Args:
         text: A config.json.
@@ -169,7 +163,7 @@ def empty_model(text: str, dropout: float | None = 0.0) -> Any:
 
 
 def _dropouts(config: Any) -> dict[str, float]:
-    """The shares that a configuration says are dropped, by its keys."""
+    """Return the shares that a configuration says are dropped, by its keys."""
     return {
         key: value
         for key, value in config.to_dict().items()
@@ -182,11 +176,7 @@ _SEE_ALL = frozenset({"bert-generation", "cpmant", "xlnet"})
 
 
 def is_decoder(text: str) -> bool:
-    """Whether each token sees those before it alone.
-
-    Args:
-        text: A config.json.
-    """
+    """Return whether each token of the model of a config.json sees those before it alone."""
     config = config_of(text)
     kind, own = type(config), config.get_text_config()
     # The library has encoders as language models too, if they are told that they are decoders.
@@ -200,7 +190,7 @@ def is_decoder(text: str) -> bool:
 
 
 def own_names(model: Any) -> dict[str, str]:
-    """The model's names of the weights that embeddings depend on, by canonical names.
+    """Return the model's names of the weights that embeddings depend on, by canonical names.
 
     They are the same but for the word embedding, which comes first.
     """
@@ -211,14 +201,14 @@ def own_names(model: Any) -> dict[str, str]:
 
 
 def weight_shapes(text: str) -> Shapes:
-    """Shapes by canonical names."""
+    """Return shapes by canonical names."""
     model = empty_model(text)
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     return {canonical: shapes[name] for canonical, name in own_names(model).items()}
 
 
 def read_weights(folder: Path, spec: HfSpec) -> Weights:
-    """The weights under canonical names, as the library loads them.
+    """Return the weights under canonical names, as the library loads them.
 
     Raises:
         InputError: With the key ``encoder.start``: some are missing, or of another shape.
@@ -246,7 +236,7 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
 
 
 def write_weights(folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray]) -> str:
-    """Writes the weights as the library names them in files; returns the class of the model.
+    """Write the weights as the library names them in files; return the class of the model.
 
     What no embedding depends on is written as zeros, since the library would miss it.
     """
@@ -281,7 +271,7 @@ def _loaded(folder: Path, spec: HfSpec) -> tuple[Any, Mapping[str, Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the library's bars and reports to itself."""
+    """Keep the library's bars and reports to itself."""
     bars, level = library_logging.is_progress_bar_enabled(), library_logging.get_verbosity()
     library_logging.disable_progress_bar()
     library_logging.set_verbosity_error()
@@ -310,11 +300,7 @@ can replace: some types compute across the numbers that members have parts of.""
 
 
 def why_undivided(text: str) -> str | None:
-    """Why a model cannot be divided, if it cannot.
-
-    Args:
-        text: A config.json.
-    """
+    """Return why the model of a config.json cannot be divided, if it cannot."""
     config = config_of(text)
     plan = getattr(config, "base_model_tp_plan", None) or {}
     kind = f"`model_type: {config.model_type}`"
@@ -334,7 +320,7 @@ def why_undivided(text: str) -> str | None:
 
 
 def division_axes(text: str) -> dict[str, int]:
-    """The axis along which each divided weight is divided, by canonical names."""
+    """Return the axis along which each divided weight is divided, by canonical names."""
     model = empty_model(text)
     return _axes(model, _styles(config_of(text), model))
 
@@ -352,7 +338,7 @@ def _axes(model: Any, styles: Mapping[str, str]) -> dict[str, int]:
 
 
 def divided_numbers(text: str) -> dict[str, int]:
-    """What members must share evenly."""
+    """Return what members must share evenly."""
     config = config_of(text).get_text_config()
     heads = config.num_attention_heads
     return {
@@ -363,13 +349,7 @@ def divided_numbers(text: str) -> dict[str, int]:
 
 
 def divide(model: Any, text: str, members: Members) -> None:
-    """Makes a model that of one member: with a part of each matrix, and their exchanges.
-
-    Args:
-        model: Of :func:`.torch_library.empty_model`; its parameters have no memory.
-        text: Its config.json.
-        members: That hold it together.
-    """
+    """Make a model of :func:`empty_model` that of one member: with a part of each matrix."""
     styles, names = _styles(config_of(text), model), own_names(model)
     axes = {names[canonical]: axis for canonical, axis in _axes(model, styles).items()}
     words = _divided_words(model)
@@ -397,9 +377,6 @@ class _Enter:
     """Has states enter what members compute together; a hook of a block of divided layers.
 
     Once for all of its layers, whose gradients are added up before they are exchanged.
-
-    Args:
-        members: That compute together.
     """
 
     def __init__(self, members: Members) -> None:
@@ -429,7 +406,7 @@ class _DividedWords(torch.nn.Embedding):  # type: ignore[misc]
     members: Members
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The same on all members."""
+        """Return the same on all members."""
         found = self.members.look_up(
             self.weight,
             ids.flatten(),
@@ -447,7 +424,7 @@ class _EnteredWeights:
     _parameters: dict[str, torch.Tensor | None]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The layer's own, with weights whose gradient is the sum of the members'."""
+        """Return the layer's own, with weights whose gradient is the sum of the members'."""
         before = dict(self._parameters)
         try:
             for name, own in before.items():
@@ -460,19 +437,19 @@ class _EnteredWeights:
 
 
 def _styles(config: Any, model: Any) -> dict[str, str]:
-    """What the plan says of the modules that it names, by their paths."""
+    """Return what the plan says of the modules that it names, by their paths."""
     plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     paths = (path for path, _ in model.named_modules())
     return {path: plan[_generic(path)] for path in paths if _generic(path) in plan}
 
 
 def _generic(path: str) -> str:
-    """A path as plans have it, for all layers."""
+    """Return a path as plans have it, for all layers."""
     return _NUMBER.sub(".*.", path)
 
 
 def _blocks(styles: Mapping[str, str]) -> list[str]:
-    """The paths of what has layers that take whole states, and give parts."""
+    """Return the paths of what has layers that take whole states, and give parts."""
     of_rows = (path.rpartition(".")[0] for path, style in styles.items() if style == BY_ROWS)
     return list(dict.fromkeys(of_rows))
 
@@ -488,6 +465,6 @@ def _beside(model: Any, styles: Mapping[str, str]) -> set[str]:
 
 
 def _divided_words(model: Any) -> torch.nn.Embedding | None:
-    """The word embedding, if it is one of PyTorch's own; others are held by each member."""
+    """Return the word embedding, if it is one of PyTorch's own; others are held by each member."""
     words = model.get_input_embeddings()
     return words if type(words) is torch.nn.Embedding else None

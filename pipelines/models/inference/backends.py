@@ -5,14 +5,14 @@ A backend computes; its module is imported when it is chosen. Runs on an executo
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from pipelines.catalog import ARCHITECTURES, BACKENDS
 from pipelines.errors import InputError
 from pipelines.libraries import EXTRAS, is_installed
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.inference.processor import computes_in_bf16
-from pipelines.models.lsa.embedding import add_terms, without_terms
+from pipelines.models.lsa.modules import add_terms, without_terms
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import TERMS, Weights
 
@@ -21,15 +21,6 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 GPU_BACKEND = "torch"
 """The backend that can compute on a GPU."""
-
-
-class OpenBackend(Protocol):
-    """Makes the function that embeds batches of token ids."""
-
-    def __call__(
-        self, spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
-    ) -> TokenEmbedder:
-        """See :func:`token_embedder`."""
 
 
 def token_embedder(
@@ -41,7 +32,9 @@ def token_embedder(
     precision: str = "fp32",
     device: str = "cpu",
 ) -> TokenEmbedder:
-    """A function over padded batches of token ids. Runs on an executor.
+    """Return a function over padded batches of token ids. Runs on an executor.
+
+    What a backend has is a function of the same arguments but for its own name.
 
     Args:
         spec: The shape.
@@ -64,7 +57,7 @@ def token_embedder(
 
 
 def choose_backend(name: str, kind: str | None = None) -> str:
-    """The backend of a name, or for ``auto`` the first that is installed and has a form.
+    """Return the backend of a name, or for ``auto`` the first that is installed and has a form.
 
     Args:
         name: Of the backend, or ``auto``.
@@ -97,7 +90,7 @@ def choose_backend(name: str, kind: str | None = None) -> str:
 
 
 def choose_precision(name: str, device: str = "cpu") -> str:
-    """The precision of a name on this machine; see :data:`Precision`."""
+    """Return the precision of a name on this machine; see :data:`Precision`."""
     if name != "auto":
         return name
     if device == "cpu":

@@ -34,17 +34,13 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> TokenRows:
-        """From the ids of each text."""
+        """Return rows from the ids of each text."""
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
     @classmethod
     def distinct(cls, encoded: Encoded) -> tuple[TokenRows, np.ndarray]:
-        """The different rows of a column without nulls.
-
-        Returns:
-            The rows, and for each text of the column the number of its row.
-        """
+        """Return the different rows of a column without nulls, and which of them each text has."""
         found = encoded.ids.dictionary_encode()
         different = found.dictionary
         _, offsets, data = different.buffers()
@@ -54,16 +50,13 @@ class TokenRows:
 
 
 def batches(rows: TokenRows, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Rows of similar length together, as many as fit into a number of tokens.
+    """Yield the numbers, int64, of rows of similar length that make up a batch.
 
     The longest come first, so that a batch that is too large for the memory fails at once.
 
     Args:
         rows: The texts.
         batch_tokens: Tokens of a batch, padding included; a longer text is a batch alone.
-
-    Yields:
-        The numbers of a batch's rows, int64.
     """
     order = np.argsort(-rows.lengths, kind="stable")
     start = 0
@@ -74,7 +67,7 @@ def batches(rows: TokenRows, batch_tokens: int) -> Iterator[np.ndarray]:
 
 
 def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Token ids of some rows, int32 [places, longest], padded with 0.
+    """Return token ids of some rows, int32 [places, longest], padded with 0.
 
     Args:
         rows: The texts.
@@ -90,7 +83,7 @@ def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarra
 def embed_rows(
     embed: TokenEmbedder, rows: TokenRows, *, hidden: int, batch_tokens: int = BATCH_TOKENS
 ) -> np.ndarray:
-    """Embeds texts in batches of similar length; fp32 [texts, hidden], in their order.
+    """Embed texts in batches of similar length; fp32 [texts, hidden], in their order.
 
     Args:
         embed: Embeds one padded batch.
@@ -112,10 +105,10 @@ def embed_token_ids(
     hidden: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> np.ndarray:
-    """:func:`embed_rows` of the ids of each text."""
+    """Embed the ids of each text; see :func:`embed_rows`."""
     return embed_rows(embed, TokenRows.of(rows), hidden=hidden, batch_tokens=batch_tokens)
 
 
 def text_column(texts: Sequence[str] | pa.StringArray) -> pa.StringArray:
-    """Texts as an Arrow column without nulls."""
+    """Return texts as an Arrow column without nulls."""
     return texts if isinstance(texts, pa.StringArray) else pa.array(list(texts), pa.string())

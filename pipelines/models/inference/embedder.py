@@ -60,18 +60,12 @@ class TextEmbedder:
     def __call__(
         self, texts: Sequence[str] | pa.StringArray, prompt_name: str | None = None
     ) -> np.ndarray:
-        """Embeds texts, those of equal tokens once.
+        """Embed texts, those of equal tokens once; fp32 [texts, hidden], in their order.
 
         Args:
             texts: Strings, or a column without nulls.
             prompt_name: Which prompt stands before each of them; see
                 :meth:`~pipelines.tokens.start.Prompts.before`.
-
-        Returns:
-            fp32 [texts, hidden], in the order of the texts.
-
-        Raises:
-            InputError: The model has no such prompt.
         """
         column = text_column(texts)
         encoder = PromptedEncoder(self._encoder, self.prompts.before(prompt_name))
@@ -86,11 +80,11 @@ class TextEmbedder:
         return embeddings
 
     def queries(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
-        """Embeds texts that are to find others, by the model's prompt for queries."""
+        """Embed texts that are to find others, by the model's prompt for queries."""
         return self(texts, self.prompts.sides[0])
 
     def documents(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
-        """Embeds texts that are to be found, by the model's prompt for documents."""
+        """Embed texts that are to be found, by the model's prompt for documents."""
         return self(texts, self.prompts.sides[1])
 
 
@@ -103,15 +97,14 @@ def load_embedder(
     device: str = "cpu",
     batch_tokens: int | None = None,
 ) -> TextEmbedder:
-    """Loads an encoder folder. Runs on an executor.
+    """Load an encoder folder. Runs on an executor.
 
     Args:
         folder: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        backend: A name of :data:`~pipelines.catalog.BACKENDS`, or ``auto``.
-        threads: CPU threads, if the backend has not begun in this process.
-        precision: Of the matrix products; see
-            :data:`~pipelines.models.inference.backends.Precision`.
-        device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+        backend: See :func:`.token_embedder`, as for the next three.
+        threads: CPU threads.
+        precision: Of the matrix products.
+        device: ``cpu``, or a GPU.
         batch_tokens: Tokens of one forward pass; what suits the device unless given.
 
     Raises:

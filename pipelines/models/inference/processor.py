@@ -1,4 +1,4 @@
-"""What this machine's processor can do. Runs on an executor, and on the driver."""
+"""What this machine's processor can do, by what Linux tells of it. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -17,31 +17,20 @@ _WIDEST = {
 
 
 def computes_in_bf16(information: Path = CPU_INFORMATION) -> bool:
-    """Whether a CPU multiplies matrices in bf16; where nothing is known of it, it does not.
-
-    Args:
-        information: What Linux tells of it.
-    """
+    """Return whether a CPU multiplies matrices in bf16; one of which nothing is known does not."""
     return _tells(information, r"\b(avx512_bf16|amx_bf16|bf16)\b")
 
 
 def mkl_ignores_avx512(information: Path = CPU_INFORMATION) -> bool:
-    """Whether a CPU has AVX-512, and Intel's MKL does not use it because another made the CPU.
+    """Return whether a CPU has AVX-512, which Intel's MKL leaves unused on CPUs of others.
 
     MKL then takes kernels for AVX2, of half the width; before its version of 2020, those for SSE.
-
-    Args:
-        information: What Linux tells of it.
     """
     return widest_unused_by_mkl(information) == "avx512"
 
 
 def widest_unused_by_mkl(information: Path = CPU_INFORMATION) -> str | None:
-    """The widest instructions of a CPU that is not Intel's, ``avx512`` or ``avx2``, if it has any.
-
-    Args:
-        information: What Linux tells of it.
-    """
+    """Return the widest instructions of a CPU that is not Intel's: ``avx512``, ``avx2`` or None."""
     if not _tells(information, r"vendor_id\s*:\s*(?!GenuineIntel)\w"):
         return None
     for name, flags in _WIDEST.items():

@@ -1,4 +1,4 @@
-"""The terms of latent semantic analysis as modules of sentence-transformers.
+"""The terms of latent semantic analysis beside an encoder: what they add, and their folders.
 
 No module of the library's puts two embeddings of a text side by side. One that pools tokens in two
 ways does: the terms are the `mean` of its tokens, and the encoder's embedding is what it is told to
@@ -8,21 +8,60 @@ be the vector of the first token, `cls`. Naming what a Dense module writes is po
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from pipelines.files import records, storage
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.sentence_modules import CONFIG_FILE, DENSE, POOLING, refuse
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import WEIGHT_FILE, save_weights
+from pipelines.models.weights import TERMS, WEIGHT_FILE, Weights, save_weights
 
 VECTORS = "WordEmbeddings"
 BEHIND = (NORMALISING, VECTORS, DENSE, POOLING)
 """What stands between an encoder's last module and the normalising that every folder ends with."""
 _EMBEDDING, _FIRST = "sentence_embedding", "cls_token_embeddings"
+
+Spec = TypeVar("Spec", bound=EncoderSpec)
+
+
+def with_terms(
+    spec: Spec, weights: Mapping[str, np.ndarray], vectors: np.ndarray
+) -> tuple[Spec, Weights]:
+    """Return an encoder with terms beside it, whose vectors are fp32 [vocabulary, dimensions]."""
+    return replace(spec, lsa=vectors.shape[1], normalise=True), {**weights, TERMS: vectors}
+
+
+def without_terms(spec: Spec, weights: Mapping[str, np.ndarray]) -> tuple[Spec, Weights]:
+    """Return the encoder alone, of one that may have terms beside it."""
+    return replace(spec, lsa=0), {name: weights[name] for name in weights if name != TERMS}
+
+
+def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
+    """Return what embeds token ids by an encoder and by the terms beside it. Runs on an executor.
+
+    Its embeddings are of length 1: the encoder's numbers, and behind them the mean of the tokens'.
+
+    Args:
+        embed: The encoder's embeddings, of length 1.
+        vectors: Of the terms, fp32 [vocabulary, dimensions].
+    """
+
+    def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        own = embed(token_ids, lengths)
+        share = (np.arange(token_ids.shape[1]) < lengths[:, None]) / lengths[:, None]
+        means = np.matmul(share[:, None].astype(np.float32), vectors[token_ids])[:, 0]
+        both = np.hstack([own, means])
+        scaled: np.ndarray = both / np.linalg.norm(both, axis=1, keepdims=True)
+        return scaled
+
+    return embed_batch
 
 
 def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
@@ -33,10 +72,7 @@ def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
 
     Args:
         folder: That holds a transformer and what follows it, and nothing else.
-        modules: Of that folder.
-
-    Returns:
-        Class and path of the same modules.
+        modules: Of that folder; those of after are returned.
     """
     (kind, path), *others = modules
     if path:
@@ -50,12 +86,7 @@ def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
 
 
 def part_modules(modules: Modules) -> tuple[Modules, Modules]:
-    """Parts the modules of a folder into those of the encoder and those of the terms.
-
-    Returns:
-        What the folder of the encoder alone would have, and what is between; all and nothing where
-        there are no terms.
-    """
+    """Return the modules of the encoder alone, and those of the terms, if there are some."""
     kinds = tuple(kind for kind, _ in modules)
     if VECTORS not in kinds:
         return modules, ()
@@ -64,7 +95,7 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 
 
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
-    """The vectors of the terms beside an encoder, fp32 [vocabulary, dimensions].
+    """Read the vectors of the terms beside an encoder, fp32 [vocabulary, dimensions].
 
     Args:
         folder: Of the model.
@@ -87,16 +118,13 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
 def write_terms(
     folder: Path, spec: EncoderSpec, vectors: np.ndarray, before: int
 ) -> list[tuple[str, str]]:
-    """Writes the modules of the terms into the folder of an encoder.
+    """Write the modules of the terms into the folder of an encoder; return class and path of each.
 
     Args:
         folder: Existing.
         spec: With terms.
         vectors: Theirs.
         before: How many modules the encoder has.
-
-    Returns:
-        Class and path of the modules.
     """
     modules = [(kind, f"{before + place}_{kind}") for place, kind in enumerate(BEHIND)]
     homes = {kind: folder / path for kind, path in modules}

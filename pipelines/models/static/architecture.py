@@ -1,28 +1,164 @@
-"""What a static encoder is made of; see :class:`pipelines.models.architecture.Architecture`."""
+"""Static encoders: what they are made of, and how they stand in a sentence-transformers folder.
+
+The StaticEmbedding module of sentence-transformers tokenises without special tokens, and embeds a
+text as the mean of all its tokens' vectors. How many tokens of a text are read stands in its
+tokenizer, which the module uses as it is.
+"""
 
 from __future__ import annotations
 
-from pipelines.models.architecture import Architecture, FolderFormat
-from pipelines.models.static import folder, spec
-from pipelines.models.static import folder as weights
-from pipelines.models.weights import normal_weights
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.files import records
+from pipelines.models.architecture import (
+    NORMALISING,
+    Architecture,
+    FolderFormat,
+    Lengths,
+    Modules,
+)
+from pipelines.models.spec import UNLIMITED, EncoderSpec
+from pipelines.models.weights import (
+    WEIGHT_FILE,
+    WORDS,
+    Weights,
+    load_weights,
+    normal_weights,
+    save_weights,
+)
+from pipelines.tokens.encoding import special_ends
+from pipelines.tokens.start import read_prompts
+from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
+from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
+
+STATIC_MODULE = "StaticEmbedding"
+ENDS = 2
+"""The special tokens around a text: a length counts them, and the tokenizer of a StaticEmbedding,
+which adds none, does not."""
+
+_FOLDER = "0_StaticEmbedding"
+"""Releases before 5 take what stands in the root for a transformer."""
+_NAMES = ("embedding.weight", "embeddings")
+"""Of the matrix, as sentence-transformers writes it, and as model2vec does."""
+_ROWS, _FACTORS = "mapping", "weights"
+"""What model2vec may write beside its matrix: the row and the weight of each token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticSpec(EncoderSpec):
+    """Static token embeddings, which have no weights but the word embedding.
+
+    A text is embedded as the mean of its tokens' vectors without the first and the last token's
+    ([CLS] and [SEP]), and a text of no other tokens as zeros. Source: Wieting, Bansal, Gimpel and
+    Livescu, "Towards Universal Paraphrastic Sentence Embeddings", ICLR 2016, arXiv:1511.08198.
+    """
+
+    kind: ClassVar[str] = "static"
+
+
+def recognises(folder: Path, modules: Modules) -> bool:
+    """Return whether the first module is a StaticEmbedding."""
+    return [kind for kind, _ in modules][:1] == [STATIC_MODULE]
+
+
+def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
+    """Read a folder whose first module is a StaticEmbedding.
+
+    Raises:
+        InputError: With the key ``encoder.start``, for further modules than Normalize, weights
+            other than one matrix, and a tokenizer without a special token at either end.
+    """
+    (_, path), *others = modules
+    kinds = [kind for kind, _ in others]
+    if kinds not in ([], [NORMALISING]):
+        raise _refusal(folder, f"has the modules {', '.join([STATIC_MODULE, *kinds])}")
+    home = folder / path
+    for file in (WEIGHT_FILE, TOKENIZER_FILE):
+        if not (home / file).is_file():
+            raise _refusal(folder, f"has no {file} for its {STATIC_MODULE}")
+    weights = load_weights(home / WEIGHT_FILE)
+    words = _word_rows(folder, weights)
+    if special_ends(load_tokenizer(folder)) != (1, 1):
+        raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
+    spec = StaticSpec(
+        vocabulary=words.shape[0],
+        hidden=words.shape[1],
+        normalise=NORMALISING in kinds,
+        max_length=_length(home),
+        prompts=read_prompts(folder),
+    )
+    return spec, {WORDS: words}
+
+
+def write(
+    folder: Path, spec: StaticSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
+) -> list[tuple[str, str]]:
+    """Write the module; return its class and path."""
+    home = folder / _FOLDER
+    home.mkdir()
+    copy_tokenizer(tokenizer_folder, home, spec.max_length)
+    tokenizer = load_tokenizer(home)
+    if spec.max_length < UNLIMITED:
+        tokenizer.enable_truncation(spec.max_length - ENDS)
+    tokenizer.save(str(home / TOKENIZER_FILE))
+    save_weights(home / WEIGHT_FILE, {_NAMES[0]: weights[WORDS]})
+    return [(STATIC_MODULE, _FOLDER)]
+
+
+def lengths(folder: Path, modules: Modules) -> Lengths:
+    """Return how many tokens the model in a folder reads, and that it may read them all."""
+    return Lengths(_length(folder / dict(modules)[STATIC_MODULE]), UNLIMITED)
+
+
+def _word_rows(folder: Path, weights: Weights) -> np.ndarray:
+    """Return the vector of each token, as sentence-transformers makes it of what a file holds."""
+    own, quantised = _NAMES
+    found = {own: (), quantised: (_ROWS, _FACTORS)}
+    name = next((one for one in found if one in weights), "")
+    if not name or weights.keys() - {name, *found[name]}:
+        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {own} alone")
+    words = np.asarray(weights[name], dtype=np.float32)
+    if _ROWS in weights:
+        words = words[weights[_ROWS]]
+    if _FACTORS in weights:
+        words = words * weights[_FACTORS].astype(np.float32)[:, None]
+    return np.ascontiguousarray(words)
+
+
+def _length(home: Path) -> int:
+    """Return how many tokens the tokenizer in the module's folder leaves, special ones included."""
+    path = home / TOKENIZER_FILE
+    truncation = records.read_object(path).get("truncation") if path.is_file() else None
+    if truncation and truncation.get("direction") == "Left":
+        raise _refusal(home, f"cuts texts on the left by its {TOKENIZER_FILE}")
+    return truncation["max_length"] + ENDS if truncation else UNLIMITED
+
+
+def _refusal(folder: Path, problem: str) -> InputError:
+    return InputError(
+        "encoder.start", f"{folder} {problem}", "a StaticEmbedding that sentence-transformers saved"
+    )
+
 
 STATIC = Architecture(
-    spec=spec.StaticSpec,
+    spec=StaticSpec,
     models="StaticEmbedding of sentence-transformers, model2vec",
-    check_settings=spec.check_settings,
-    shape=spec.shape,
-    random_lengths=spec.random_lengths,
-    weight_shapes=weights.weight_shapes,
+    # Any width will do.
+    check_settings=lambda encoder: None,
+    shape=lambda encoder: {},
+    # Whole texts, however long those of training are: it has no positions to be trained.
+    random_lengths=lambda training_length: Lengths(UNLIMITED, UNLIMITED),
+    weight_shapes=lambda spec: {WORDS: (spec.vocabulary, spec.hidden)},
     random_weights=normal_weights,
-    folder=FolderFormat(
-        recognises=folder.recognises,
-        read=folder.read,
-        write=folder.write,
-        lengths=folder.lengths,
-    ),
-    described=spec.described,
-    described_settings=spec.described_settings,
+    folder=FolderFormat(recognises=recognises, read=read, write=write, lengths=lengths),
+    described=lambda spec: f"that takes the mean of its tokens' static embeddings of {spec.hidden}",
+    described_settings=lambda encoder: f"static token embeddings of {encoder.hidden}",
     leaves_ends_out=True,
     # No `torch_module`: the one matrix is one unit.
     forms={

@@ -9,14 +9,14 @@ import numpy as np
 import openvino.opset13 as op
 
 from pipelines.models.frameworks.openvino import integer, mean, positions_of
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS
 
 
 def encode(
     spec: StaticSpec, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
 ) -> Any:
-    """The mean of what is between the first and the last token; zeros if nothing is."""
+    """Return the mean of what is between the first and the last token; zeros if nothing is."""
     words = op.gather(op.constant(weights[WORDS]), token_ids, integer(0))
     column = op.unsqueeze(positions_of(token_ids), integer(0))
     length = op.unsqueeze(lengths, integer(1))

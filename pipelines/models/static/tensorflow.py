@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.frameworks.tensorflow import Dropout, mean
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS
 
 
@@ -19,7 +19,7 @@ def encode(
     dtype: tf.DType,
     dropout: Dropout,
 ) -> tf.Tensor:
-    """The mean of what is between the first and the last token; zeros if nothing is.
+    """Return the mean of what is between the first and the last token; zeros if nothing is.
 
     All of it is fp32, as there are no matrix products. Dropout takes values of the token vectors.
     """

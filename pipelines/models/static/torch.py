@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from pipelines.models.frameworks.torch import Batch, DropoutMasks, Encode, dropped
 from pipelines.models.frameworks.torch_division import WHOLE, Part
-from pipelines.models.static.spec import StaticSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS
 
 
@@ -18,12 +18,6 @@ class StaticEncoder(Encode):
 
     There are no matrix products, so all of it is fp32, and no layers whose activations could be
     checkpointed.
-
-    Args:
-        spec: The shape.
-        weights: fp32, in canonical names.
-        dtype: Of matrix products.
-        part: All of it.
     """
 
     def __init__(

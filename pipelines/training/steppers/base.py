@@ -195,7 +195,7 @@ def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str,
 
 
 class Texts(NamedTuple):
-    """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.forward`.
+    """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.embed`.
 
     Attributes:
         side: Number of their side in what the loss takes.

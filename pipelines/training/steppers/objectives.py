@@ -37,9 +37,15 @@ import numpy as np
 
 from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
-from pipelines.losses.candidates import Candidates, Picks, identities, teachers_vectors
+from pipelines.losses.candidates import (
+    Candidates,
+    Picks,
+    Targets,
+    granule_targets,
+    identities,
+    teachers_vectors,
+)
 from pipelines.losses.loss import configured_loss, spans_steps
-from pipelines.losses.targets import Targets, granule_targets
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings
 from pipelines.training.collectives.base import Collectives

@@ -54,7 +54,7 @@ def pick_specs(objective: Objective) -> Picks:
 
 
 def target_specs(objective: Objective) -> Any:
-    """Return those of a granule's targets; see :class:`pipelines.losses.targets.Targets`."""
+    """Return those of a granule's targets; see :class:`pipelines.losses.candidates.Targets`."""
     compared = {**_SCORES, "teacher": _vectors(objective)}
     return compared.get(objective.needs, pick_specs(objective))
 

@@ -19,8 +19,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
-from pipelines.losses.candidates import Picks
-from pipelines.losses.targets import Targets
+from pipelines.losses.candidates import Picks, Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Batch as DeviceBatch
 from pipelines.models.frameworks.torch import (

@@ -1,0 +1,222 @@
+"""Losses by which a model learns from a larger one, the teacher: its scores, or its vectors.
+
+Scores of a positive and of hard negatives come with the corpus, and vectors with the lanes. So a
+teacher sees each text once, and not in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipelines.errors import InputError
+from pipelines.losses.loss import Loss
+from pipelines.losses.operations import Operations, both_forms
+from pipelines.settings.objective import ObjectiveSettings
+
+
+class MarginMseSettings(ObjectiveSettings):
+    """How cosines are compared with a teacher's scores."""
+
+    temperature: float = Field(
+        default=0.05,
+        gt=0,
+        description=(
+            "Divides cosine similarities before they are compared with a teacher's scores: their "
+            "margins reach 2 divided by it. 1 for a teacher whose scores are cosines."
+        ),
+    )
+
+
+def margin_mse(
+    operations: Operations, sides: Sequence[Any], scores: Any, settings: MarginMseSettings
+) -> Any:
+    """Return the mean squared error of how much the positive exceeds the hard negatives.
+
+    Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture
+    Knowledge Distillation", 2020, arXiv:2010.02666; the MarginMSELoss of sentence-transformers.
+
+    Args:
+        operations: Of the framework.
+        sides: Anchors, positives, and each side of hard negatives.
+        scores: [examples, 1 + negatives], the teacher's.
+        settings: Give the temperature.
+    """
+    anchor, positive, *negatives = sides
+    margins = [operations.cosines(anchor, positive - negative) for negative in negatives]
+    own = operations.columns(margins) / settings.temperature
+    return operations.mean((own - (scores[:, :1] - scores[:, 1:])) ** 2)
+
+
+MARGIN_MSE = Loss(
+    name="margin_mse",
+    summary=(
+        "A teacher's margins: how much the positive's score exceeds those of the hard negatives."
+    ),
+    needs="candidate_scores",
+    sides=("anchor", "positive", "negative"),
+    uses_negatives=False,
+    settings=MarginMseSettings,
+    forms=both_forms(margin_mse),
+)
+
+
+class ListwiseKlSettings(ObjectiveSettings):
+    """How similarities and scores become shares."""
+
+    temperature: float = Field(
+        default=0.05, gt=0, description="Divides cosine similarities before the softmax."
+    )
+    teacher_temperature: float = Field(
+        default=1.0, gt=0, description="Divides the teacher's scores before theirs."
+    )
+
+
+def listwise_kl(
+    operations: Operations, sides: Sequence[Any], scores: Any, settings: ListwiseKlSettings
+) -> Any:
+    """Return the divergence of the model's choice among an example's candidates from the teacher's.
+
+    The Kullback-Leibler divergence of the softmax of the model's similarities from that of the
+    teacher's scores, in the mean of the examples.
+
+    Source: Lin et al., "In-Batch Negatives for Knowledge Distillation with Tightly-Coupled Teachers
+    for Dense Retrieval", RepL4NLP 2021; the DistillKLDivLoss of sentence-transformers, which
+    multiplies it by the square of the model's temperature.
+
+    Args:
+        operations: Of the framework.
+        sides: Anchors, positives, and each side of hard negatives.
+        scores: [examples, 1 + negatives], the teacher's.
+        settings: Give the temperatures.
+    """
+    anchor, *candidates = sides
+    similarities = operations.columns([operations.cosines(anchor, side) for side in candidates])
+    own = operations.log_softmax(similarities / settings.temperature)
+    teacher = operations.log_softmax(scores / settings.teacher_temperature)
+    return operations.mean(operations.cosines(operations.exp(teacher), teacher - own))
+
+
+LISTWISE_KL = Loss(
+    name="listwise_kl",
+    summary=(
+        "A teacher's choice among an example's candidates: its positive and its hard negatives."
+    ),
+    needs="candidate_scores",
+    sides=("anchor", "positive", "negative"),
+    uses_negatives=False,
+    settings=ListwiseKlSettings,
+    forms=both_forms(listwise_kl),
+)
+
+
+class EmbeddingDistillationSettings(ObjectiveSettings):
+    """How vectors are compared."""
+
+    distance: Literal["cosine", "mse"] = Field(
+        default="cosine",
+        description=(
+            "1 less the cosine to the teacher's vector, or the mean squared difference of their "
+            "numbers: of vectors of length 1 the same, times 2 divided by the width."
+        ),
+    )
+    reduction: Literal["pca", "cut"] = Field(
+        default="pca",
+        description=(
+            "How a teacher's vectors that are wider than the encoder's become as wide: by their "
+            "principal axes, which are fixed when the run begins, or cut to their first numbers, "
+            "for a teacher that was trained to be cut."
+        ),
+    )
+
+    @property
+    def projects_teacher(self) -> bool:
+        """Whether a teacher's vectors are projected to the width of the encoder's embeddings."""
+        return self.reduction == "pca"
+
+    def check_width(self, width: int, teacher: int | None = None) -> None:
+        """Refuse a teacher whose vectors are narrower than what is to equal them, too."""
+        super().check_width(width, teacher)
+        if teacher is not None and teacher < width:
+            raise InputError(
+                "objective.name",
+                f"the teacher's vectors have {teacher} numbers, the encoder's embeddings {width}",
+                "set it to similarity_distillation, or take a wider teacher",
+            )
+
+
+def embedding_distillation(
+    operations: Operations,
+    sides: Sequence[Any],
+    teacher: Sequence[Any],
+    settings: EmbeddingDistillationSettings,
+) -> Any:
+    """Return the mean distance of texts from where the teacher puts them, over texts and sides.
+
+    So a model learns from raw text alone: no pairs are needed. Vectors that are wider than the
+    model's embeddings are reduced, see :mod:`pipelines.runs.run`.
+
+    Sources: Reimers and Gurevych, "Making Monolingual Sentence Embeddings Multilingual using
+    Knowledge Distillation", EMNLP 2020, arXiv:2004.09813; Kim et al., "EmbedDistill", 2023,
+    arXiv:2301.12005; the EmbedDistillLoss and MSELoss of sentence-transformers.
+
+    Args:
+        operations: Of the framework.
+        sides: Embeddings, [examples, width] each.
+        teacher: The teacher's vectors of the same sides, of this width or wider: their first
+            numbers count, scaled to length 1.
+        settings: Name the distance.
+    """
+    own = operations.joined(sides)
+    wanted = operations.cut(operations.joined(teacher), like=own)
+    if settings.distance == "mse":
+        return operations.mean((own - wanted) ** 2)
+    return 1 - operations.mean(operations.cosines(own, wanted))
+
+
+EMBEDDING_DISTILLATION = Loss(
+    name="embedding_distillation",
+    summary="The embeddings of a teacher, side by side with the model's own.",
+    needs="teacher",
+    sides=("anchor", "positive", "negative"),
+    uses_negatives=False,
+    settings=EmbeddingDistillationSettings,
+    forms=both_forms(embedding_distillation),
+)
+
+
+class SimilarityDistillationSettings(ObjectiveSettings):
+    """None: the teacher says how similar texts are."""
+
+
+def similarity_distillation(
+    operations: Operations,
+    sides: Sequence[Any],
+    teacher: Sequence[Any],
+    settings: SimilarityDistillationSettings,
+) -> Any:
+    """Return the mean squared difference of the cosines of two texts, by the model and the teacher.
+
+    All texts of a granule are compared with one another. So the teacher's vectors may have any
+    width.
+
+    Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", ICCV 2019,
+    arXiv:1907.09682, with cosines in place of their scaled products.
+    """
+    own, wanted = operations.joined(sides), operations.joined(teacher)
+    apart = operations.products(own, own) - operations.products(wanted, wanted)
+    # A text's cosine with itself is 1 for both.
+    return operations.mean_of_others(apart**2)
+
+
+SIMILARITY_DISTILLATION = Loss(
+    name="similarity_distillation",
+    summary="The similarities that a teacher sees among the texts of a granule.",
+    needs="teacher",
+    sides=("anchor", "positive", "negative"),
+    uses_negatives=True,
+    settings=SimilarityDistillationSettings,
+    forms=both_forms(similarity_distillation),
+)

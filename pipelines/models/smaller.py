@@ -1,0 +1,133 @@
+"""A smaller encoder that begins with parts of a larger one: some of its layers, or none.
+
+Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT", 2019,
+arXiv:1910.01108, section 3, whose student takes one layer of two.
+
+Without layers it is a static encoder, which begins with what the larger one makes of each word
+alone. It is weak, and a far better start for learning from that encoder than random numbers are:
+words that the training texts have seldom or never keep what they mean.
+
+Source: Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024,
+doi:10.5281/zenodo.17270888, with its weights by Zipf's law. There the vectors are turned to their
+principal axes, which a student whose targets are the encoder's own vectors must not be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.inference.backends import token_embedder
+from pipelines.models.inference.batches import embed_token_ids
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.static.architecture import StaticSpec
+from pipelines.models.weights import WORDS, Weights
+from pipelines.progress import activity
+from pipelines.tokens.encoding import special_ends
+from pipelines.tokens.vocabulary import load_tokenizer
+
+KEY = "encoder.keep_layers"
+_LAYER_OF_NAME = re.compile(r"^encoder\.layer\.(\d+)\.")
+WORDS_AT_ONCE = 4096
+
+
+def chosen_layers(layers: int, count: int) -> list[int]:
+    """Return the numbers of some layers, evenly spaced, with the first and the last among them.
+
+    One alone is the last, whose hidden states are pooled.
+    """
+    if count == 1:
+        return [layers - 1]
+    return [round(number * (layers - 1) / (count - 1)) for number in range(count)]
+
+
+def with_layers(
+    spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
+) -> tuple[EncoderSpec, Weights]:
+    """Return the encoder without the layers that :func:`chosen_layers` leaves out.
+
+    Raises:
+        InputError: See :func:`with_fewer_layers`.
+    """
+    whole = _layered(spec, count)
+    places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
+    kept = {}
+    for name, value in weights.items():
+        found = _LAYER_OF_NAME.match(name)
+        if found is None:
+            kept[name] = value
+        elif (layer := int(found[1])) in places:
+            kept[f"encoder.layer.{places[layer]}.{name[found.end() :]}"] = value
+    return replace(whole, layers=count), kept
+
+
+def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
+    """Return the shape of the encoder that keeps so many layers.
+
+    Raises:
+        InputError: It has no layers that could be left out, or fewer.
+    """
+    return replace(_layered(spec, count), layers=count)
+
+
+def _layered(spec: EncoderSpec, count: int) -> BertSpec:
+    """Return the encoder's shape, if it has so many layers."""
+    if not isinstance(spec, BertSpec):
+        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
+    if count > spec.layers:
+        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
+    return spec
+
+
+def static_spec(spec: EncoderSpec) -> StaticSpec:
+    """Return the shape of the static encoder of another one."""
+    return StaticSpec(
+        vocabulary=spec.vocabulary,
+        hidden=spec.embedding_width,
+        normalise=spec.normalise,
+        max_length=spec.max_length,
+        prompts=spec.prompts,
+    )
+
+
+def static_weights(spec: EncoderSpec, weights: Weights, folder: Path) -> Weights:
+    """Return the weights of the static encoder of another one, whose words it embeds on all cores.
+
+    Args:
+        spec: Of the other one.
+        weights: Its own, in canonical names.
+        folder: Of its tokenizer, which puts one special token before a text and one behind it. The
+            ids of WordPiece, BPE and Unigram are in the order of how frequent their words are,
+            which the law weighs them by.
+
+    Raises:
+        InputError: The tokenizer puts other special tokens around a text.
+    """
+    tokenizer = load_tokenizer(folder)
+    if special_ends(tokenizer) != (1, 1):
+        raise InputError(
+            KEY, f"the tokenizer in {folder} adds no [CLS] or [SEP]", "1, or another start"
+        )
+    first, last = tokenizer.encode("").ids
+    embed = token_embedder(spec, weights, threads=os.cpu_count() or 1)
+    vectors = np.empty((spec.vocabulary, spec.embedding_width), np.float32)
+    done = 0
+
+    def state() -> str:
+        return f"{done:,} of {spec.vocabulary:,} words"
+
+    with activity("training", "embedding the vocabulary by the start", state):
+        for done in range(0, spec.vocabulary, WORDS_AT_ONCE):
+            words = range(done, min(done + WORDS_AT_ONCE, spec.vocabulary))
+            rows = [[first, word, last] for word in words]
+            vectors[done : words.stop] = embed_token_ids(embed, rows, hidden=vectors.shape[1])
+    vectors -= vectors.mean(axis=0)
+    vectors *= np.log1p(np.arange(spec.vocabulary, dtype=np.float32))[:, None]
+    return {WORDS: vectors}
