@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.compare.data import prepared
 from pipelines.engines.base import load_engine
 from pipelines.engines.bigdl.engine import BigDLEngine
@@ -129,7 +129,7 @@ def _times(config: Config) -> list[StepTimes]:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         ready = config.model_copy(update={"training": settings, "run": run})
         told: Any = BigDLEngine(on_step=times.append)
-        workflow.train(ready, told)
+        pipelines.train(ready, told)
     return times
 
 
