@@ -40,7 +40,6 @@ model_card
 promotion
 tracking
 jobs compare
-workflow
 ml notebook
 cli __main__
 """

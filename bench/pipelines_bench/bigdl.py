@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from rich.table import Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.compare.data import prepared
 from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
@@ -139,7 +139,7 @@ def _times(config: Config) -> list[StepTimes]:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         ready = config.model_copy(update={"training": settings, "run": run})
         with patch.object(StepRecorder, "enter", recording):
-            workflow.train(ready)
+            pipelines.train(ready)
     return times
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.compare.data import prepared
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
@@ -99,7 +99,7 @@ def _trained(config: Config, seed: int) -> Sequence[tuple[str, SentenceTransform
         )
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         config = config.model_copy(update={"training": training, "run": run})
-        here = SentenceTransformer(str(workflow.train(config)), device="cpu")
+        here = SentenceTransformer(str(pipelines.train(config)), device="cpu")
         theirs = SentenceTransformer(f"{folder}/run/start", device="cpu")
         _train_theirs(config, theirs, folder)
     return [("here", here), ("theirs", theirs)]

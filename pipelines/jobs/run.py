@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-
 from pipelines import progress
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.engines.automatic import with_engine
@@ -44,7 +42,7 @@ def run(config: Config) -> dict[str, Metrics]:
     return figures
 
 
-def _check(config: Config) -> SparkSession:
+def _check(config: Config) -> None:
     """Refuse what a later stage would refuse: preparing may take hours. Start the session."""
     engine = engine_of(config)
     check_settings(engine, config)
@@ -63,7 +61,6 @@ def _check(config: Config) -> SparkSession:
     check_stages(session, config, ("prepare", "train", "evaluate"))
     engine.check_session(session, config)
     check_tables(session, config)
-    return session
 
 
 def command(config: Config) -> None:

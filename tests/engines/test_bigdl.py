@@ -332,11 +332,11 @@ def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark
 
 IN_ONE_PROCESS = """
 import sys
-from pipelines import workflow
+import pipelines
 from pipelines.settings import load as config
 from pipelines.spark.session import stopped_at_the_end
 with stopped_at_the_end():
-    workflow.train(config.load(None, sys.argv[1:]))
+    pipelines.train(config.load(None, sys.argv[1:]))
 """
 
 

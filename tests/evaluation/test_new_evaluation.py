@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipelines import workflow
+import pipelines
 from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.report.verdict import metrics_table
@@ -72,7 +72,7 @@ def test_it_is_measured_and_shown_like_all_others(spark, config, tmp_path) -> No
     expected = {"texts": {"documents": 2, "longest_text": 16.0}}
     card = tmp_path / "run" / "model" / "README.md"
     before = card.read_bytes() if card.is_file() else None
-    figures = workflow.evaluate(config)
+    figures = pipelines.evaluate(config)
     # That of a model that no run has made is not ours to write.
     assert (card.read_bytes() if card.is_file() else None) == before
     written = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import check_sets
 from pipelines.settings.load import load
@@ -61,7 +61,7 @@ def test_what_cannot_be_measured_on_is_refused_by_every_job(files, key, name, to
     )
     (files / "run" / "model").mkdir(parents=True)
     with pytest.raises(InputError, match=rf"^evaluation\.{key}{told}"):
-        workflow.evaluate(config)
+        pipelines.evaluate(config)
     with pytest.raises(InputError, match=rf"^evaluation\.{key}{told}"):
         check_sets(config)
 

@@ -12,7 +12,7 @@ from corpus_factory import only_retrieval, small_config, write_docstrings
 from object_stores import Bucket
 from store_proxies import BUSY, EXPIRED, PASS, SLOW, store_proxy
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import PipelineError
 from pipelines.files.locations import RemotePath
 from pipelines.files.run_folder import RunFolder
@@ -68,10 +68,10 @@ def leftovers(root: RemotePath) -> list[str]:
 @pytest.mark.usefixtures("spark")
 def test_the_whole_job(any_bucket, tmp_path):
     config = job_in(any_bucket, tmp_path)
-    workflow.prepare(config)
-    workflow.train(config)
-    workflow.evaluate(config)
-    promotion = workflow.promote(config)
+    pipelines.prepare(config)
+    pipelines.train(config)
+    pipelines.evaluate(config)
+    promotion = pipelines.promote(config)
     folder = RunFolder.of(config)
     assert read_json(folder.metrics)["training"]["steps"] == STEPS
     served = current(config.promotion.target, config.storage)
@@ -105,10 +105,10 @@ def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tm
         training = config.training.model_copy(update={"checkpoint_every": STEPS // 2})
         config = config.model_copy(update={"training": training})
         traffic.decide = now_and_then
-        workflow.prepare(config)
+        pipelines.prepare(config)
         traffic.decide = until_a_checkpoint
         with pytest.raises(PipelineError) as ending:
-            workflow.train(config)
+            pipelines.train(config)
         said = str(ending.value)
         assert "\n" not in said
         assert "; renew the store's credentials, or let them read and write there" in said
@@ -117,8 +117,8 @@ def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tm
         assert checkpoint_steps(RunFolder.of(config).path) == [0]
         again = config.training.model_copy(update={"resume": True})
         config = config.model_copy(update={"training": again})
-        workflow.train(config)
-        workflow.evaluate(config)
-        assert workflow.promote(config).version.name == "00001"
+        pipelines.train(config)
+        pipelines.evaluate(config)
+        assert pipelines.promote(config).version.name == "00001"
         assert traffic.struck > 9
         assert (current(config.promotion.target, config.storage) / "modules.json").is_file()

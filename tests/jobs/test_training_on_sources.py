@@ -12,7 +12,7 @@ import pytest
 from corpus_runs import sentence
 from engine_cases import trained_here
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.training_plan import batch_plan
@@ -140,7 +140,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(spark, tmp_path_factory) -> Trained:
     config = settings(tmp_path_factory.mktemp("sources"))
-    workflow.run(config)
+    pipelines.run(config)
     return Trained(config, Path(config.run.folder))
 
 
@@ -269,7 +269,7 @@ def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     # What is measured meanwhile changes no loss.
     evaluation = config.evaluation.model_copy(update={"every_checkpoints": 0})
-    workflow.train(config.model_copy(update={"run": run, "evaluation": evaluation}))
+    pipelines.train(config.model_copy(update={"run": run, "evaluation": evaluation}))
     two = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in two] == [line["step"] for line in trained.lines]
     np.testing.assert_allclose(
@@ -346,7 +346,7 @@ def test_a_run_with_other_weights_or_objectives_is_another(trained):
     tree["corpus"]["sources"][1]["objective"] = {"name": "cosine_regression"}
     tree["training"]["resume"] = True
     with pytest.raises(InputError, match=r"^corpus\.sources\.similar\.objective: the run was beg"):
-        workflow.train(parse(tree))
+        pipelines.train(parse(tree))
 
 
 def test_lanes_of_other_sources_are_refused(trained):

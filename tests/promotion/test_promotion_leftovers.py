@@ -12,7 +12,7 @@ import pytest
 from forks import forks
 from run_factory import IN_ORDER, content_of, names, settings, write_run
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.promotion import served
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch)
 
     monkeypatch.setattr(shutil, "copytree", copytree)
     with pytest.raises(InputError) as caught:
-        workflow.promote(settings(target, run))
+        pipelines.promote(settings(target, run))
     assert str(caught.value) == (
         f"promotion.target: {target} is full (No space left on device), "
         "make room, or name another folder"

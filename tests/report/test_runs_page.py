@@ -10,10 +10,10 @@ import pytest
 from logged_runs import write_run
 from page_reader import read
 
-from pipelines import workflow
 from pipelines.cli import main
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.jobs.report import report
 from pipelines.report.pages import write_page
 from pipelines.report.runs_page import (
     MOST_RUNS,
@@ -90,7 +90,7 @@ def test_shows_what_runs_share_and_only_what_differs(runs, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_needs_nothing_from_elsewhere_and_leads_to_the_reports(runs, tmp_path):
-    workflow.report(load(None, [f"run.folder={runs[0]}"]))
+    report(load(None, [f"run.folder={runs[0]}"]))
     page = read(write_comparison(runs, tmp_path / "pages" / "both.html"))
     beside = [one for one in page.addresses if not one.startswith("#")]
     assert beside == ["../one/first-run/report.html"]
@@ -140,7 +140,7 @@ def test_the_preparation_of_a_run_of_an_earlier_release_is_what_its_settings_nam
     (runs[0] / "metrics.jsonl").unlink()
     settings = load(None, ["prepared.folder=two/prepared"])
     storage.write_text(runs[0] / "config.yaml", dump(settings))
-    page = read(workflow.report(load(None, []), [str(runs[0])]))
+    page = read(report(load(None, []), [str(runs[0])]))
     assert "../../two/prepared/report.html" in page.addresses
 
 

@@ -103,12 +103,25 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         ("training.workers=true", r"^training\.workers: `true` is no number"),
         ("training.start_share=.inf", r"^training\.start_share: `\.inf` does not fit"),
         ("training=3", r"^training: "),
+        (
+            "card.start_name=../folder",
+            r"^card\.start_name: `\.\./folder` is no name on the hub, wri",
+        ),
+        ("card.datasets=[a/b, a b]", r"^card\.datasets: `a b` is no name on the hub, write OWNER"),
+        ("card.languages=[en, English]", r"^card\.languages: `English` is no ISO 639 code, two"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_its_key(override, message):
     with pytest.raises(InputError, match=message) as caught:
         load(None, [override])
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_hub_takes():
+    names = ["card.start_name=bert-base-uncased", "card.datasets=[BeIR/scifact, squad]"]
+    card = load(None, [*names, "card.languages=[en, deu, multilingual, code]"]).card
+    assert card.datasets == ("BeIR/scifact", "squad")
+    assert len(card.languages) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files import storage
 from pipelines.files.locks import held
@@ -97,10 +97,10 @@ def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) ->
         }
     )
     with pytest.raises(NothingNew, match=r"^run.only_new: .*table has been made of the same"):
-        workflow.embed(config)
+        pipelines.embed(config)
     (tmp_path / "served" / "current").unlink()
     with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
-        workflow.embed(config)
+        pipelines.embed(config)
     unfinished(tmp_path / "table")
     assert not EmbeddingJob.of(job()).is_up_to_date()
 
