@@ -22,10 +22,8 @@ from thread_pair import run_both
 from pipelines.lanes.files import Granule, Side
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
-    Checkpoint,
     checkpoint_steps,
     load_checkpoint,
-    newest_checkpoint,
     save_checkpoint,
 )
 from pipelines.training.steppers.adamw import AdamW
@@ -233,14 +231,6 @@ def test_a_state_without_numbers_is_not_kept_though_its_loss_is_one(stepper, tmp
     with pytest.raises(FloatingPointError, match=r"after step 0 the weight .*lower training"):
         save_checkpoint(tmp_path, made.checkpoint(1), keep=2)
     assert checkpoint_steps(tmp_path) == []
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
-    for step in (0, 5, 10, 15):
-        checkpoint = Checkpoint(step, SPEC, random_weights(SPEC, 3), {})
-        save_checkpoint(tmp_path, checkpoint, keep=2)
-    assert checkpoint_steps(tmp_path) == [10, 15]
-    assert newest_checkpoint(tmp_path) == 15
 
 
 def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: Path):
