@@ -72,12 +72,7 @@ class Kind:
         object.__setattr__(self, "taken", taken)
 
     def writes(self, way: Sequence[str], *, is_folder: bool) -> bool:
-        """Whether a file, or an empty folder, may be the command's.
-
-        Args:
-            way: Down from the folder.
-            is_folder: Whether it is an empty folder.
-        """
+        """Return whether a file, or an empty folder, may be the command's."""
         return any(_is_named(way, pattern.split("/"), is_folder) for pattern in self.files)
 
 
@@ -192,16 +187,14 @@ VERSION = Kind(
 
 
 def is_ours(folder: Location, kind: Kind) -> bool:
-    """Whether a folder has a mark of a kind."""
+    """Return whether a folder has a mark of a kind."""
     return any(_has_keys(folder, name, keys) for name, keys in kind.marks.items())
 
 
 def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
-    """What no command has written, by its way down from a folder; sorted.
+    """Return what no command has written, by its way down from a folder; sorted.
 
     Args:
-        folder: Need not be there.
-        kind: What it would be.
         whole: Whether all of it is about to go. Otherwise a folder of ours may hold more, beside
             what the command writes.
     """
@@ -217,13 +210,7 @@ def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 
 
 def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
-    """Refuses a folder that a command would take over, if that might cost the user a file.
-
-    Args:
-        key: The setting that names it.
-        folder: Need not be there.
-        kind: What the command writes.
-        whole: See :func:`foreign`.
+    """Refuse a folder that a command would take over, if that might cost the user a file.
 
     Raises:
         InputError: It is a file, or a link that would be replaced, or holds other files.
@@ -237,18 +224,13 @@ def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
 
 
 def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
-    """What is raised of a folder that holds what no command has written."""
+    """Return what is raised of a folder that holds what no command has written."""
     problem = f"{folder} holds other files ({shown(found)})"
     return InputError(key, problem, "move them elsewhere, or name an empty folder")
 
 
 def check_free(key: str, folder: Location, kind: Kind) -> None:
-    """Refuses a folder with files that a command would replace; what else is there may stay.
-
-    Args:
-        key: The setting that names it.
-        folder: Need not be there.
-        kind: What the command writes.
+    """Refuse a folder with files that a command would replace; what else is there may stay.
 
     Raises:
         InputError: The folder is not ours, and holds some of them, or the user's are in them.
@@ -263,7 +245,7 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
 
 
 def shown(ways: Sequence[str]) -> str:
-    """The first few of what was found, for a message."""
+    """Return the first few of what was found, for a message."""
     more = len(ways) - _SHOWN
     return ", ".join(ways[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -283,12 +265,9 @@ def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 def _ways(
     folder: Location, taken: frozenset[str] | None = None
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """The files and the empty folders below a folder, and which they are; links are files.
+    """Yield the files and the empty folders below a folder, and which they are; links are files.
 
     Left out is what the storage of folders puts there itself, and what Spark does.
-
-    Args:
-        taken: What to look at, directly in it; all unless given.
     """
     if isinstance(folder, RemotePath):
         for way in _ways_in_store(folder):
@@ -301,7 +280,7 @@ def _ways(
 
 
 def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
-    """Of what is in versions of folders, those of the current ones, without their names."""
+    """Yield of what is in versions of folders, those of the current ones, without their names."""
     pointed: dict[tuple[str, ...], str] = {}
     for name, status in folder.entries():
         parts = tuple(name.split("/"))
@@ -332,7 +311,7 @@ def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing of one that a job which works there has replaced just now."""
+    """Return what is in a folder; nothing if a job has replaced it just now."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -368,7 +347,7 @@ def _is_named(way: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bo
 
 
 def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
-    """Whether a record is there, an object or a list of them, with some keys."""
+    """Return whether a record is there, an object or a list of them, with some keys."""
     place = current(folder)
     *folders, file = name.split("/")
     for part in folders:

@@ -57,7 +57,7 @@ def frame_from_json(
     schema: StructType | None,
     corrupt: str | None = None,
 ) -> DataFrame:
-    """Has Spark do tasks that give JSON objects, and makes a frame of these.
+    """Have Spark do tasks that give JSON objects, and make a frame of these.
 
     Args:
         tasks: Plain values, each done in a partition of its own.
@@ -84,7 +84,7 @@ def frame_from_json(
 def _as_column(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[str]]
 ) -> Iterator[pa.RecordBatch]:
-    """Lines as rows. Runs on an executor."""
+    """Yield lines as rows. Runs on an executor."""
     lines: list[str] = []
     size = 0
     for line in work(tasks):
@@ -99,7 +99,7 @@ def _as_column(
 def _schema_of(
     session: SparkSession, tasks: Sequence[Task], work: Callable[[Iterator[Task]], Iterator[str]]
 ) -> StructType:
-    """The schema that Spark's reader of JSON finds: by its own rules, of one row of each shape."""
+    """Return the schema that Spark's reader of JSON finds, of one row of each shape."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.types import ArrayType, StructType
 
@@ -114,12 +114,12 @@ def _schema_of(
 def _shapes(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[str]]
 ) -> Iterator[list[str]]:
-    """The shapes of the rows of a task, each once. Runs on an executor."""
+    """Yield the shapes of the rows of a task, each once. Runs on an executor."""
     yield list(dict.fromkeys(json.dumps(shape_of(json.loads(line))) for line in work(tasks)))
 
 
 def shape_of(value: Any) -> Any:
-    """A value of JSON with its types alone, so that most rows of a table have the same."""
+    """Return a value of JSON with its types alone, so that most rows of a table have the same."""
     if isinstance(value, dict):
         return {name: shape_of(of) for name, of in value.items()}
     if isinstance(value, list):
@@ -139,12 +139,12 @@ _VOLUMES = "/Volumes"
 
 
 def read_path(path: Path) -> str:
-    """The path as Spark's readers want it: with a scheme, and not taken for a glob."""
+    """Return the path as Spark's readers want it: with a scheme, and not taken for a glob."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", write_path(path))
 
 
 def write_path(path: Path) -> str:
-    """The path as Spark's writers want it: with a scheme, whatever the default file system.
+    """Return the path as Spark's writers want it: with a scheme, whatever the default file system.
 
     In Databricks' sessions of Spark Connect a volume is no file system but the default one.
     """
@@ -154,13 +154,10 @@ def write_path(path: Path) -> str:
 def read_parquet(
     session: SparkSession, path: Location, schema: StructType | None = None
 ) -> DataFrame:
-    """A frame of a Parquet file, or of a folder of them.
+    """Return a frame of a Parquet file, or of a folder of them.
 
     Spark's own reader reads file systems. A store is read by pyarrow, so that no cluster needs a
     connector for the address.
-
-    Args:
-        schema: Of the rows, if it is known; saves a look at the files.
     """
     local = as_local(path)
     if local is not None:
@@ -175,7 +172,7 @@ def read_files(
     schema: StructType | None = None,
     origin: str | None = None,
 ) -> DataFrame:
-    """A frame of Parquet files of one schema, all of file systems or all of stores.
+    """Return a frame of Parquet files of one schema, all of file systems or all of stores.
 
     Args:
         schema: Of the columns that are wanted, if it is known.
@@ -210,7 +207,6 @@ def read_columns(
     Args:
         paths: All of file systems or all of stores.
         names: One may be there twice.
-        origin: As of :func:`read_files`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -276,7 +272,7 @@ def _by_executors(
 def _read_rows(
     parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of files, with the columns in the order of the frame. Runs on an executor."""
+    """Yield the rows of files, with the columns in the order of the frame. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
             values = [column_for_spark(batch.column(name)) for name in columns]
@@ -288,7 +284,7 @@ def _read_rows(
 
 
 def write_parquet(frame: DataFrame, path: Location) -> None:
-    """Writes a frame as a folder of Parquet files, a file of each partition.
+    """Write a frame as a folder of Parquet files, a file of each partition.
 
     Those of a store are written by the executors; see :func:`read_parquet`.
     """
@@ -304,7 +300,7 @@ def write_parquet(frame: DataFrame, path: Location) -> None:
 
 
 def write_single_file(frame: DataFrame, path: Location) -> None:
-    """Writes a small table as one Parquet file."""
+    """Write a small table as one Parquet file."""
     local = as_local(path)
     if local is not None:
         parts = local.with_suffix(".parts")
@@ -317,7 +313,7 @@ def write_single_file(frame: DataFrame, path: Location) -> None:
 
 
 def _collected(frame: DataFrame) -> pa.Table:
-    """All rows of a small frame."""
+    """Return all rows of a small frame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
@@ -327,7 +323,7 @@ def _collected(frame: DataFrame) -> pa.Table:
 
 @contextmanager
 def batches_of(session: SparkSession, rows: int) -> Iterator[None]:
-    """Gives Python at most so many rows in a batch while the block runs.
+    """Give Python at most so many rows in a batch while the block runs.
 
     The default of thousands is more memory than an executor has where rows are long texts.
     """
@@ -341,7 +337,7 @@ def batches_of(session: SparkSession, rows: int) -> Iterator[None]:
 
 @contextmanager
 def shuffle_partitions(session: SparkSession, least: int) -> Iterator[None]:
-    """Raises the number of partitions that a shuffle makes while the block runs.
+    """Raise the number of partitions that a shuffle makes while the block runs.
 
     A number that is no number (`auto` on Databricks) or high enough stays.
     """
@@ -384,7 +380,7 @@ class Totals:
         return pa.schema([*((name, pa.string()) for name in self.keys), *longs])
 
     def of(self, batch: pa.RecordBatch) -> pa.Table:
-        """The totals of a batch of the frame. Runs on an executor."""
+        """Return the totals of a batch of the frame. Runs on an executor."""
         columns = {name: batch[name] for name in (*self.keys, *self.numbers, *self.sums)}
         ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
@@ -402,13 +398,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Kept:
-    """A frame that has been computed and lies in files.
-
-    Attributes:
-        path: The folder of the files.
-        frame: Reads them in Spark.
-        partitions: The rows of each partition that has any, by its number.
-    """
+    """A frame that has been computed and lies in files."""
 
     path: Location
     frame: DataFrame
@@ -420,7 +410,7 @@ class Kept:
         return sum(self.partitions.values())
 
     def to_arrow(self) -> pa.Table:
-        """All rows, in this process: for frames that are known to be small."""
+        """Return all rows, in this process: for frames that are known to be small."""
         return read_table(self.path)
 
 
@@ -445,7 +435,7 @@ class Scratch:
         storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Computes the frame; what is returned reads the result."""
+        """Compute the frame; what is returned reads the result."""
         return self.keep_counted(frame).frame
 
     def keep_counted(self, frame: DataFrame) -> Kept:
@@ -458,7 +448,7 @@ class Scratch:
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
     ) -> tuple[DataFrame, pa.Table]:
-        """Applies a function to Arrow batches and keeps what it gives; see :func:`write_arrow`.
+        """Apply a function to Arrow batches and keep what it gives; see :func:`write_arrow`.
 
         Returns:
             The kept frame, and the totals of all its rows.
@@ -478,16 +468,9 @@ class Scratch:
 def write_arrow(
     frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
 ) -> pa.Table:
-    """Applies a function to Arrow batches, as `mapInArrow` does, and writes what it gives.
+    """Apply a function to Arrow batches, as `mapInArrow` does, and write what it gives.
 
     The executors write the files themselves: the rows of the result cost the JVM nothing.
-
-    Args:
-        frame: Its partitions are the batches of one call each.
-        function: From batches to batches.
-        schema: Of the batches that it gives.
-        totals: What to add up on the way.
-        path: A folder that is made.
 
     Returns:
         The totals of all rows.
@@ -504,7 +487,7 @@ def write_arrow(
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:
-    """The rows of a folder that Spark wrote, by the number of the partition; from the footers.
+    """Return the rows of a folder that Spark wrote, by partition; from the footers.
 
     A partition without rows may be missing.
     """
@@ -525,7 +508,7 @@ def _write_partition(
     totals: Totals,
     folder: Location,
 ) -> Iterator[pa.RecordBatch]:
-    """Writes a file per partition, as a whole. Runs on an executor."""
+    """Write a file per partition, as a whole. Runs on an executor."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -66,7 +66,6 @@ class Release:
     """What is the same in all releases of one major number.
 
     Attributes:
-        major: The number.
         scala: For which its jars, and those of its extensions, are compiled.
         java: The oldest that it starts on.
     """
@@ -81,7 +80,7 @@ RELEASES = (Release(3, scala="2.12", java=8), Release(4, scala="2.13", java=17))
 
 
 def release_of(version: str) -> Release:
-    """What is known of a version of Spark; a later one than any here is taken for the last.
+    """Return what is known of a version of Spark; a later one than any here is taken for the last.
 
     Args:
         version: As Spark tells it, such as `4.0.5` or `3.5.0-amzn-1`.
@@ -91,14 +90,14 @@ def release_of(version: str) -> Release:
 
 
 def installed_version() -> str:
-    """The version of the Spark that sessions of this process are of."""
+    """Return the version of the Spark that sessions of this process are of."""
     import pyspark
 
     return str(pyspark.__version__)
 
 
 def valid_text(column: Column) -> Column:
-    """A column of strings with U+FFFD for what is no UTF-8: Spark passes such bytes on as they are.
+    """Return a column of strings with U+FFFD for what is no UTF-8, which Spark passes on as it is.
 
     Spark 4 has a function for it, and refuses to decode them, as 3.5 does not.
     """
@@ -109,10 +108,9 @@ def valid_text(column: Column) -> Column:
 
 
 def check_spark(engine: str, majors: Iterable[int]) -> None:
-    """Refuses an engine whose libraries are compiled for another Spark than the installed one.
+    """Refuse an engine whose libraries are compiled for another Spark than the installed one.
 
     Args:
-        engine: Its name.
         majors: Of the releases that the libraries are compiled for.
 
     Raises:
@@ -132,7 +130,7 @@ def check_spark(engine: str, majors: Iterable[int]) -> None:
 
 
 def check_python() -> None:
-    """Refuses a Python in which the installed Spark does not find all that it imports.
+    """Refuse a Python in which the installed Spark does not find all that it imports.
 
     Raises:
         InputError: A module of the standard library has left it, and nothing brings it.
@@ -148,7 +146,7 @@ def check_python() -> None:
 
 
 def check_java() -> None:
-    """Refuses a Java that the installed Spark does not start on.
+    """Refuse a Java that the installed Spark does not start on.
 
     Asked when a session could not be started: to start a JVM only to ask takes its time.
 
@@ -166,7 +164,7 @@ def check_java() -> None:
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark takes; None where it does not tell."""
+    """Return the major version of the Java that Spark takes; None where it does not tell."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path("java")
     try:
@@ -181,7 +179,7 @@ def java_version() -> int | None:
 
 
 def delta_connector(version: str) -> str:
-    """What a cluster of a version of Spark needs for Delta tables."""
+    """Return what a cluster of a version of Spark needs for Delta tables."""
     return (
         f"Delta needs the package io.delta:delta-spark_{release_of(version).scala} in "
         "spark.jars.packages, "
@@ -191,7 +189,7 @@ def delta_connector(version: str) -> str:
 
 
 def iceberg_connector(version: str) -> str:
-    """What a cluster of a version of Spark needs for Iceberg tables."""
+    """Return what a cluster of a version of Spark needs for Iceberg tables."""
     numbers = ".".join(version.split(".")[:2])
     return (
         "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-"
@@ -208,7 +206,7 @@ _QUIET = "-Xlog:cds*=off"
 
 
 def archive_options() -> tuple[str, ...]:
-    """The options of a JVM that starts from the archive; none where there is no archive."""
+    """Return the options of a JVM that starts from the archive; none where there is no archive."""
     found = archive_path()
     if not found.is_file():
         return ()
@@ -216,7 +214,7 @@ def archive_options() -> tuple[str, ...]:
 
 
 def archive_path() -> Path:
-    """Where the archive for the installed Spark is, if there is one.
+    """Return where the archive for the installed Spark is, if there is one.
 
     Its name says for which files: a JVM takes no archive of classes of others.
     """
@@ -228,7 +226,7 @@ def archive_path() -> Path:
 
 
 def spark_home() -> Path:
-    """The folder of the installed Spark, found without importing it."""
+    """Return the folder of the installed Spark, found without importing it."""
     spec = find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "sessions are Spark's"
     return Path(spec.origin).parent
@@ -251,13 +249,7 @@ _VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_S
 
 
 def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> str:
-    """The options of a JVM of a local session.
-
-    Args:
-        heap_mb: Its largest heap, in MiB.
-        runs_tasks: Whether it works on data.
-        any_collector: Whether the collector may be chosen; see :func:`names_collector`.
-    """
+    """Return the options of a JVM of a local session."""
     is_small = any_collector and heap_mb <= SMALL_HEAP_MB
     collector = ("-XX:+UseSerialGC",) if is_small else ()
     compiler = _LATE_C2 if runs_tasks else _NO_C2
@@ -265,7 +257,7 @@ def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> s
 
 
 def names_collector(conf: Mapping[str, str]) -> bool:
-    """Whether the user names a garbage collector: a JVM that is told two does not start.
+    """Return whether the user names a garbage collector: a JVM that is told two does not start.
 
     Args:
         conf: Of the session; the environment and Spark's file of defaults are looked at as well.
@@ -276,14 +268,14 @@ def names_collector(conf: Mapping[str, str]) -> bool:
 
 
 def defaults_file() -> str:
-    """The content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
+    """Return the content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
     home = Path(os.environ.get("SPARK_HOME") or spark_home())
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def default_of(key: str) -> str | None:
-    """What Spark's file of defaults says of a key; None where it says nothing."""
+    """Return what Spark's file of defaults says of a key; None where it says nothing."""
     found = re.search(rf"^[ \t]*{re.escape(key)}[ \t=:]+(.*\S)", defaults_file(), re.MULTILINE)
     return found[1] if found else None
 
@@ -298,7 +290,7 @@ _locked: list[int] = []
 
 @contextmanager
 def own_work_folder() -> Iterator[None]:
-    """Gives the driver's JVM, which is started inside the block, a work folder of its own.
+    """Give the driver's JVM, which is started inside the block, a work folder of its own.
 
     Raises:
         OSError: There is no room for temporary files.
@@ -322,10 +314,7 @@ def own_work_folder() -> Iterator[None]:
 
 @contextmanager
 def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Gives a session, which is started inside the block, places for blocks that nobody else reads.
-
-    Args:
-        conf: Of the session, by whole keys.
+    """Give a session, which is started inside the block, places for blocks that nobody else reads.
 
     Yields:
         What its conf is to have besides; nothing where Spark can write to none of its places.
@@ -354,14 +343,14 @@ def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _private(place: str) -> Iterator[str]:
-    """A new folder there that its owner alone can read; none where there is no room for one."""
+    """Yield a new folder there that its owner alone can read; none where there is no room."""
     with suppress(OSError):
         Path(place).mkdir(parents=True, exist_ok=True)
         yield tempfile.mkdtemp(prefix="spark-", dir=place)
 
 
 def _linked(home: Path) -> Path:
-    """A temporary folder that holds what a folder does, with an empty work folder."""
+    """Return a temporary folder that holds what a folder does, with an empty work folder."""
     linked = Path(tempfile.mkdtemp(prefix="sentence-pipelines-", suffix="-spark"))
     for entry in home.resolve().iterdir():
         if entry.name != _WORK:
@@ -372,7 +361,7 @@ def _linked(home: Path) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Keeps a folder from being emptied by systemd until this process ends."""
+    """Keep a folder from being emptied by systemd until this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     _locked.append(descriptor)
     with suppress(OSError):  # A file system without locks: such a folder ages as before.

@@ -6,15 +6,16 @@ import os
 import pickle
 import re
 from itertools import pairwise
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.corpus.readers.streams import DECOMPRESSORS
 from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import copies, storage, versions
-from pipelines.files.locations import RemotePath, location
+from pipelines.files.locations import SUFFIXES, RemotePath, is_compressed, location, plain_suffix
 from pipelines.settings import StorageSettings
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1).filter(
@@ -257,3 +258,16 @@ class TestCopies:
         storage.write_text(place / "weights", "second, longer")
         copies.local_folder(place)
         assert not first.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "compressed", "suffix"),
+    [("a.TXT.gz", True, ".txt"), ("b.csv", False, ".csv"), ("c.ZST", True, ""), ("d", False, "")],
+)
+def test_the_name_says_what_is_compressed(name, compressed, suffix):
+    assert is_compressed(Path(name)) == compressed
+    assert plain_suffix(Path(name)) == suffix
+
+
+def test_each_compression_has_a_reader():
+    assert set(DECOMPRESSORS) == set(SUFFIXES)
