@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from pipelines import workflow
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.engines.base import load_engine
 from pipelines.engines.bigdl.engine import BigDLEngine
 from pipelines.errors import InputError
@@ -45,7 +45,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: Gives the encoder and the number of workers.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``bigdl_vs_torch_ratio``: examples per second of `bigdl` over those of `torch`, the median
