@@ -19,7 +19,7 @@ from unittest.mock import patch
 from rich.table import Table
 
 import pipelines
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
@@ -46,7 +46,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: Gives the encoder and the number of workers.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``bigdl_vs_torch_ratio``: examples per second of `bigdl` over those of `torch`, the median

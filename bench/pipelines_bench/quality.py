@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import pipelines
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
@@ -44,7 +44,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: With `training.max_steps` and `evaluation.similarity`.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``difference_points``: by file, the median over the seeds of Spearman's correlation (times

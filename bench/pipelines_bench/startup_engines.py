@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.engines.base import Engine, load_engine
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.training import session_for

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipelines.compare.advice import advice, summaries, told_workers
 from pipelines.compare.arithmetic import matrix_rate, operations_per_token, products
-from pipelines.compare.comparison import Comparison, Record
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import Comparison, Record, prepared
 from pipelines.compare.prediction import projections
 from pipelines.compare.results import Results
 from pipelines.compare.strategy import named_strategies, provided, worker_counts
@@ -55,7 +54,7 @@ def measure(
 
     Args:
         config: Of the trainings; what differs between strategies is replaced.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
         steps: Of each training; 60 unless given. In all of them, `training.granules_per_step` is
             the least common multiple of the numbers of workers.
         runs: Rounds; 3 unless given.

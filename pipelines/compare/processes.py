@@ -73,7 +73,7 @@ def measure_command(
     on_look: Callable[[], None] = lambda: None,
     log: Path | None = None,
 ) -> Usage:
-    """Runs a command and watches its processes, four times a second.
+    """Run a command and watch its processes, four times a second.
 
     Whatever happens, none of its processes is left.
 
@@ -117,7 +117,7 @@ def measure_command(
 
 
 def _last_words(log: Path) -> str:
-    """The error that a command has printed; if there is none, its last line."""
+    """Return the error that a command has printed; if there is none, its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ")
@@ -158,7 +158,7 @@ def _observe(leader: int) -> _Observed:
 
 
 def _descendants(leader: int) -> set[int]:
-    """Those too that have sessions of their own, as torchrun gives its workers."""
+    """Return those too that have sessions of their own, as torchrun gives its workers."""
     import psutil
 
     try:
@@ -168,7 +168,7 @@ def _descendants(leader: int) -> set[int]:
 
 
 def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
-    """Ends what is left of a session: kindly at first, so that Spark removes its files.
+    """End what is left of a session: kindly at first, so that Spark removes its files.
 
     Whoever presses ctrl-c a second time does not leave processes behind.
 
@@ -189,7 +189,7 @@ def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignores ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
+    """Ignore ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -217,14 +217,9 @@ def _members(leader: int, seen: Collection[tuple[int, float]]) -> list[int]:
 def started(
     command: Sequence[str], output: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a command in a session of its own, which :func:`end_session` ends.
+    """Start a command in a session of its own, which :func:`end_session` ends.
 
     The session tells its processes from others, even those whose parent has ended.
-
-    Args:
-        command: Program and arguments.
-        output: The file descriptor for all that it prints.
-        environment: All of its environment variables.
     """
     return subprocess.Popen(
         command,

@@ -116,17 +116,17 @@ def named_sets(config: Config) -> list[NamedSet]:
         for given in evaluation.sets(config)
     ]
     taken.update(one.name for one in sets if not one.evaluation.held_out)
-    named = [_named(config, one, one.name if taken[one.name] == 1 else one.given) for one in sets]
+
+    def name_of(one: NamedSet) -> str:
+        if one.evaluation.held_out:
+            return set_name(config, one.evaluation.name, one.given)
+        return one.name if taken[one.name] == 1 else one.given
+
+    named = [replace(one, name=name_of(one)) for one in sets]
     name, often = Counter(one.name for one in named).most_common(1)[0] if named else ("", 0)
     if often > 1:
         raise InputError("evaluation", f"{name} is named twice", "name it once")
     return named
-
-
-def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
-    if one.evaluation.held_out:
-        name = set_name(config, one.evaluation.name, one.given)
-    return replace(one, name=name)
 
 
 def names_in_forms(one: NamedSet, config: Config) -> list[str]:

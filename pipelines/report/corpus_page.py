@@ -22,6 +22,7 @@ from pipelines.report.page_parts import (
     funnel_levels,
     per_cent,
     read_if_there,
+    read_record,
     render,
     short_duration,
     whole,
@@ -67,13 +68,10 @@ def write_corpus_report(prepared_folder: Location) -> Location:
     """
     folder = PreparedFolder(prepared_folder.absolute())
 
-    def read(path: Location) -> Any:
-        return read_if_there(path, storage.read_json) or {}
-
-    funnel: FunnelLines = read(folder.corpus.funnel) or []
-    statistics: Mapping[str, Any] = read(folder.corpus.statistics)
-    lengths = dict(map(tuple, read(folder.tokens.lengths).get("lengths", [])))
-    tokens: Mapping[str, Any] = read(folder.tokens.manifest)
+    funnel: FunnelLines = read_record(folder.corpus.funnel)
+    statistics: Mapping[str, Any] = read_record(folder.corpus.statistics)
+    lengths = dict(map(tuple, read_record(folder.tokens.lengths).get("lengths", [])))
+    tokens: Mapping[str, Any] = read_record(folder.tokens.manifest)
     manifest = read_if_there(folder.lanes.manifest, lambda path: LaneManifest.load(path.parent))
     page = render(
         "corpus.html",
@@ -93,9 +91,9 @@ def write_corpus_report(prepared_folder: Location) -> Location:
             "lengths": _length_chart(lengths, manifest),
             "lanes": _lanes(manifest)
             | ({"Read": told_cuts(tokens)} if "max_length" in tokens else {}),
-            "times": _times(read(folder.stages) or [], funnel, statistics.get("bytes", 0)),
+            "times": _times(read_record(folder.stages), funnel, statistics.get("bytes", 0)),
             "texts": text_level(funnel),
-            "overlaps": told_overlaps(read(folder.corpus.overlap)),
+            "overlaps": told_overlaps(read_record(folder.corpus.overlap)),
         },
     )
     storage.write_text(folder.report, page)

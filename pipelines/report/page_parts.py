@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.errors import DamagedFileError, InputError, PipelineError
+from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.report.comparison import shown
 from pipelines.report.verdict import points, signed_points, told_interval
@@ -138,6 +139,11 @@ def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value 
         return reader(path)
     except InputError as error:  # Of settings, which names none of the files that hold them.
         raise DamagedFileError(str(path), str(error)) from error
+
+
+def read_record(path: Location) -> Any:
+    """Return what a file of JSON holds; an empty object where there is no such file."""
+    return read_if_there(path, storage.read_json) or {}
 
 
 class _DrawnError(Exception):

@@ -34,6 +34,7 @@ from pipelines.report.page_parts import (
     funnel_levels,
     per_cent,
     read_if_there,
+    read_record,
     render,
     short_duration,
     whole,
@@ -81,11 +82,11 @@ def write_report(
     run, prepared = RunFolder(run_folder), PreparedFolder(prepared_folder)
     target = target or run.report
     config = read_if_there(run.config, partial(configuration.load, recorded=True))
-    figures: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    figures: Mapping[str, Any] = read_record(run.metrics)
     lines = read_if_there(run.step_metrics, read_lines) or []
-    funnel = read_if_there(prepared.corpus.funnel, storage.read_json) or []
-    samples = read_if_there(run.samples, storage.read_json) or {}
-    tokens = read_if_there(run.tokens, storage.read_json) or {}
+    funnel = read_record(prepared.corpus.funnel)
+    samples = read_record(run.samples)
+    tokens = read_record(run.tokens)
     has_finished = "training" in figures and run.model.is_dir()
     comparisons = compare(figures)
     jobs = read_jobs(run_folder)
@@ -122,7 +123,7 @@ def write_report(
             "wall_bars": _wall_bars(wall_times(jobs)),
             "commands": _commands(jobs),
             "links": _links(run, prepared, target),
-            "environment": read_if_there(run.environment, storage.read_json) or {},
+            "environment": read_record(run.environment),
         },
     )
     storage.write_text(target, page)

@@ -27,6 +27,7 @@ from pipelines.report.page_parts import (
     Chart,
     duration,
     read_if_there,
+    read_record,
     render,
     short_duration,
     whole,
@@ -142,12 +143,12 @@ def read_runs(folders: Sequence[Location]) -> list[RecordedRun]:
 
 def _read(folder: Location, name: str) -> RecordedRun:
     run = RunFolder(folder)
-    figures: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    figures: Mapping[str, Any] = read_record(run.metrics)
     return RecordedRun(
         name=name,
         folder=run,
         settings=dict(_flat(read_if_there(run.config, partial(read_tree, recorded=True)) or {})),
-        environment=read_if_there(run.environment, storage.read_json) or {},
+        environment=read_record(run.environment),
         lines=read_if_there(run.step_metrics, read_lines) or [],
         evaluations=read_if_there(run.evaluations, read_lines) or [],
         comparisons=compare(figures),

@@ -119,7 +119,8 @@ class Readings:
         """Return all of it, with where the drawn axes are in a picture of a size in its units."""
         (width, height), box = size, axes.get_position()
         area = [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height]
-        shared = self.series[0].places if self._share_places else None
+        places = [list(one.places) for one in self.series]
+        shared = places[0] if places and all(one == places[0] for one in places) else None
         told: dict[str, Any] = {
             "axis": self.axis,
             "area": [round(edge, 1) for edge in area],
@@ -144,11 +145,6 @@ class Readings:
     def summary(self, name: str) -> str:
         """Return the first and the last value of each series, where nothing can be pointed at."""
         return ". ".join(filter(None, [name, *map(self._ends, self.series)]))
-
-    @property
-    def _share_places(self) -> bool:
-        first = list(self.series[0].places) if self.series else None
-        return first is not None and all(list(one.places) == first for one in self.series)
 
     def _ends(self, one: Series) -> str:
         pairs = zip(one.places, one.values, strict=True)

@@ -61,7 +61,9 @@ class MlflowTracker:
         uri = settings.mlflow_uri
         if uri is not None and not uri.startswith("databricks"):
             mlflow.set_tracking_uri(uri)
-        self._end_active()
+        # A start that failed half way may have left a run active in this process.
+        while mlflow.active_run() is not None:
+            mlflow.end_run("RUNNING")
         self._start = start
         known = self._known_run()
         # A run stays in the experiment that it was begun in.
@@ -99,7 +101,8 @@ class MlflowTracker:
         for file in end.files:
             self._log_file(file)
         if end.model is not None:
-            self._keep_model(self._local(end.model), end.step)
+            assert self._start is not None
+            self._keep_model(local_folder(location(end.model, self._start.storage)), end.step)
         if end.problem:
             mlflow.set_tag("problem", end.problem)
         mlflow.end_run(_STATUS[end.status])
@@ -107,10 +110,6 @@ class MlflowTracker:
     def _log_file(self, file: str) -> None:
         assert self._start is not None
         mlflow.log_artifact(str(local_file(location(file, self._start.storage))))
-
-    def _local(self, folder: str) -> Path:
-        assert self._start is not None
-        return local_folder(location(folder, self._start.storage))
 
     def _keep_model(self, folder: Path, step: int) -> None:
         """Logs a model, unless this run has it already: a finished training may be called again."""
@@ -162,11 +161,6 @@ class MlflowTracker:
             client.log_batch(self._run_id, params=params)
         for tags in _batches(changed, _PARAMS_AT_ONCE):
             client.log_batch(self._run_id, tags=tags)
-
-    def _end_active(self) -> None:
-        """A start that failed half way may have left a run active in this process."""
-        while mlflow.active_run() is not None:
-            mlflow.end_run("RUNNING")
 
 
 def log_model(folder: Path, step: int, registered: str | None) -> None:

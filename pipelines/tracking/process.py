@@ -77,18 +77,10 @@ def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
     tracker.start(RunStart(**{**given, **sections}))
 
 
-def _log(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.log([MetricPoint(**point) for point in given["points"]])
-
-
-def _finish(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.finish(RunEnd(**given))
-
-
 _CALLS: Mapping[str, Callable[[Tracker, Mapping[str, Any]], None]] = {
     "start": _start,
-    "log": _log,
-    "finish": _finish,
+    "log": lambda tracker, given: tracker.log([MetricPoint(**one) for one in given["points"]]),
+    "finish": lambda tracker, given: tracker.finish(RunEnd(**given)),
 }
 
 if __name__ == "__main__":

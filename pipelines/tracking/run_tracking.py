@@ -78,10 +78,14 @@ class RunTracking:
         self._model = str(model) if model is not None else self._model
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        status: Status = "finished" if error is None else "killed"
+        problem = ""
+        if isinstance(error, Exception):
+            status, problem = "failed", one_line(error)
         end = RunEnd(
-            status=_status(error),
+            status=status,
             step=self._step,
-            problem=one_line(error) if isinstance(error, Exception) else "",
+            problem=problem,
             files=tuple(self._files),
             model=self._model,
         )
@@ -90,9 +94,3 @@ class RunTracking:
         deadline = time.monotonic() + self._settings.wait_seconds
         for proxy in self._proxies:
             proxy.wait(deadline - time.monotonic())
-
-
-def _status(error: BaseException | None) -> Status:
-    if error is None:
-        return "finished"
-    return "failed" if isinstance(error, Exception) else "killed"
