@@ -149,13 +149,20 @@ class Entry:
 
     Attributes:
         way: Down from the folder.
+        holds: Of a folder: ways down from it to what its job writes; their parts may be patterns.
         is_version: Whether it is a folder that is written as a whole; its current version is given.
         stays: Whether it is not deleted with what else its job has written.
     """
 
     way: str
+    holds: tuple[str, ...] = ()
     is_version: bool = False
     stays: bool = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file, or those in the folder, by their ways down."""
+        return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
 
     def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
         """Return its place."""

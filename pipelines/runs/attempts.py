@@ -144,14 +144,6 @@ def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool
     return is_made
 
 
-def _refuse_later(run_folder: Location, newest: int, attempt: int) -> None:
-    if newest > attempt:
-        raise SupersededError(
-            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
-            " nothing there any more"
-        )
-
-
 @contextmanager
 def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
     """Have this process write to a run folder only while its attempt is the newest.
@@ -164,8 +156,12 @@ def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
 
     def check() -> None:
         # In this order, since this process may begin an attempt in between.
-        newest = max(_numbers(run_folder), default=0)
-        _refuse_later(run_folder, newest, _begun[run_folder])
+        newest, own = max(_numbers(run_folder), default=0), _begun[run_folder]
+        if newest > own:
+            raise SupersededError(
+                f"{run_folder}: attempt {newest} on the run has begun, so that attempt {own} writes"
+                " nothing there any more"
+            )
 
     with fencing.fence(run_folder, check):
         yield

@@ -38,6 +38,13 @@ _REMEDIES = {
 }
 
 
+_MOST_TASKS = 10_000
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
+is the partition, and `Lost task 1.0 in stage 3.0`."""
+LOOK_SECONDS = 2.0
+
+
 @contextmanager
 def executor_failures(work: str, ending: str = "") -> Iterator[None]:
     """Turn what Spark raises for a failed task, or when it has ended, into one line.
@@ -162,12 +169,6 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-_MOST_TASKS = 10_000
-_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
-"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
-is the partition, and `Lost task 1.0 in stage 3.0`."""
-
-
 class TaskPlace(NamedTuple):
     """A task of a job.
 
@@ -272,9 +273,6 @@ def reasons_of_losses(
         if len(reasons) != 1:
             raise  # Nothing is known, or it is not known which one was the worker's.
         raise lost.since(f"its executor has ended: {reasons.pop()}") from None
-
-
-LOOK_SECONDS = 2.0
 
 
 class LeavingExecutors:
