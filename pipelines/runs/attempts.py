@@ -126,7 +126,7 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
 
 
 def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
-    """Begin an attempt of a number, unless another process has; whether this one did.
+    """Begin an attempt of a number, unless another process has, and return whether this did.
 
     The number is known before its file is there: another thread of this process, which looks for a
     later attempt before it writes, must not take its own for one.
@@ -190,7 +190,7 @@ def _parsed(name: str) -> tuple[int, int]:
 
 
 def _made(path: Location, checkpoints: list[str]) -> bool:
-    """Make the file of an attempt, durably; whether this process was the one to make it."""
+    """Make the file of an attempt, durably, and return whether this process did."""
     record = {
         "checkpoints": checkpoints,
         "host": socket.gethostname(),

@@ -60,7 +60,7 @@ MISSING = "not installed"
 def open_run_folder(
     config: Config, plan: BatchPlan, manifest: LaneManifest
 ) -> tuple[Location, bool]:
-    """Make the run folder, or opens it to resume; what is refused changes nothing.
+    """Make the run folder, or open it to resume; what is refused changes nothing.
 
     Returns:
         The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
@@ -87,7 +87,7 @@ def open_run_folder(
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
-    """Look at what can be known of the run folder before there are lanes; changes nothing.
+    """Look at what can be known of the run folder before there are lanes; change nothing.
 
     Returns:
         The folder, and whether it holds a run that has made a step, which is then to be resumed or
@@ -117,7 +117,7 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
 
 
 def check_measured(config: Config) -> None:
-    """Make sure that an evaluation replaces nothing of the user's; changes nothing.
+    """Make sure that an evaluation replaces nothing of the user's; change nothing.
 
     Raises:
         InputError: It would.

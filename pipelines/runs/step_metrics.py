@@ -387,7 +387,7 @@ class StepMetrics:
             self._settled = None
 
     def add(self, record: StepRecord) -> None:
-        """Take a worker's part; passes on the lines that have become complete.
+        """Take a worker's part; pass on the lines that have become complete.
 
         Raises:
             PipelineError: Workers compute in different precisions.

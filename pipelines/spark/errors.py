@@ -291,7 +291,7 @@ class LeavingExecutors:
         self._looked = 0.0
 
     def look(self) -> None:
-        """Ask Spark, at most every two seconds; returns nothing, so that a wait goes on."""
+        """Ask Spark, at most every two seconds; return None, so that a wait goes on."""
         now = time.monotonic()
         if not self._is_on or now - self._looked < LOOK_SECONDS:
             return

@@ -122,7 +122,7 @@ class JobThread(threading.Thread, Generic[Value]):
             self._place.cancelJobGroup(self.group)
 
     def value(self) -> Value:
-        """Return what ``act`` returned; raises its error. The job has ended."""
+        """Return what ``act`` returned, or raise its error. The job has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
