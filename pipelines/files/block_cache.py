@@ -134,7 +134,7 @@ class BlockCache:
             os.close(claim.descriptor)
 
     def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
-        """Write a block; whether it was, which it is not if there is no room for it.
+        """Write a block if there is room for it, and return whether it was written.
 
         Raises:
             OSError: It cannot be written.
@@ -293,7 +293,7 @@ def _is_file_of(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Remove what becomes a block unless some process is at it; whether it is gone."""
+    """Remove what becomes a block unless a process is at it; return whether it is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:

@@ -423,7 +423,7 @@ def matching(pattern: Location) -> list[Location]:
 def fixed_folder(pattern: P) -> P:
     """Return the folder above the first wildcard of a glob."""
     folder = pattern
-    while glob.has_magic(str(folder)):
+    while glob.has_magic(str(folder)) and folder.name:
         folder = folder.parent
     return folder
 

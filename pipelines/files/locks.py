@@ -267,7 +267,7 @@ class Lock:
         self._thread.start()
 
     def check(self) -> None:
-        """Make sure that no other process has taken the lock over; reads the file.
+        """Make sure that no other process has taken the lock over: read the file.
 
         Raises:
             PipelineError: One has, as this one was suspended for too long, or the file is gone.

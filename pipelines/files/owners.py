@@ -1,11 +1,9 @@
-"""Which process owns something on a shared file system, and whether that process is gone.
+"""Which process owns something on a shared file system, and what is no longer its own.
 
 The number of a process is ambiguous: each container counts its own, and numbers are used
 again. With the boot of the machine, the namespace of processes and the time of the start it names
 one process for ever. Of a process elsewhere nothing is known; what it owns is judged by signs of
 life.
-
-Refuses what a writer would publish in a folder that is no longer its own.
 
 A job that was suspended, or cut off from the others, may go on after another one has taken its
 folder over. So whoever works in a folder says how it is known that the folder is still its own, and

@@ -19,6 +19,7 @@ from pathlib import Path
 from pipelines.errors import InputError
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, RemotePath, fits
+from pipelines.files.run_folder import MODEL, RUN_FILES, RunFolder
 from pipelines.files.versions import POINTER, current, is_version
 
 PROBE = ".probe-"
@@ -32,12 +33,6 @@ _BY_SYSTEMS = (
 )
 _MOST_BYTES = 64 << 20
 
-_PARTS = ("part-*",)
-_MODEL = (
-    *("README.md", "*config*.json", "modules.json", "*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer.*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("sentencepiece*.model", "spiece.model", "[0-9]*_*/**"),
-)
 _TABLE = (
     *("part-*.parquet", "_plan.json", "_manifest.json", "_merged.json", "_deleted.json"),
     *("_input/part-*", "_attempts/**", "_kept/*.parquet", "_index/index.json", "_index/part-*"),
@@ -89,7 +84,7 @@ PREPARED = Kind(
         *("corpus/*.parquet", "corpus/*.parquet/part-*"),
         *("corpus/evaluation/*.parquet", "corpus/evaluation/*.parquet/part-*"),
         *("tokens/stage.json", "tokens/manifest.json", "tokens/lengths.json"),
-        *("tokens/examples.parquet/part-*", *_below("tokens/tokenizer", _MODEL)),
+        *("tokens/examples.parquet/part-*", *_below("tokens/tokenizer", MODEL)),
         *("teacher/stage.json", "teacher/manifest.json", "teacher/examples.parquet/part-*"),
         *("lanes/stage.json", "lanes/manifest.json"),
         *("lanes/lane-*/part-*.arrow", "lanes/lane-*/granules.npy"),
@@ -119,25 +114,7 @@ PREPARED = Kind(
 """What a preparation writes."""
 
 RUN = Kind(
-    files=(
-        *("config.yaml", "environment.json", "tokens.json", "funnel.json", "teacher_axes.npy"),
-        *("metrics.json", "metrics.jsonl", "history.json", "jobs.json", "restarts.json"),
-        *("evaluations.jsonl", "observations.parquet", "promotion.json", "samples.json"),
-        *(
-            "report.html",
-            "overlap.json",
-            "early_end.json",
-            "attempts/*.json",
-            "checkpoints/plan.json",
-        ),
-        *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
-        *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
-        *("best/best.json", "best/state.json", "best/*.safetensors"),
-        *("evaluation/plan.json", "evaluation/log.txt", "evaluation/[0-9]*/part-*"),
-        *("tracking/*.json", "tracking/*.log"),
-        *("tensorboard/events.out.tfevents.*", "tensorboard/run-folder.txt"),
-        *(way for name in ("start", "model", "adapter") for way in _below(name, _MODEL)),
-    ),
+    files=RUN_FILES,
     marks={
         "environment.json": ("sentence-pipelines",),
         "checkpoints/plan.json": ("training.seed",),
@@ -180,7 +157,7 @@ NEGATIVES = Kind(
 """A table of pairs with mined negatives."""
 
 VERSION = Kind(
-    files=(*_MODEL, "promotion.json", "observations.parquet"),
+    files=(*MODEL, "promotion.json", "observations.parquet"),
     marks={"promotion.json": ("model", "replaces")},
 )
 """A model that was promoted."""
@@ -189,6 +166,12 @@ VERSION = Kind(
 def is_ours(folder: Location, kind: Kind) -> bool:
     """Return whether a folder has a mark of a kind."""
     return any(_has_keys(folder, name, keys) for name, keys in kind.marks.items())
+
+
+def is_run(run: RunFolder) -> bool:
+    """Return whether a run has begun there, by its record: other tools name their files alike."""
+    is_whole = all(path.exists() for path in (*run.marks, run.checkpoints))
+    return is_whole and is_ours(run.path, RUN)
 
 
 def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:

@@ -21,6 +21,16 @@ from pipelines.settings import Config
 logger = logging.getLogger(__name__)
 
 
+BEFORE: Mapping[str, tuple[str, ...]] = {
+    "corpus": (),
+    "tokens": ("corpus",),
+    "teacher": ("corpus",),
+    "lanes": ("tokens", "teacher"),
+}
+"""The stages in their order, with those whose content each is made of."""
+AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+
+
 @dataclass(frozen=True)
 class CorpusFolder:
     """What the stage `corpus` writes."""
@@ -207,16 +217,6 @@ class PreparedFolder:
                 "end",
                 AGAIN,
             )
-
-
-BEFORE: Mapping[str, tuple[str, ...]] = {
-    "corpus": (),
-    "tokens": ("corpus",),
-    "teacher": ("corpus",),
-    "lanes": ("tokens", "teacher"),
-}
-"""The stages in their order, with those whose content each is made of."""
-AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ def to_text(value: Any) -> str:
 
 
 @overload
-def read(path: Location) -> Any: ...
-@overload
 def read(path: Location, kind: type[T]) -> T: ...
+@overload
+def read(path: Location, kind: Any = Any) -> Any: ...
 def read(path: Location, kind: Any = Any) -> Any:
     """Read the value in a JSON file.
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.files.locations import Location, location
-from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.versions import Entry
 from pipelines.settings import Config
 
 OBSERVATIONS = "observations.parquet"
+MODEL = (
+    *("README.md", "*config*.json", "modules.json", "*.safetensors", "*.safetensors.index.json"),
+    *("tokenizer.*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("sentencepiece*.model", "spiece.model", "[0-9]*_*/**"),
+)
+"""What the folder of a model, or of a tokenizer, holds."""
+_STATE = ("*.safetensors", "state.json")
 
 
 @dataclass(frozen=True)
@@ -29,24 +35,19 @@ class RunFolder:
         return (self.environment, self.config)
 
     @property
-    def is_run(self) -> bool:
-        """Whether a run has begun there, by its record: other tools name their files alike."""
-        is_whole = all(path.exists() for path in (*self.marks, self.checkpoints))
-        return is_whole and is_ours(self.path, RUN)
-
-    @property
     def contents(self) -> tuple[Location, ...]:
         """All else that a run writes, but for checkpoints and what stays when it is begun anew."""
-        entries = {name: entry for name, entry in vars(RunFolder).items() if type(entry) is Entry}
-        return tuple(getattr(self, name) for name, entry in entries.items() if not entry.stays)
+        entries = vars(RunFolder).items()
+        names = [name for name, one in entries if isinstance(one, Entry) and not one.stays]
+        return tuple(getattr(self, name) for name in names)
 
     config = Entry("config.yaml", stays=True)
     """The settings of the run, without secrets."""
     environment = Entry("environment.json", stays=True)
     """Versions and machine of the driver."""
-    checkpoints = Entry("checkpoints", stays=True)
+    checkpoints = Entry("checkpoints", tuple(f"step-*/{file}" for file in _STATE), stays=True)
     """The folder of the checkpoints; see :mod:`pipelines.runs.checkpoint`."""
-    frozen = Entry("checkpoints/frozen", is_version=True, stays=True)
+    frozen = Entry("checkpoints/frozen", _STATE, is_version=True, stays=True)
     """The weights that are not trained, where there are some; beside the checkpoints."""
     plan = Entry("checkpoints/plan.json", stays=True)
     """What the steps follow from, which a run that is resumed may not change."""
@@ -54,7 +55,7 @@ class RunFolder:
     """Since which step settings hold that may change while a run goes on."""
     jobs = Entry("jobs.json")
     """Which jobs have worked on the run, when, where and how long."""
-    attempts = Entry("attempts", stays=True)
+    attempts = Entry("attempts", ("*.json",), stays=True)
     """The folder that numbers the attempts on the run; see :mod:`pipelines.runs.attempts`."""
     restarts = Entry("restarts.json")
     """When workers were lost, why, and where the run went on."""
@@ -78,21 +79,26 @@ class RunFolder:
     """Held-out pairs and their neighbours, for the report."""
     report = Entry("report.html")
     """The report of the run."""
-    start = Entry("start", is_version=True)
+    start = Entry("start", MODEL, is_version=True)
     """The folder of the encoder that the training began with."""
-    model = Entry("model", is_version=True)
+    model = Entry("model", MODEL, is_version=True)
     """The folder of the trained encoder."""
-    adapter = Entry("adapter", is_version=True)
+    adapter = Entry("adapter", MODEL, is_version=True)
     """The folder of what LoRA has trained, as `peft` writes it, if it was asked for."""
-    best = Entry("best", is_version=True)
+    best = Entry("best", ("best.json", *_STATE), is_version=True)
     """The folder of the best checkpoint; see :mod:`pipelines.runs.model_choice`."""
     early_end = Entry("early_end.json")
     """Is there if the run is to end, or has ended, before its last step."""
     promotion = Entry("promotion.json")
     """What the last promotion of the model has decided."""
-    snapshots = Entry("evaluation", is_version=True)
+    snapshots = Entry("evaluation", ("plan.json", "log.txt", "[0-9]*/part-*"), is_version=True)
     """What checkpoints are measured on while training goes on."""
-    tracking = Entry("tracking")
+    tracking = Entry("tracking", ("*.json", "*.log"))
     """State and logs of trackers."""
-    tensorboard = Entry("tensorboard")
+    tensorboard = Entry("tensorboard", ("events.out.tfevents.*", "run-folder.txt"))
     """Event files of TensorBoard."""
+
+
+_ENTRIES = [entry for entry in vars(RunFolder).values() if isinstance(entry, Entry)]
+RUN_FILES = tuple(way for entry in _ENTRIES for way in entry.files)
+"""What a run writes: ways down from its folder, whose parts may be patterns."""

@@ -22,7 +22,7 @@ from typing import Protocol
 from pipelines.errors import DamagedFileError
 from pipelines.files import owners as fencing
 from pipelines.files import records
-from pipelines.files.locations import Location, RemotePath, version_of
+from pipelines.files.locations import Location, P, RemotePath, version_of
 from pipelines.files.owners import Owner
 
 logger = logging.getLogger(__name__)
@@ -126,13 +126,9 @@ def current(folder: Location) -> Location:
     return version_of(folder, names[0]) if names else folder
 
 
-def home(folder: Location) -> Location:
+def home(folder: P) -> P:
     """Return the folder that a version is of; any other folder itself."""
-    return _place(folder) if isinstance(folder, RemotePath) else folder
-
-
-def _place(folder: RemotePath) -> RemotePath:
-    return folder.place or folder
+    return folder if isinstance(folder, Path) else (folder.place or folder)
 
 
 class HasPath(Protocol):
@@ -149,13 +145,20 @@ class Entry:
 
     Attributes:
         way: Down from the folder.
+        holds: Of a folder: ways down from it to what its job writes; their parts may be patterns.
         is_version: Whether it is a folder that is written as a whole; its current version is given.
         stays: Whether it is not deleted with what else its job has written.
     """
 
     way: str
+    holds: tuple[str, ...] = ()
     is_version: bool = False
     stays: bool = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file, or those in the folder, by their ways down."""
+        return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
 
     def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
         """Return its place."""
@@ -173,7 +176,7 @@ def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemoteP
     Raises:
         FileExistsError: There is one already, and it may not be replaced.
     """
-    version, place = begin(folder), _place(folder)
+    version, place = begin(folder), home(folder)
     try:
         yield version
         known = _pointed(place)
@@ -195,12 +198,12 @@ def begin(folder: RemotePath) -> RemotePath:
 
     It may be finished by another process: nothing of it is removed but by :func:`remove_begun`.
     """
-    return version_of(_place(folder), f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
+    return version_of(home(folder), f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
 
 
 def begun(folder: RemotePath) -> list[RemotePath]:
     """Return the versions of a folder that are neither the current one nor the one before."""
-    return _versions(_place(folder), without=_pointed(_place(folder)))
+    return _versions(home(folder), without=_pointed(home(folder)))
 
 
 def _versions(place: RemotePath, without: Collection[str]) -> list[RemotePath]:
@@ -239,7 +242,7 @@ def _owner(name: str) -> Owner | None:
 
 def remove(folder: RemotePath) -> None:
     """Remove a folder: first what says that it is there."""
-    place = _place(folder)
+    place = home(folder)
     (place / POINTER).unlink(missing_ok=True)
     clear(place)
 
@@ -248,7 +251,7 @@ def forget_earlier(folder: Location) -> None:
     """Remove the versions of a folder that a store keeps for those who still read them."""
     if isinstance(folder, Path):
         return
-    place = _place(folder)
+    place = home(folder)
     known = _pointed(place)
     if known:
         _point(place, known[0])

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
 
+_JOB: ContextVar[JobDisplay | None] = ContextVar("job", default=None)
+_CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
+LINE_SECONDS = 30.0
+"""The shortest time between two lines about the same work."""
+SHORT_SECONDS = 5.0
+"""Commands that mostly end within it, or refuse something, say nothing before."""
+LINES_PER_DOUBLING = 20
+"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
+_TICK_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+
+
 def say(text: str, file: IO[str] | None = None) -> None:
     """Print a line of which no part steers the terminal."""
     print(printable(text), file=file)
@@ -168,10 +180,6 @@ class Activity(Work):
         return said + (f" ({seconds:.0f} s)" if seconds >= 1 else "")
 
 
-_JOB: ContextVar[JobDisplay | None] = ContextVar("job", default=None)
-_CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
-
-
 @contextmanager
 def job(
     name: str, stages: Sequence[str], expected: Mapping[str, float] = MappingProxyType({})
@@ -228,16 +236,6 @@ def next_part(part: str) -> None:
     shown = _CURRENT.get()
     if shown is not None:
         shown.turn_to(part)
-
-
-LINE_SECONDS = 30.0
-"""The shortest time between two lines about the same work."""
-SHORT_SECONDS = 5.0
-"""Commands that mostly end within it, or refuse something, say nothing before."""
-LINES_PER_DOUBLING = 20
-"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
-_TICK_SECONDS = 1.0
-_JOIN_SECONDS = 5.0
 
 
 class Display:

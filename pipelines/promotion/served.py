@@ -198,7 +198,7 @@ def read_record(version: Location) -> dict[str, Any]:
         DamagedFileError: It is no record.
     """
     path = version / RECORD
-    record: dict[str, Any] = dict(records.read(path, _Record)) if path.is_file() else {}
+    record: dict[str, Any] = records.read(path, _Record) if path.is_file() else {}
     return record
 
 

@@ -126,7 +126,7 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
 
 
 def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
-    """Begin an attempt of a number, unless another process has; whether this one did.
+    """Begin an attempt of a number, unless another process has, and return whether this did.
 
     The number is known before its file is there: another thread of this process, which looks for a
     later attempt before it writes, must not take its own for one.
@@ -144,14 +144,6 @@ def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool
     return is_made
 
 
-def _refuse_later(run_folder: Location, newest: int, attempt: int) -> None:
-    if newest > attempt:
-        raise SupersededError(
-            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
-            " nothing there any more"
-        )
-
-
 @contextmanager
 def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
     """Have this process write to a run folder only while its attempt is the newest.
@@ -164,8 +156,12 @@ def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
 
     def check() -> None:
         # In this order, since this process may begin an attempt in between.
-        newest = max(_numbers(run_folder), default=0)
-        _refuse_later(run_folder, newest, _begun[run_folder])
+        newest, own = max(_numbers(run_folder), default=0), _begun[run_folder]
+        if newest > own:
+            raise SupersededError(
+                f"{run_folder}: attempt {newest} on the run has begun, so that attempt {own} writes"
+                " nothing there any more"
+            )
 
     with fencing.fence(run_folder, check):
         yield
@@ -194,7 +190,7 @@ def _parsed(name: str) -> tuple[int, int]:
 
 
 def _made(path: Location, checkpoints: list[str]) -> bool:
-    """Make the file of an attempt, durably; whether this process was the one to make it."""
+    """Make the file of an attempt, durably, and return whether this process did."""
     record = {
         "checkpoints": checkpoints,
         "host": socket.gethostname(),

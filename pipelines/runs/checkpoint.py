@@ -408,7 +408,7 @@ def load_shapes(run_folder: Location, step: int) -> Shapes:
 
 
 def check_checkpoint(run_folder: Location, step: int) -> None:
-    """Compare a checkpoint, and what is not trained, with what was written; reads all of it.
+    """Compare a checkpoint, and what is not trained, with what was written: read all of it.
 
     Raises:
         TornCheckpoint: It is not whole.

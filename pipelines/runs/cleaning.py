@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, listed
-from pipelines.files.ownership import OUTCOMES, RUN, foreign, shown
+from pipelines.files.ownership import OUTCOMES, RUN, foreign, is_run, shown
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 
@@ -54,7 +54,7 @@ def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
 def _runs(folder: Location) -> list[Location]:
     # What is put aside, and half removed, has a dot before its name.
     found = (path for path in listed(folder, "*") if not path.name.startswith("."))
-    return [path for path in found if not path.is_symlink() and RunFolder(path).is_run]
+    return [path for path in found if not path.is_symlink() and is_run(RunFolder(path))]
 
 
 def _last_change(run: Location) -> float:

@@ -32,6 +32,13 @@ from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 PROGRAM = "sentence-pipelines"
 
 
+logger = logging.getLogger(__name__)
+# Preparing is mostly kept, and steps are counted.
+STAGES = ("evaluating",)
+# Where files are and who is told decide no time, and what is in the others may be secret.
+_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
+
+
 @dataclass(frozen=True)
 class Start:
     """When a job began, by the calendar and by a clock that nobody sets."""
@@ -163,14 +170,6 @@ def _relative(folder: Location, run_folder: Location) -> str:
 
 def _write(run_folder: Location, record: JobsRecord) -> None:
     storage.write_json(RunFolder(run_folder).jobs, asdict(record))
-
-
-logger = logging.getLogger(__name__)
-
-# Preparing is mostly kept, and steps are counted.
-STAGES = ("evaluating",)
-# Where files are and who is told decide no time, and what is in the others may be secret.
-_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""Which state of a run becomes its model.
+"""Which state of a run becomes its model: the last, the best, a mean, or one near the start.
 
-The best checkpoint of a run by a metric of the evaluations during training.
-
-It lies in ``best`` in the run folder, without the optimiser's arrays, whatever becomes of the
-checkpoints; ``best.json`` in it says how good it was. The file ``early_end.json`` of a run says
-that it is to end, or has ended, before its last step.
+The best by a metric of the evaluations during training lies in ``best`` in the run folder, without
+the optimiser's arrays, whatever becomes of the checkpoints; ``best.json`` in it says how good it
+was. The file ``early_end.json`` says that a run is to end, or has ended, before its last step.
 """
 
 from __future__ import annotations
@@ -34,6 +32,16 @@ from pipelines.runs.checkpoint import (
 from pipelines.settings import TrainingSettings
 
 _BEST = "best.json"
+
+
+logger = logging.getLogger(__name__)
+TITLES = "titles"
+"""A value of ``training.start_share``."""
+WHOLE = 1.0
+"""The model keeps the weights of the start as they are."""
+_SHARE_WITH_TITLES = 0.5
+FACTORS = "factors"
+"""What a moving average is of with LoRA; the model has the product of the two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,17 +161,6 @@ def is_to_end(run_folder: Location) -> bool:
 def go_on_to_the_end(run_folder: Location) -> None:
     """Take the request to end back."""
     RunFolder(run_folder).early_end.unlink(missing_ok=True)
-
-
-logger = logging.getLogger(__name__)
-
-TITLES = "titles"
-"""A value of ``training.start_share``."""
-WHOLE = 1.0
-"""The model keeps the weights of the start as they are."""
-_SHARE_WITH_TITLES = 0.5
-FACTORS = "factors"
-"""What a moving average is of with LoRA; the model has the product of the two."""
 
 
 class _Statistics(TypedDict, total=False):

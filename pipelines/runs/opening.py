@@ -15,7 +15,14 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, is_within, location
-from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
+from pipelines.files.ownership import (
+    MEASURED,
+    RUN,
+    check_free,
+    check_ours,
+    holds_other_files,
+    is_run,
+)
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -53,7 +60,7 @@ MISSING = "not installed"
 def open_run_folder(
     config: Config, plan: BatchPlan, manifest: LaneManifest
 ) -> tuple[Location, bool]:
-    """Make the run folder, or opens it to resume; what is refused changes nothing.
+    """Make the run folder, or open it to resume; what is refused changes nothing.
 
     Returns:
         The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
@@ -80,7 +87,7 @@ def open_run_folder(
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
-    """Look at what can be known of the run folder before there are lanes; changes nothing.
+    """Look at what can be known of the run folder before there are lanes; change nothing.
 
     Returns:
         The folder, and whether it holds a run that has made a step, which is then to be resumed or
@@ -91,11 +98,11 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
             or it is to go on with a run that was begun with others.
     """
     folder = check_owned(config)
-    is_run, steps = RunFolder(folder).is_run, checkpoint_steps(folder)
-    if steps and not is_run:
+    has_begun, steps = is_run(RunFolder(folder)), checkpoint_steps(folder)
+    if steps and not has_begun:
         # A run that was killed while it began has made none: somebody has put them there.
         raise holds_other_files("run.folder", folder, ["checkpoints"])
-    has_run = is_run and _has_learnt(folder)
+    has_run = has_begun and _has_learnt(folder)
     if has_run and not (config.training.resume or config.run.overwrite):
         raise InputError(
             "run.folder",
@@ -110,7 +117,7 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
 
 
 def check_measured(config: Config) -> None:
-    """Make sure that an evaluation replaces nothing of the user's; changes nothing.
+    """Make sure that an evaluation replaces nothing of the user's; change nothing.
 
     Raises:
         InputError: It would.

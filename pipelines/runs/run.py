@@ -1,14 +1,4 @@
-"""What a training run is, as plain values that travel from the driver to every worker.
-
-A teacher's vectors in as many numbers as the encoder's embeddings have.
-
-They are projected on the axes along which they differ most from zero. No projection to as many
-dimensions keeps their inner products better (Eckart and Young, "The approximation of one matrix by
-another of lower rank", Psychometrika 1936); vectors are not centred, which would change cosines.
-The first axis holds most, so the projected vectors may be cut.
-
-The axes are part of what a run learns: they are written into its folder when it begins, and stay.
-"""
+"""What a training run is, as plain values that travel from the driver to every worker."""
 
 from __future__ import annotations
 
@@ -30,6 +20,9 @@ from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
 from pipelines.settings.training import Place, Placement
 from pipelines.tokens.vocabulary import SpecialIds
+
+SAMPLED_GRANULES = 512
+"""From which the axes are computed, evenly spread over the lanes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +222,15 @@ class TrainingOutcome:
     precision: str | None = None
 
 
-SAMPLED_GRANULES = 512
-"""From which the axes are computed, evenly spread over the lanes."""
-
-
 def with_axes(run: TrainingRun, width: int) -> TrainingRun:
     """Return the run with the axes on which its teacher's vectors are projected, if they are.
+
+    The vectors get as many numbers as an embedding has. They are projected on the axes along which
+    they differ most from zero: no projection to as many dimensions keeps their inner products
+    better (Eckart and Young, "The approximation of one matrix by another of lower rank",
+    Psychometrika 1936). They are not centred, which would change cosines. The first axis holds
+    most, so the projected vectors may be cut. The axes are part of what a run learns: they are
+    written into its folder when it begins, and stay.
 
     Args:
         width: Of an embedding.

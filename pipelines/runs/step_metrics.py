@@ -30,6 +30,14 @@ from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
 logger = logging.getLogger(__name__)
 
 
+_OF_AN_EARLIER_MODEL = (
+    *("training", "model", "after", "interval", "sets", "measured"),
+    *("weight_change", "signs", "overlap", "doubts"),
+)
+OnMetrics = Callable[[dict[str, Any]], None]
+"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
+
+
 class _Step(TypedDict):
     """What a log that goes on must find in a line."""
 
@@ -154,12 +162,6 @@ class _Record(TypedDict, total=False):
     model: _Model
 
 
-_OF_AN_EARLIER_MODEL = (
-    *("training", "model", "after", "interval", "sets", "measured"),
-    *("weight_change", "signs", "overlap", "doubts"),
-)
-
-
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
     """Add figures to the record of a run, in place of earlier ones of the same names.
 
@@ -264,10 +266,6 @@ def seconds_to(folder: Location, step: int) -> float:
 
 def _read_metrics(folder: Location) -> dict[str, Any]:
     return dict(records.read_if_there(RunFolder(folder).metrics, _Record) or {})
-
-
-OnMetrics = Callable[[dict[str, Any]], None]
-"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +387,7 @@ class StepMetrics:
             self._settled = None
 
     def add(self, record: StepRecord) -> None:
-        """Take a worker's part; passes on the lines that have become complete.
+        """Take a worker's part; pass on the lines that have become complete.
 
         Raises:
             PipelineError: Workers compute in different precisions.

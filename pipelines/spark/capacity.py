@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+_ROWS = 2**16
+Value = TypeVar("Value")
+MOST_BYTES = 96 * 2**20
+"""That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""
 
 
 def is_connected() -> bool:
@@ -120,9 +126,6 @@ TASKS = OperationTasks()
 """Of this process."""
 
 
-_ROWS = 2**16
-
-
 def default_parallelism(session: SparkSession) -> int:
     """Return the tasks that Spark makes of a job that does not say: the cores, unless set."""
     if not is_connected():
@@ -167,10 +170,21 @@ def conf_value(session: SparkSession, key: str, default: str | None = None) -> s
         return default
 
 
-Value = TypeVar("Value")
-
-MOST_BYTES = 96 * 2**20
-"""That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""
+@contextmanager
+def settings_set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have keys of a session's conf other values while the block runs."""
+    conf = session.conf
+    before = {key: conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            conf.set(key, value)
+        yield
+    finally:
+        for key, known in before.items():
+            if known is None:
+                conf.unset(key)
+            else:
+                conf.set(key, known)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ _REMEDIES = {
 }
 
 
+_MOST_TASKS = 10_000
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
+is the partition, and `Lost task 1.0 in stage 3.0`."""
+LOOK_SECONDS = 2.0
+
+
 @contextmanager
 def executor_failures(work: str, ending: str = "") -> Iterator[None]:
     """Turn what Spark raises for a failed task, or when it has ended, into one line.
@@ -162,12 +169,6 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-_MOST_TASKS = 10_000
-_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
-"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
-is the partition, and `Lost task 1.0 in stage 3.0`."""
-
-
 class TaskPlace(NamedTuple):
     """A task of a job.
 
@@ -274,9 +275,6 @@ def reasons_of_losses(
         raise lost.since(f"its executor has ended: {reasons.pop()}") from None
 
 
-LOOK_SECONDS = 2.0
-
-
 class LeavingExecutors:
     """Tells of executors whose decommissioning has begun, each once.
 
@@ -293,7 +291,7 @@ class LeavingExecutors:
         self._looked = 0.0
 
     def look(self) -> None:
-        """Ask Spark, at most every two seconds; returns nothing, so that a wait goes on."""
+        """Ask Spark, at most every two seconds; return None, so that a wait goes on."""
         now = time.monotonic()
         if not self._is_on or now - self._looked < LOOK_SECONDS:
             return

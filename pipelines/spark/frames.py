@@ -7,7 +7,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -25,7 +25,7 @@ from pipelines.arrow_columns import (
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, as_local, listed
-from pipelines.spark.capacity import is_connected
+from pipelines.spark.capacity import is_connected, settings_set
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -48,6 +48,13 @@ Task = TypeVar("Task")
 _TEXT = "value"
 _BATCH_BYTES = 2**20
 _LONG = range(-(2**63), 2**63)
+
+
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_WRITTEN = "written"
+_VOLUMES = "/Volumes"
 
 
 def frame_from_json(
@@ -128,14 +135,6 @@ def shape_of(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return 0 if value in _LONG else value
     return {str: "", float: 0.5}.get(type(value), value)
-
-
-BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_PARTITIONS = "spark.sql.shuffle.partitions"
-_WRITTEN = "written"
-_VOLUMES = "/Volumes"
 
 
 def read_path(path: Path) -> str:
@@ -321,35 +320,22 @@ def _collected(frame: DataFrame) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-@contextmanager
-def batches_of(session: SparkSession, rows: int) -> Iterator[None]:
+def batches_of(session: SparkSession, rows: int) -> AbstractContextManager[None]:
     """Give Python at most so many rows in a batch while the block runs.
 
     The default of thousands is more memory than an executor has where rows are long texts.
     """
-    before = session.conf.get(_BATCH_ROWS)
-    session.conf.set(_BATCH_ROWS, str(rows))
-    try:
-        yield
-    finally:
-        session.conf.set(_BATCH_ROWS, before or "10000")
+    return settings_set(session, {_BATCH_ROWS: str(rows)})
 
 
-@contextmanager
-def shuffle_partitions(session: SparkSession, least: int) -> Iterator[None]:
+def shuffle_partitions(session: SparkSession, least: int) -> AbstractContextManager[None]:
     """Raise the number of partitions that a shuffle makes while the block runs.
 
     A number that is no number (`auto` on Databricks) or high enough stays.
     """
     before = session.conf.get(_PARTITIONS)
-    if before is None or not before.isdigit() or int(before) >= least:
-        yield
-        return
-    session.conf.set(_PARTITIONS, str(least))
-    try:
-        yield
-    finally:
-        session.conf.set(_PARTITIONS, before)
+    stays = before is None or not before.isdigit() or int(before) >= least
+    return settings_set(session, {} if stays else {_PARTITIONS: str(least)})
 
 
 @dataclass(frozen=True)
@@ -386,7 +372,7 @@ class Totals:
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
-        """Totals of several parts as those of the whole; sums of nothing but nulls are null."""
+        """Return totals of several parts as those of the whole; sums of nulls alone are null."""
         summed = (*self.sums, _WRITTEN)
         keys = (*self.keys, *self.numbers)
         grouped = totals.group_by(list(keys), use_threads=False)
@@ -439,7 +425,7 @@ class Scratch:
         return self.keep_counted(frame).frame
 
     def keep_counted(self, frame: DataFrame) -> Kept:
-        """As :meth:`keep`, with the number of rows, for which Spark runs no further job."""
+        """Do as :meth:`keep`, and count the rows, for which Spark runs no further job."""
         path = self._next_path()
         write_parquet(frame, path)
         kept = read_parquet(frame.sparkSession, path, frame.schema)

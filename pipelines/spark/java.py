@@ -1,32 +1,20 @@
-"""Spark's Java: which releases go together, its options, and the folder of a session.
+"""Spark's Java: which releases go together, its options, and the folders of a session.
 
-An archive of Spark's Java classes, from which the JVMs of a local session start faster.
+A session starts from an archive of Spark's classes, where the environment has one. Starting Spark
+means loading and checking some ten thousand classes, which a JVM can map from a file that another
+one has written (`environment/build_class_archive.py`); see "Class Data Sharing" in the guide of the
+Java virtual machine, and JEP 350. A JVM finds out by itself whether an archive fits to it and to
+its class path, and loads the classes as ever where it does not.
 
-Starting Spark means loading and checking some ten thousand classes. A JVM can map them from a file
-that another one has written; see "Class Data Sharing" in the guide of the Java virtual machine, and
-JEP 350. It finds out by itself whether an archive fits to it and to its class path, and loads the
-classes as ever where it does not. `environment/build_class_archive.py` writes the archive into the
-environment.
-
-Options of the JVMs of a local session, which live for minutes and spend most of them starting.
-
-A JVM compiles what runs often twice: at once, and once more with all optimisations (C2) when it has
-run thousands of times. In a short session the second compiler takes as much CPU time as all else
-together, for code that is not run again.
-
-The folders of a session on this machine: where its workers work, and where it keeps blocks.
+JVMs of a local session live for minutes. What runs often they compile at once, and once more with
+all optimisations (C2); in a short session the second compiler takes as much CPU time as all else.
 
 Spark has workers work in ``SPARK_HOME/work``, which no conf changes. That is a folder of the
 environment: it may be read-only, nobody empties it, and sessions that begin in the same second meet
-in it. So the JVM is given a SPARK_HOME of its own: links to what the installed one holds, and an
-empty ``work``, which it deletes when it ends.
-
-It lies among the temporary files, since that is where every user may write, on a disk of this
-machine; a home may be on NFS, read-only or short of room, and a notebook that is killed would leave
-it there for good. But links do not age well: systemd removes from there what has not been touched
-for ten days, and an executor that a notebook starts later would find no jars. Of a folder that
-somebody has locked it removes nothing, see "Automatic clean-up" on
-https://systemd.io/TEMPORARY_DIRECTORIES; so this process locks it.
+in it. So the JVM is given a SPARK_HOME of its own among the temporary files: links to what the
+installed one holds, and an empty ``work``. A home may be on NFS, read-only or short of room. Since
+systemd removes temporary files that nobody has touched for ten days, unless somebody has locked
+their folder (https://systemd.io/TEMPORARY_DIRECTORIES), this process locks it.
 
 Blocks and shuffles of the driver lie right in `spark.local.dir`, mostly `/tmp`, in folders and
 files that every user of the machine may read. So a session has a folder of its own there, of mode
@@ -44,7 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -59,6 +47,29 @@ if TYPE_CHECKING:
 
 
 _JAVA_SECONDS = 30.0
+FOLDER = Path(sys.prefix) / "share" / "sentence-pipelines"
+"""Of the environment: who removes it removes the archive."""
+# Where an archive does not fit, a JVM would print warnings to standard output.
+_QUIET = "-Xlog:cds*=off"
+SMALL_HEAP_MB = 2048
+"""Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
+# Twenty times HotSpot's thresholds: a job of hours still gets code with all optimisations.
+_LATE_C2 = (
+    "-XX:Tier4InvocationThreshold=100000",
+    "-XX:Tier4MinInvocationThreshold=12000",
+    "-XX:Tier4CompileThreshold=300000",
+    "-XX:Tier4BackEdgeThreshold=800000",
+)
+# A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
+_NO_C2 = ("-XX:TieredStopAtLevel=1",)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+_HOME = "SPARK_HOME"
+_WORK = "work"
+_LOCAL = "spark.local.dir"
+_LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
+_locked: list[int] = []
+"""Descriptors of the folders of this process, which stay open as long as it lives."""
 
 
 @dataclass(frozen=True)
@@ -199,12 +210,6 @@ def iceberg_connector(version: str) -> str:
     )
 
 
-FOLDER = Path(sys.prefix) / "share" / "sentence-pipelines"
-"""Of the environment: who removes it removes the archive."""
-# Where an archive does not fit, a JVM would print warnings to standard output.
-_QUIET = "-Xlog:cds*=off"
-
-
 def archive_options() -> tuple[str, ...]:
     """Return the options of a JVM that starts from the archive; none where there is no archive."""
     found = archive_path()
@@ -230,22 +235,6 @@ def spark_home() -> Path:
     spec = find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "sessions are Spark's"
     return Path(spec.origin).parent
-
-
-SMALL_HEAP_MB = 2048
-"""Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
-
-# Twenty times HotSpot's thresholds: a job of hours still gets code with all optimisations.
-_LATE_C2 = (
-    "-XX:Tier4InvocationThreshold=100000",
-    "-XX:Tier4MinInvocationThreshold=12000",
-    "-XX:Tier4CompileThreshold=300000",
-    "-XX:Tier4BackEdgeThreshold=800000",
-)
-# A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
-_NO_C2 = ("-XX:TieredStopAtLevel=1",)
-_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
-_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
 def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> str:
@@ -280,14 +269,6 @@ def default_of(key: str) -> str | None:
     return found[1] if found else None
 
 
-_HOME = "SPARK_HOME"
-_WORK = "work"
-_LOCAL = "spark.local.dir"
-_LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
-_locked: list[int] = []
-"""Descriptors of the folders of this process, which stay open as long as it lives."""
-
-
 @contextmanager
 def own_work_folder() -> Iterator[None]:
     """Give the driver's JVM, which is started inside the block, a work folder of its own.
@@ -295,21 +276,9 @@ def own_work_folder() -> Iterator[None]:
     Raises:
         OSError: There is no room for temporary files.
     """
-    from pyspark import SparkContext
-
-    theirs = os.environ.get(_HOME)
-    home = _linked(Path(theirs or spark_home()))
-    try:
-        with variable_set(_HOME, str(home)):
-            yield
-        jvm = SparkContext._jvm
-        assert jvm is not None, "the block starts it"
-        # In the JVM, which has ended its executors by then, and outlives a driver that is killed.
-        hooks = jvm.org.apache.spark.util.ShutdownHookManager
-        hooks.registerShutdownDeleteDir(jvm.java.io.File(str(home)))
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
+    home = str(_linked(Path(os.environ.get(_HOME) or spark_home())))
+    with _deleted_with_the_jvm([home]), variable_set(_HOME, home):
+        yield
 
 
 @contextmanager
@@ -328,16 +297,28 @@ def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
     is_late = theirs is not None and SparkContext._jvm is not None
     made = [] if is_late else [folder for place in places for folder in _private(place.strip())]
     whole = ",".join(made)
+    named = variable_set(_LOCAL_FOLDERS, whole) if made and theirs else nullcontext()
+    with _deleted_with_the_jvm(made), named:
+        yield {_LOCAL: whole} if made and not theirs else {}
+
+
+@contextmanager
+def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
+    """Have the JVM that the block starts delete folders when it ends; delete them after an error.
+
+    It has ended its executors by then, and outlives a driver that is killed.
+    """
+    from pyspark import SparkContext
+
     try:
-        with variable_set(_LOCAL_FOLDERS, whole) if made and theirs else nullcontext():
-            yield {_LOCAL: whole} if made and not theirs else {}
+        yield
         jvm = SparkContext._jvm
         assert jvm is not None, "the block starts it"
-        for folder in made:
+        for folder in folders:
             hooks = jvm.org.apache.spark.util.ShutdownHookManager
             hooks.registerShutdownDeleteDir(jvm.java.io.File(folder))
     except BaseException:
-        for folder in made:
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

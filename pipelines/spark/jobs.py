@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
@@ -123,7 +122,7 @@ class JobThread(threading.Thread, Generic[Value]):
             self._place.cancelJobGroup(self.group)
 
     def value(self) -> Value:
-        """Return what ``act`` returned; raises its error. The job has ended."""
+        """Return what ``act`` returned, or raise its error. The job has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
@@ -164,12 +163,8 @@ def await_slots(
     if not resources.dynamic:
         return await_room(session, wanted, lambda: task_slots(context, profile), seconds)
     # Spark starts executors for tasks that wait, and for nothing else.
-    tasks = _WaitingTasks(context, wanted, seconds, profile)
-    try:
-        tasks.start()
-        return await_room(session, wanted, tasks.running, seconds, dynamic=True)
-    finally:
-        tasks.end()
+    with _waiting_tasks(context, wanted, seconds, profile) as running:
+        return await_room(session, wanted, running, seconds, dynamic=True)
 
 
 def await_room(
@@ -220,41 +215,39 @@ def _may_grow(session: SparkSession) -> bool:
     return not in_one_process(master)
 
 
-@dataclass
-class _WaitingTasks:
-    """Tasks that do nothing, so that Spark starts executors for as many."""
+@contextmanager
+def _waiting_tasks(
+    context: SparkContext, tasks: int, seconds: float, profile: ResourceProfile | None
+) -> Iterator[Callable[[], int]]:
+    """Have Spark start executors for tasks that do nothing; these stay for a while afterwards.
 
-    context: SparkContext
-    tasks: int
-    seconds: float
-    profile: ResourceProfile | None
+    Args:
+        seconds: How long each task lives at most.
 
-    def start(self) -> None:
-        """Have Spark run them."""
-        numbers = ranks_of(self.context, self.tasks, self.profile)
-        seconds = self.seconds
+    Yields:
+        Counts those that run.
+    """
+    numbers, name = ranks_of(context, tasks, profile), "executors for a training"
 
-        def sleep(_: Iterable[int]) -> None:
-            time.sleep(seconds)
+    def sleep(_: Iterable[int]) -> None:
+        time.sleep(seconds)
 
-        name = "executors for a training"
-        self._job = JobThread(self.context, name, name, lambda: numbers.foreachPartition(sleep))
-        self._job.start()
-
-    def running(self) -> int:
-        """Return how many run now."""
-        tracker, found = self.context.statusTracker(), 0
-        for job in tracker.getJobIdsForGroup(self._job.group):
-            info = tracker.getJobInfo(job)
+    def running() -> int:
+        tracker, found = context.statusTracker(), 0
+        for number in tracker.getJobIdsForGroup(job.group):
+            info = tracker.getJobInfo(number)
             for stage in info.stageIds if info else ():
                 active = tracker.getStageInfo(stage)
                 found += active.numActiveTasks if active else 0
         return found
 
-    def end(self) -> None:
-        """End them; their executors stay for a while."""
-        self._job.cancel()
-        self._job.join(END_SECONDS)
+    job = JobThread(context, name, name, lambda: numbers.foreachPartition(sleep))
+    job.start()
+    try:
+        yield running
+    finally:
+        job.cancel()
+        job.join(END_SECONDS)
 
 
 def run_with_timeout(
@@ -555,7 +548,7 @@ class _Watch(threading.Thread):
 
 
 def _movement(context: SparkContext) -> object:
-    """Differs from what it was if anything has moved; None where no stage runs."""
+    """Return what differs if anything has moved; None where no stage runs."""
     stages = active_stages(context)
     if not stages:
         return None

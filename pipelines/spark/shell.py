@@ -40,6 +40,26 @@ _AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
 """What the JVM itself is started with, which nothing else can hand to it."""
 
 
+PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
+_SUBMIT_ARGS, _CONF_DIR = "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR"
+_AT_LAUNCH = (
+    *(_SUBMIT_ARGS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
+    *("SPARK_SUBMIT_OPTS", _CONF_DIR, SPARK, JAVA),
+)
+"""Variables that a JVM of Spark follows when it starts, those that few shells have first."""
+_SPARK_PYTHON = "spark.pyspark.python"
+_ARCHIVES = "spark.archives"
+_SECONDS = 120
+_ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
+_NO_WORKER = re.compile(
+    r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
+)
+# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
+_NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
+_THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
+_NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
+
+
 def is_local(conf: Mapping[str, str]) -> bool:
     """Return whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local")
@@ -141,26 +161,6 @@ def check_master(master: str) -> None:
         f"nothing answers at {master} ({'; '.join(problems)})",
         "start the cluster, or correct the address",
     )
-
-
-PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
-_SUBMIT_ARGS, _CONF_DIR = "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR"
-_AT_LAUNCH = (
-    *(_SUBMIT_ARGS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
-    *("SPARK_SUBMIT_OPTS", _CONF_DIR, SPARK, JAVA),
-)
-"""Variables that a JVM of Spark follows when it starts, those that few shells have first."""
-_SPARK_PYTHON = "spark.pyspark.python"
-_ARCHIVES = "spark.archives"
-_SECONDS = 120
-_ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
-_NO_WORKER = re.compile(
-    r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
-)
-# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
-_NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
-_THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
-_NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
 
 
 def check_homes() -> None:

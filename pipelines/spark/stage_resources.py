@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.spark import StageName
-from pipelines.spark.capacity import conf_value, is_connected
+from pipelines.spark.capacity import conf_value, is_connected, settings_set
 from pipelines.spark.session import in_one_process, memory_mb
 
 if TYPE_CHECKING:
@@ -145,19 +145,10 @@ def stage_settings(session: SparkSession, config: Config, stage: StageName) -> I
     Raises:
         InputError: It asks for what is fixed when a session starts.
     """
-    found, conf = resources_in(session, config, stage), session.conf
+    found = resources_in(session, config, stage)
     set_here = _modifiable(session, stage, found)
-    before = {key: conf.get(key, None) for key in set_here}
-    try:
-        for key in set_here:
-            conf.set(key, found.conf[key])
+    with settings_set(session, {key: found.conf[key] for key in set_here}):
         yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                conf.unset(key)
-            else:
-                conf.set(key, value)
 
 
 def resources_in(session: SparkSession, config: Config, stage: StageName) -> StageResources:
