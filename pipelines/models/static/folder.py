@@ -18,8 +18,8 @@ from pipelines.models.spec import UNLIMITED
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
 from pipelines.tokens.encoding import special_ends
+from pipelines.tokens.model_files import TOKENIZER_FILE
 from pipelines.tokens.start import read_prompts
-from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
 from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 
