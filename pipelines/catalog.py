@@ -141,7 +141,7 @@ FORMATS = Registry(
         "markdown": "pipelines.corpus.readers.documents:MARKDOWN",
         "wikiextractor": "pipelines.corpus.readers.documents:WIKIEXTRACTOR",
         "jsonl": "pipelines.corpus.readers.json_lines:JSON_LINES",
-        "csv": "pipelines.corpus.readers.csv_format:DELIMITED",
+        "csv": "pipelines.corpus.readers.csv_files:DELIMITED",
         "parquet": "pipelines.corpus.readers.parquet:PARQUET",
         "delta": "pipelines.corpus.readers.tables:DELTA",
         "iceberg": "pipelines.corpus.readers.tables:ICEBERG",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
+from pipelines.corpus.readers.formats import RFC_4180, Dialect
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Figure, Forms, Measured
 from pipelines.evaluation.embedder import EmbedderLoader

@@ -21,8 +21,10 @@ from pyspark.sql import SparkSession
 
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.cleaning.rules import check_languages
+from pipelines.corpus.held_out import PAIR_COLUMNS
+from pipelines.corpus.kept_units import settings_of_corpus
 from pipelines.corpus.readers.spark_reader import input_fingerprint
-from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
+from pipelines.corpus.stage import prepare_corpus
 from pipelines.corpus.unit_rows import code_versions, deleted_keys
 from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import storage
@@ -201,18 +203,11 @@ def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-_NOT_OF_THE_CORPUS: Mapping[str, Any] = {
-    "prompts": True,
-    "sources": {"__all__": {"prompts", "weight", "objective"}},
-}
-"""Settings of the section that decide what is made of the corpus later."""
-
-
 def _corpus_inputs(config: Config) -> Any:
     told = [input_fingerprint(source.corpus, config.storage) for source in config.by_source()]
     files = None if None in told else told if config.corpus.sources else told[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
-    settings = config.corpus.model_dump(mode="json", exclude=_NOT_OF_THE_CORPUS)
+    settings = settings_of_corpus(config.corpus)
     deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
     return None if files is None else [PAIR_COLUMNS, settings, redactor, deleted, files]
 

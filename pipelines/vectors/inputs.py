@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.catalog import FORMATS, TABLE_FORMATS
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Format, Wanted
+from pipelines.corpus.readers.formats import RFC_4180, Columns, Dialect, Format, Wanted
 from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.corpus.readers.ranges import FileRange, probe, records_of
 from pipelines.corpus.readers.rows import Record

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines.arrow_columns import is_plain, is_text
-from pipelines.corpus.readers.csv_parser import Dialect
+from pipelines.corpus.readers.formats import Dialect
 from pipelines.corpus.readers.inputs import find_files, has_columns, stamp_of
 from pipelines.corpus.readers.parquet import same_for_spark
 from pipelines.corpus.readers.spark_reader import damage_named
