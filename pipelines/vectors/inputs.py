@@ -49,11 +49,6 @@ def check_no_overlap(
 ) -> None:
     """Compare the inputs with the output's folder, whatever links lead to them.
 
-    Args:
-        settings: The inputs.
-        folder: Of the output.
-        stores: How object stores are reached.
-
     Raises:
         InputError: One is within the other, or will be, or an input is not there.
     """
@@ -81,7 +76,6 @@ def check_outside(
         kind: The format of inputs; None of what is a file or a folder itself.
         key: The setting that names the folder.
         folder: Need not be there.
-        stores: How object stores are reached.
 
     Raises:
         InputError: Something that is read is in the folder.
@@ -188,9 +182,6 @@ def stage_table(
     """Write the rows of inputs that are no Parquet files as such.
 
     Args:
-        session: Has them read.
-        settings: Name them.
-        stores: How object stores are reached.
         folder: Is made.
         output: Of the job, where no table of the inputs may lie.
         output_key: The setting that names it.

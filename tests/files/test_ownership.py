@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.begun import discard_begun, next_folder
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import (
     FITTED,
@@ -28,7 +29,6 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import Entry, begin, current, publish, put_bytes
 from pipelines.settings.load import parse
-from pipelines.vectors.table_job import discard_begun, next_folder
 from pipelines.vectors.teacher import forget_texts
 
 KEY = "a.folder"

@@ -71,3 +71,6 @@ def test_pairs_and_negatives_lie_in_a_store(
     names = {path.name for path in folder.iterdir()} - set(files)
     assert names == {"_manifest.json", "_mining.json"}
     assert pipelines.mine(config).searched == 0
+    places["output"] += "-by-index"
+    indexed = mining_job(**places, search="index").model_copy(update={"storage": stores})
+    assert pipelines.mine(indexed).searched == summary.searched

@@ -19,12 +19,12 @@ from pipelines.cli import main
 from pipelines.corpus.unit_rows import add_deleted_keys
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.begun import next_folder
 from pipelines.files.prepared_folder import PreparedFolder, StageRecord
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
 from pipelines.vectors.mining_inputs import check_sources, read_pairs
 from pipelines.vectors.mining_texts import STAGED_FILE
-from pipelines.vectors.table_job import next_folder
 
 
 def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
