@@ -11,26 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.errors import InputError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
 
 
 @cache
 def provided(group: str) -> Mapping[str, str]:
     """Return ``module:attribute`` by name of the entry points that distributions add to a group."""
-    return {point.name: point.value for point in _entry_points().select(group=group)}
-
-
-@cache
-def _entry_points() -> EntryPoints:
     # Reads a file of every distribution that is installed.
     from importlib.metadata import entry_points
 
-    return entry_points()
+    return {point.name: point.value for point in entry_points(group=group)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class Registry:
         return name in self.entries or name in provided(self.group)
 
     def check(self, name: str) -> str:
-        """A name as it is today.
+        """Return a name as it is today.
 
         Raises:
             InputError: There is nothing of that name.
@@ -79,7 +71,7 @@ class Registry:
         return name
 
     def module(self, name: str) -> str:
-        """The module of what a name stands for; imports nothing.
+        """Return the module of what a name stands for; imports nothing.
 
         Raises:
             InputError: There is nothing of that name.
@@ -87,7 +79,7 @@ class Registry:
         return self._entry(name).partition(":")[0]
 
     def load(self, name: str, variant: str = "") -> Any:
-        """What a name stands for; imports its module.
+        """Return what a name stands for; imports its module.
 
         Args:
             variant: Decides where the name stands for several things.

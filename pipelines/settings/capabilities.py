@@ -89,7 +89,7 @@ def _has_own_weights(asked: Asked) -> bool:
 
 
 def _may_drop(asked: Asked) -> bool:
-    """Whether there may be dropout: a checkpoint may have its own."""
+    """Return whether there may be dropout: a checkpoint may have its own."""
     share = asked.training.dropout
     return asked.encoder.start != "random" if share is None else share > 0
 

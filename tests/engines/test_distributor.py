@@ -4,34 +4,9 @@ import pytest
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
-from pipelines.engines.base import check_conf, load_engine
-from pipelines.engines.distributor_engine import distributor_rules
-from pipelines.errors import EngineUnavailable
+from pipelines.engines.base import load_engine
 from pipelines.settings import Config
 from pipelines.training.loop import STEPPERS
-
-IGNORE = "pytorch.spark.distributor.ignoreSsl"
-RULES = distributor_rules(IGNORE)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("spark.speculation", "true"),
-        ("spark.dynamicAllocation.enabled", "true"),
-        ("spark.ssl.enabled", "true"),
-        ("spark.task.resource.gpu.amount", "2"),
-    ],
-)
-def test_a_conf_that_does_not_fit_is_named(key, value):
-    with pytest.raises(EngineUnavailable, match=key):
-        check_conf({key: value}, "torch", RULES)
-
-
-def test_a_conf_that_fits_passes():
-    check_conf({}, "torch", RULES)
-    check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
-    check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
 
 
 @pytest.mark.parametrize(
