@@ -23,7 +23,6 @@ from typing import TypeAlias
 import numpy as np
 from safetensors.numpy import load_file, safe_open
 
-from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.models.architecture import Division, Shapes, architecture_of
 from pipelines.models.arrays import write_arrays
@@ -222,18 +221,6 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
             "leave it 1; training.sharding: parameters shares out the weights of any encoder",
         )
     division.check(spec, key, config.training)
-    if config.encoder.lora.rank:
-        raise InputError(
-            key, "LoRA's small matrices are not divided", "leave it 1, or encoder.lora.rank: 0"
-        )
-    if placement.stages > 1 and config.encoder.freeze.is_on:
-        raise InputError(
-            "training.pipeline_parallel",
-            "a stage of frozen layers has no gradient to pass on",
-            "leave it 1, or leave encoder.freeze out",
-        )
-    for objective in {one.objective.name for one in config.by_source()}:
-        _check_objective(key, objective)
     _check_evenly(division.evenly(spec), placement.members)
     if placement.stages > 1:
         _check_stages(division, spec, placement)
@@ -249,15 +236,6 @@ def _check_evenly(numbers: Mapping[str, int], members: int) -> None:
                 f"{members} does not divide the {number} {what} of the encoder",
                 f"one of {', '.join(fitting)}; training.sharding: parameters takes any number",
             )
-
-
-def _check_objective(key: str, name: str) -> None:
-    if LOSSES.load(name).reconstruction is not None:
-        raise InputError(
-            key,
-            f"`{name}` has texts written out again by weights that are not divided",
-            "leave it 1, or take another objective.name",
-        )
 
 
 def _check_stages(division: Division, spec: EncoderSpec, placement: Placement) -> None:
