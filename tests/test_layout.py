@@ -54,7 +54,7 @@ TORCH = (
 )
 MESH = ("*.engines.mesh.*",)
 HEAVY = {
-    "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps", *MESH),
+    "tensorflow": ("*tensorflow*", "*.elephas.spark_model", "*.elephas.steps", *MESH),
     "mesh_tensorflow": ("*.mesh.library",),
     "torch": TORCH,
     "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),

@@ -124,21 +124,21 @@ def _granule(config: Config) -> int:
 def _times(config: Config) -> list[StepTimes]:
     """A run's steps, as dllib tells of them."""
     # Imports BigDL's Python package.
-    from pipelines.engines.bigdl.dllib import StepRecorder
+    from pipelines.engines.bigdl.dllib import Trainer
 
     times: list[StepTimes] = []
-    enter = StepRecorder.enter
+    enter = Trainer.enter
 
-    def recording(recorder: StepRecorder, step: StepTimes) -> Checkpoint | None:
+    def recording(trainer: Trainer, step: StepTimes) -> Checkpoint | None:
         times.append(step)
-        return enter(recorder, step)
+        return enter(trainer, step)
 
     training = {"engine": "bigdl", "framework": "bigdl", "max_steps": STEPS, "epochs": 1000}
     settings = config.training.model_copy(update=training | {"checkpoint_every": 10 * STEPS})
     with tempfile.TemporaryDirectory() as folder:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         ready = config.model_copy(update={"training": settings, "run": run})
-        with patch.object(StepRecorder, "enter", recording):
+        with patch.object(Trainer, "enter", recording):
             pipelines.train(ready)
     return times
 

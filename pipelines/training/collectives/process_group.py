@@ -67,7 +67,7 @@ class GroupCollectives:
         self.workers = processes.get_world_size(group)
 
     def all_reduce_mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The mean of each tensor over the workers; fp32 on the worker's device."""
+        """Return the mean of each tensor over the workers; fp32 on the worker's device."""
         sent = []
         for bucket in _buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
@@ -79,7 +79,7 @@ class GroupCollectives:
         return means
 
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        """Return the workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self.device).contiguous()
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
         all_gather_single(joined, own, group=self.group)
@@ -127,7 +127,7 @@ class ProcessGroupCollectives(GroupCollectives):
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Whether an error says that another worker is gone, or the connection to it.
+    """Return whether an error says that another worker is gone, or the connection to it.
 
     Gloo raises no class of its own for that; NCCL's errors name the remote process.
     """
@@ -147,14 +147,11 @@ def process_group_cleanup() -> Iterator[None]:
 
 
 def exit_without_finalization(code: int = 0) -> NoReturn:
-    """Ends a process that was started for one worker, as a forked one ends.
+    """End a process that was started for one worker, as a forked one ends.
 
     Gloo's threads outlive the process group wherever something refers to it, as device meshes do,
     and let go of a tensor only after those who wait for it have gone on. An interpreter that is
     finalized meanwhile is aborted: https://github.com/pytorch/pytorch/issues/190489.
-
-    Args:
-        code: Exit status.
     """
     sys.stdout.flush()
     sys.stderr.flush()
