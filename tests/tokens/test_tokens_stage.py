@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipelines.errors import InputError
-from pipelines.jobs.stages import tokenise
+from pipelines.jobs.prepare import tokenise
 from pipelines.models.start import model_length
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
