@@ -23,7 +23,7 @@ from pipelines.compare.comparison import prepared
 from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.training import session_for
+from pipelines.jobs.train import session_for
 from pipelines.lanes.files import LaneManifest
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen

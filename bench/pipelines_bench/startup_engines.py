@@ -16,7 +16,7 @@ from typing import Any
 from pipelines.compare.comparison import prepared
 from pipelines.engines.base import Engine, engine_of, load_engine
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.training import session_for
+from pipelines.jobs.train import session_for
 from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder

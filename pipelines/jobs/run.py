@@ -9,10 +9,8 @@ from pipelines.engines.base import engine_of
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
-from pipelines.jobs.prepare import prepare
-from pipelines.jobs.stages import check_needs, check_prepared_folder, shown_stages
-from pipelines.jobs.train import train
-from pipelines.jobs.training import check_settings, session_for
+from pipelines.jobs.prepare import check_needs, check_prepared_folder, prepare, shown_stages
+from pipelines.jobs.train import check_settings, session_for, train
 from pipelines.models.folder import check_start
 from pipelines.models.start import check_tokenizer
 from pipelines.pretraining.start import check_objective

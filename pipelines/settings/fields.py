@@ -62,11 +62,10 @@ def kinds(section: str, name: str) -> set[Any]:
         section: Of the setting.
         name: In it; with a dot for one in a part of a section, as `lora.targets`.
     """
-    known = Config.model_fields.get(section)
-    models = [known.annotation] if known and _is_part(known.annotation) else []
-    if models == [ObjectiveSettings]:
-        models += settings_by_loss().values()
-    found: list[Any] = models
+    model = _section(section)
+    found: list[Any] = [] if model is None else [model]
+    if model is ObjectiveSettings:
+        found += settings_by_loss().values()
     for part in name.split("."):
         fields = [one.model_fields for one in found if _is_part(one)]
         found = [of_part[part].annotation for of_part in fields if part in of_part]
@@ -76,8 +75,19 @@ def kinds(section: str, name: str) -> set[Any]:
 
 def is_section(name: str) -> bool:
     """Tell whether a name is that of a section, and not of the one setting that is in none."""
+    return _section(name) is not None
+
+
+def has_parts(section: str, name: str) -> bool:
+    """Tell whether a setting has settings of its own, as `encoder.lora`."""
+    model = _section(section)
+    known = {} if model is None else model.model_fields
+    return name in known and _is_part(known[name].annotation)
+
+
+def _section(name: str) -> type[Settings] | None:
     known = Config.model_fields.get(name)
-    return known is not None and _is_part(known.annotation)
+    return known.annotation if known is not None and _is_part(known.annotation) else None
 
 
 def _options(annotation: Any) -> Iterator[Any]:
@@ -88,15 +98,6 @@ def _options(annotation: Any) -> Iterator[Any]:
         yield from chain.from_iterable(map(_options, get_args(annotation)))
     else:
         yield annotation
-
-
-def has_parts(section: str, name: str) -> bool:
-    """Tell whether a setting has settings of its own, as `encoder.lora`."""
-    known = Config.model_fields.get(section)
-    if known is None or not _is_part(known.annotation):
-        return False
-    field = known.annotation.model_fields.get(name)
-    return field is not None and _is_part(field.annotation)
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:

@@ -21,7 +21,7 @@ from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
 from pipelines.jobs.delete import delete
-from pipelines.jobs.stages import check_prepared_folder
+from pipelines.jobs.prepare import check_prepared_folder
 from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.settings.load import dump
 

@@ -136,24 +136,19 @@ def write_rows(path, numbers, owner):
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
 
 
-def replaced(config, **settings):
-    embedding = config.embedding.model_copy(update=settings)
-    return config.model_copy(update={"embedding": embedding})
-
-
 def with_vectors(config, model, folder):
     """The same with a table of vectors of four users, which is made."""
     rows = {"user": [f"user {number}" for number in range(6, 10)], "text": ["a", "b", "c", "d"]}
     pq.write_table(pa.table(rows), folder / "users.parquet")
     inputs, output = (str(folder / "users.parquet"),), str(folder / "vectors")
-    config = replaced(config, inputs=inputs, output=output, model=str(model))
+    config = config.changed("embedding", inputs=inputs, output=output, model=str(model))
     assert pipelines.embed(config).rows == 4
     return config
 
 
 def without_users(config, folder):
     pq.write_table(pa.table({"text": ["e"]}), folder / "nobody.parquet")
-    return replaced(config, inputs=(str(folder / "nobody.parquet"),), overwrite=True)
+    return config.changed("embedding", inputs=(str(folder / "nobody.parquet"),), overwrite=True)
 
 
 def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, monkeypatch):

@@ -41,10 +41,9 @@ def job_in(bucket: Bucket, tmp_path: Path) -> Config:
         "promotion": {"target": f"{bucket.address}/served"},
     }
     stores = bucket.options.model_copy(update={"cache_folder": str(tmp_path / "cache")})
-    sections = {
-        name: getattr(config, name).model_copy(update=place) for name, place in places.items()
-    }
-    return config.model_copy(update={**sections, "storage": stores})
+    for section, place in places.items():
+        config = config.changed(section, **place)
+    return config.model_copy(update={"storage": stores})
 
 
 def leftovers(root: RemotePath) -> list[str]:
@@ -102,8 +101,7 @@ def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tm
         changed = {"s3_endpoint": traffic.endpoint, "retry_seconds": 120.0}
         bucket = Bucket(s3_bucket.address, s3_bucket.options.model_copy(update=changed))
         config = job_in(bucket, tmp_path)
-        training = config.training.model_copy(update={"checkpoint_every": STEPS // 2})
-        config = config.model_copy(update={"training": training})
+        config = config.changed("training", checkpoint_every=STEPS // 2)
         traffic.decide = now_and_then
         pipelines.prepare(config)
         traffic.decide = until_a_checkpoint
@@ -115,8 +113,7 @@ def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tm
         # As another shell with new ones does.
         traffic.decide = now_and_then
         assert checkpoint_steps(RunFolder.of(config).path) == [0]
-        again = config.training.model_copy(update={"resume": True})
-        config = config.model_copy(update={"training": again})
+        config = config.changed("training", resume=True)
         pipelines.train(config)
         pipelines.evaluate(config)
         assert pipelines.promote(config).version.name == "00001"

@@ -91,8 +91,7 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     folder = tmp_path / "prepared"
     config = small_config(folder)
     # What is killed needs no cluster, whose executors would be more to start.
-    alone = config.spark.model_copy(update={"master": "local[1]"})
-    (tmp_path / "job.yaml").write_text(dump(config.model_copy(update={"spark": alone})))
+    (tmp_path / "job.yaml").write_text(dump(config.changed("spark", master="local[1]")))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
     # What is killed leaves its temporary files.
     temporary = tmp_path / "temporary"

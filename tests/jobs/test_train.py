@@ -152,7 +152,7 @@ def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_stil
         save_checkpoint(run, replace(late, step=3), keep=9)
         return found
 
-    monkeypatch.setattr("pipelines.jobs.training.open_run_folder", opened_in_time)
+    monkeypatch.setattr("pipelines.jobs.train.open_run_folder", opened_in_time)
     pipelines.train(config.changed("run", overwrite=True))
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

@@ -144,13 +144,9 @@ def trained(spark, tmp_path_factory) -> Trained:
     return Trained(config, Path(config.run.folder))
 
 
-def with_training(config: Config, **training) -> Config:
-    return config.model_copy(update={"training": config.training.model_copy(update=training)})
-
-
 def run_of(trained: Trained, folder: Path, steps: int, **training) -> TrainingRun:
     """A run of some steps, with its first checkpoint."""
-    config = with_training(trained.config, **training)
+    config = trained.config.changed("training", **training)
     manifest = trained.manifest
     spec, weights = start_encoder(config, manifest.vocabulary)
     save_checkpoint(folder, Checkpoint(0, spec, weights, {}), 9)
@@ -265,11 +261,10 @@ def test_frameworks_agree_on_every_objective(trained, tmp_path):
 
 
 def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
-    config = with_training(trained.config, engine="torch", workers=2)
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    config = trained.config.changed("training", engine="torch", workers=2)
     # What is measured meanwhile changes no loss.
-    evaluation = config.evaluation.model_copy(update={"every_checkpoints": 0})
-    pipelines.train(config.model_copy(update={"run": run, "evaluation": evaluation}))
+    config = config.changed("evaluation", every_checkpoints=0)
+    pipelines.train(config.changed("run", folder=str(tmp_path / "run")))
     two = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in two] == [line["step"] for line in trained.lines]
     np.testing.assert_allclose(

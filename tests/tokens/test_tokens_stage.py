@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipelines.errors import InputError
-from pipelines.jobs.stages import tokenise
+from pipelines.jobs.prepare import tokenise
 from pipelines.models.start import model_length
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
