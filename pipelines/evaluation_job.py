@@ -35,8 +35,9 @@ from pipelines.runs.job_records import add_evaluations
 from pipelines.runs.step_metrics import model_step
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks, under_spark_submit
+from pipelines.tracking import check_trackers
 from pipelines.tracking.base import evaluation_values
-from pipelines.tracking.run_tracking import RunTracking, check_trackers
+from pipelines.tracking.run_tracking import RunTracking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -84,8 +84,9 @@ from pipelines.spark.errors import executor_failures
 from pipelines.spark.jobs import stall_failures
 from pipelines.spark.session import spark_session
 from pipelines.tokens.stage import check_tokens, corpus_length
+from pipelines.tracking import check_trackers
 from pipelines.tracking.base import evaluation_values, training_values
-from pipelines.tracking.run_tracking import RunTracking, check_trackers
+from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_plan import check_labels
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class TensorBoardTracker:
         self._written.cleanup()
 
     def _publish(self) -> None:
-        """Copies the event files to a store, where they cannot grow."""
+        """Copy the event files to a store, where they cannot grow."""
         self._published = time.monotonic()
         if isinstance(self._folder, RemotePath) and self._writer is not None:
             self._writer.flush()
@@ -89,7 +89,7 @@ class TensorBoardTracker:
 
 
 def event_folder(start: RunStart) -> Location:
-    """Where the event files of a run are; a place in a shared folder is taken for it.
+    """Return where the event files of a run are; take a place in a shared folder for it.
 
     That is the name of the run folder. If another run folder of that name came first, or the
     owner of the files there is unknown, a digest of the path follows it.
@@ -104,7 +104,7 @@ def event_folder(start: RunStart) -> Location:
 
 
 def _take(folder: Location, run_folder: str) -> bool:
-    """Marks a folder of event files as a run's; False if it is not empty and not this run's."""
+    """Mark a folder of event files as a run's; False if it is not empty and not this run's."""
     marker = folder / MARKER
     if isinstance(marker, RemotePath):
         if not folder.exists():

@@ -8,7 +8,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE, Form
 from pipelines.evaluation.embedder import Neighbours, best_of, unit_length
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
-from pipelines.evaluation.rankings import Rankings, ndcg_at
+from pipelines.evaluation.retrieval import Rankings, ndcg_at
 from pipelines.evaluation.sets import digest_sets, evaluate, metric_named
 from pipelines.lexical.bm25 import WordQueries, best_by_words, word_statistics
 from pipelines.models.inference.embedder import load_embedder
