@@ -40,8 +40,6 @@ class Summary:
     """A strategy with some number of workers, over all rounds.
 
     Attributes:
-        strategy: Its name.
-        workers: How many.
         rounds: How often it was measured.
         examples_per_second: The median.
         spread: Lowest and highest examples per second.

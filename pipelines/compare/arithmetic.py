@@ -47,7 +47,6 @@ def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float
     """Return the floating-point operations of training on one token.
 
     Args:
-        spec: Of the encoder.
         text_tokens: Tokens of a text, on average.
         predicted: Share of the tokens for which words are predicted, from all of the vocabulary.
     """
@@ -82,7 +81,6 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
 
     Args:
         shapes: How often each product is made; one at least.
-        precision: `fp32` or `bf16`.
 
     Raises:
         PipelineError: The process failed.

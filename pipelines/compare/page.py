@@ -145,7 +145,7 @@ def strategies_page(results: Results) -> str:
 
 
 def rule_points() -> list[str]:
-    """The points of the rule of advice, as the module has them that applies it."""
+    """Return the points of the rule of advice, as the module has them that applies it."""
     text = inspect.cleandoc(rule.__doc__ or "")
     for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)

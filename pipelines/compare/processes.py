@@ -42,7 +42,7 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """The command that runs a stage in a process of its own; writes its settings.
+    """Return the command that runs a stage in a process of its own; write its settings.
 
     Args:
         stage: A verb of the command line.
@@ -54,13 +54,13 @@ def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
 
 
 def cli_command(*arguments: str) -> list[str]:
-    """The command line of this package, by the Python that runs this."""
+    """Return the command line of this package, by the Python that runs this."""
     call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", call, *arguments]
 
 
 def own_environment() -> dict[str, str]:
-    """The variables of this process, without those by which spark-submit leads to its driver."""
+    """Return the variables of this process, without those that lead to a driver of spark-submit."""
     gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     return {key: value for key, value in os.environ.items() if key not in gateway}
 

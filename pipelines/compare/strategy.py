@@ -57,7 +57,7 @@ class Peer(Protocol):
         """Takes settings, and whether the lanes hold hard negatives; see `Strategy.missing`."""
 
     def command(self, config: Config, settings: Path) -> list[str]:
-        """The command that trains, with its settings written to a file."""
+        """Return the command that trains, with its settings written to a file."""
 
 
 @dataclass(frozen=True, kw_only=True)

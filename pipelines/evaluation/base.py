@@ -82,7 +82,6 @@ class Measured(NamedTuple):
     Attributes:
         figures: By their names in ``metrics.json``.
         observed: What they are the summary of; intervals and samples follow from it.
-        form: In which it was measured.
     """
 
     figures: dict[str, float]
@@ -95,8 +94,6 @@ class Figure:
     """A figure of an evaluation.
 
     Attributes:
-        name: In ``metrics.json``.
-        label: For people.
         better: Where a better model has it; None for what says nothing of quality.
         is_count: It says on how much was measured.
     """
@@ -132,7 +129,6 @@ class Evaluation:
     """A way to measure a model.
 
     Attributes:
-        name: In the registry.
         part: What the progress bar shows meanwhile.
         figures: What it gives, in the order in which they are shown.
         sets: The files or folders to measure on that the settings name; none where it is off.

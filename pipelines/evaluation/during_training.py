@@ -96,7 +96,6 @@ class CheckpointEvaluation:
     Args:
         snapshots: What is measured on; nothing is measured if there are none.
         run: The run, with ``evaluation.every_checkpoints`` above 0 if there are some.
-        tokenizer: Folder of the tokenizer.
         on_figures: Called with the step and the figures, on a thread.
         metric: By which the best checkpoint is kept, if it is to be; and by which the workers are
             asked to end when there was no gain for ``training.patience`` evaluations.

@@ -39,7 +39,6 @@ def embedder_loader(session: SparkSession, model_folder: Location | str) -> Embe
     threads = task_threads(session)
 
     def load() -> TextEmbedder:
-        """Runs on an executor."""
         from pipelines.models.inference.embedder import load_embedder
 
         return load_embedder(folder, threads=threads)

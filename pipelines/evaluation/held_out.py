@@ -42,7 +42,6 @@ def set_name(config: Config, evaluation: str, given: str) -> str:
     """Return what held-out pairs are called in ``metrics.json``.
 
     Args:
-        evaluation: Name of the evaluation.
         given: The folder of the corpus, or one of its sources.
     """
     is_source = any(given == source.name for source in config.corpus.sources)

@@ -156,8 +156,6 @@ class Interval:
     """Where the difference of a figure between two models lies, in points.
 
     Attributes:
-        low: Lower end.
-        high: Upper end.
         detectable: The smallest true difference that so many items of such a spread show as one in
             four of five tries (:data:`POWER`).
         p: How often models of equal quality differ as much, by the sign-flip test; None in records
@@ -195,10 +193,8 @@ class Interval:
         """Return `better`, `worse` or `cannot be told`: what every verdict and gate goes by.
 
         Args:
-            lower_is_better: A better model has less of the figure.
             gain_p: The probability that a gain is judged by, of :func:`holm`, where there are
                 several chances of one. A loss counts by itself: overlooking it costs more.
-            confidence: Of this interval.
         """
         if self.low <= 0 <= self.high:
             return CANNOT_BE_TOLD
@@ -231,11 +227,6 @@ def mean_intervals(
 
     Values of which one is no number are left out; there is nothing of fewer than
     :data:`FEWEST_ITEMS`, or where all are of one group.
-
-    Args:
-        before: Of a model.
-        after: Of another, on the same items.
-        confidence: Of an interval.
     """
     groups = _Groups.of(before, after)
     both = [name for name in before.values if name in after.values]
@@ -261,9 +252,6 @@ def pair_intervals(
 
     Args:
         measure: The figures of the values `cosine` and `score`.
-        before: Of a model, with these values.
-        after: Of another, on the same pairs.
-        confidence: Of an interval.
     """
     groups, scores = _Groups.of(before, after), before.values["score"]
     cosines = np.stack([one.values["cosine"] for one in (before, after)])

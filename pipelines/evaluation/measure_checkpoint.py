@@ -51,8 +51,6 @@ class Snapshot:
     Attributes:
         name: Of the set, in ``metrics.json``; see :meth:`Evaluation.checkpoint_name`.
         kind: How it is measured on, the name of an evaluation.
-        tables: By name.
-        forms: In which it is measured.
     """
 
     name: str
@@ -101,7 +99,6 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
 
     Args:
         folder: Of :func:`write_snapshots`.
-        load: Loads the model, once.
 
     Returns:
         As :func:`pipelines.evaluation.sets.evaluate`; what is searched among fewer documents than

@@ -85,7 +85,6 @@ def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None
     A set that cannot be read yet is left out, with a warning: evaluating refuses it.
 
     Args:
-        config: Names the sets and the folder of the pairs.
         session: Starts Spark where it is needed.
     """
     corpus, named = PreparedFolder.of(config).corpus, _foreign_sets(config)

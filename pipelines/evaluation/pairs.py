@@ -46,9 +46,6 @@ class PairFiles:
     Attributes:
         key: The setting that names the files; that of the columns is ``KEY_columns``.
         columns: Names of the first text, the second text and the number.
-        stores: How object stores are reached.
-        dialect: Of CSV files.
-        follow_links: Out of folders.
     """
 
     key: str
@@ -97,7 +94,6 @@ def pair_evaluation(
     Args:
         key: The setting that names the files, such as `evaluation.similarity`; that of the columns
             is ``KEY_columns``.
-        figures: What it gives.
         read: Reads and checks a file of such: ``text_0``, ``text_1`` and ``score``.
         measure: The figures of the cosines and the numbers, both float64 [pairs].
         check: Looks for what it needs, before Spark starts; raises InputError.

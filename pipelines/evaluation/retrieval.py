@@ -7,14 +7,15 @@ queries and ten rows for each; where BM25 is to help, as many as are fused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.evaluation.base import WHOLE, Evaluation, Figure, Forms, Measured
+from pipelines.evaluation.base import WHOLE, Evaluation, Figure, Form, Forms, Measured
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.held_out import (
     held_out_sets,
@@ -23,13 +24,6 @@ from pipelines.evaluation.held_out import (
     read_held_out_alone,
 )
 from pipelines.evaluation.intervals import GROUP, Observations
-from pipelines.evaluation.rankings import (
-    METRICS,
-    Rankings,
-    figures_by_query,
-    ranking_of,
-    retrieval_metrics,
-)
 from pipelines.evaluation.rows import Batches, Row, Rows, Tables, cores_for, spread
 from pipelines.spark.capacity import Shared
 from pipelines.vectors.bm25 import (
@@ -39,6 +33,7 @@ from pipelines.vectors.bm25 import (
     WordStatistics,
     best_by_words,
     total,
+    weighted_fusion,
     word_statistics,
 )
 from pipelines.vectors.nearest import Neighbours, best_of, merged, nearest, unit_length
@@ -58,6 +53,95 @@ FIGURES = (
 )
 EMBEDDED = "query_id long, embedding binary"
 """What :func:`query_batches` gives."""
+
+
+Relevant: TypeAlias = Set[int] | Mapping[int, float]
+"""What should be found; of a mapping the values are the gains, all greater than 0."""
+Ranking: TypeAlias = Mapping[int, Sequence[int]]
+"""Ids of documents by query id, the best first; queries that find nothing may be left out."""
+
+
+def ndcg_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
+    """Return the normalised discounted cumulative gain of one query.
+
+    The gain at rank r (from 1; gains are 1 unless given) is divided by log2(r + 1), and the sum by
+    that of an ideal ranking.
+
+    Source: Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM
+    TOIS 20(4), 2002, with the discount of Burges et al., "Learning to rank using gradient
+    descent", ICML 2005.
+
+    Args:
+        ranked: What was retrieved, the best first.
+        relevant: What should have been; not empty.
+    """
+    gains = relevant if isinstance(relevant, Mapping) else dict.fromkeys(relevant, 1.0)
+    gained = _discounted(gains.get(item, 0.0) for item in ranked[:k])
+    return gained / _discounted(sorted(gains.values(), reverse=True)[:k])
+
+
+def _discounted(gains: Iterable[float]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
+
+
+def reciprocal_rank_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
+    """Return one over the rank of the first relevant item; 0 where none is in the first k.
+
+    Source: Voorhees, "The TREC-8 question answering track report", TREC 1999.
+    """
+    ranks = (rank for rank, item in enumerate(ranked[:k], 1) if item in relevant)
+    return next((1 / rank for rank in ranks), 0.0)
+
+
+def recall_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
+    """Return the share of the relevant items that are among the first k."""
+    return sum(item in relevant for item in ranked[:k]) / len(relevant)
+
+
+def average_precision_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
+    """Return the mean, over all relevant items, of the precision at their ranks; 0 beyond k.
+
+    As in trec_eval (`map_cut`), and so in BEIR: sentence-transformers divides by k where more items
+    are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability", SIGIR
+    2000.
+    """
+    ranks = [rank for rank, item in enumerate(ranked[:k], 1) if item in relevant]
+    return sum(found / rank for found, rank in enumerate(ranks, 1)) / len(relevant)
+
+
+METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
+"""Those that are always measured; a set is judged by the first."""
+_MEASURES: Mapping[str, Callable[[Sequence[int], Relevant, int], float]] = {
+    "ndcg": ndcg_at,
+    "mrr": reciprocal_rank_at,
+    "recall": recall_at,
+    "map": average_precision_at,
+}
+
+
+def retrieval_metrics(
+    ranked: Ranking, relevant: Mapping[int, Relevant], metrics: Sequence[str] = METRICS
+) -> dict[str, float]:
+    """Return the means of metrics over all queries, times 100.
+
+    Args:
+        relevant: By query id; what is not in ``ranked`` counts as 0.
+    """
+    by_query = figures_by_query(ranked, relevant, metrics)
+    return {name: 100 * float(np.mean(figures)) for name, figures in by_query.items()}
+
+
+def figures_by_query(
+    ranked: Ranking, relevant: Mapping[int, Relevant], metrics: Sequence[str] = METRICS
+) -> dict[str, np.ndarray]:
+    """Return each metric for each query: [queries], from 0 to 1, by ascending id."""
+    keys = sorted(relevant)
+    figures = {}
+    for name in metrics:
+        metric, _, cutoff = name.partition("@")
+        measured, k = _MEASURES[metric], int(cutoff)
+        figures[name] = np.array([measured(ranked.get(key, ()), relevant[key], k) for key in keys])
+    return figures
 
 
 @dataclass(frozen=True)
@@ -82,10 +166,8 @@ class Retrieved:
     """What a model has found.
 
     Attributes:
-        queries: What was asked.
         ranked: Ids of the best documents by query id, the best first: :data:`DEPTH`, or as many as
             a metric counts.
-        metrics: Which are measured.
     """
 
     queries: Queries
@@ -99,6 +181,63 @@ class Retrieved:
         items, of = np.array(sorted(self.queries.relevant), np.int64), self.queries.groups
         groups = None if of is None else np.array([of[key] for key in items.tolist()], np.int64)
         return Observations(items, {name: 100 * values for name, values in figures.items()}, groups)
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """The documents of the same queries, ranked in several ways; queries are known by their ids.
+
+    Attributes:
+        by_width: By embeddings that are cut to a width.
+        by_words: By BM25, where that is measured too.
+    """
+
+    by_width: Mapping[int, Neighbours]
+    by_words: Neighbours | None = None
+
+    def without_themselves(self, depth: int) -> Rankings:
+        """Return the first documents of each query, that of the query's own id left out."""
+        words = None if self.by_words is None else _others(self.by_words, depth)
+        return Rankings({width: _others(one, depth) for width, one in self.by_width.items()}, words)
+
+    def in_forms(self, depth: int) -> dict[Form, Ranking]:
+        """Return the first documents by each width, and by it and BM25 together if there."""
+        forms: dict[Form, Ranking] = {}
+        for width, found in self.by_width.items():
+            forms[Form(width)] = ranking_of(best_of(found, depth))
+            if self.by_words is not None:
+                forms[Form(width, hybrid=True)] = _fused(found, self.by_words, depth)
+        return forms
+
+
+def _others(found: Neighbours, depth: int) -> Neighbours:
+    is_other = found.queries != found.documents
+    kept = (found.queries[is_other], found.documents[is_other], found.scores[is_other])
+    return best_of(Neighbours(*kept), depth)
+
+
+def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
+    """Return the first documents of both rankings, as `search --hybrid` has them.
+
+    Metrics that count more ranks change nothing of the first: what both have further down follows.
+    """
+    vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
+    first = ranking_of(weighted_fusion(vectors, words, depth))
+    if depth <= FUSED_RANKS:
+        return first
+    deeper = ranking_of(weighted_fusion(by_vectors, by_words, depth))
+    return {
+        query: list(dict.fromkeys([*first[query], *documents]))[:depth]
+        for query, documents in deeper.items()
+    }
+
+
+def ranking_of(found: Neighbours) -> Ranking:
+    """Return the documents by query, the best first."""
+    ranked: dict[int, list[int]] = {}
+    for query, document in zip(found.queries.tolist(), found.documents.tolist(), strict=True):
+        ranked.setdefault(query, []).append(document)
+    return ranked
 
 
 def arranged(tables: Tables) -> Tables:
@@ -131,8 +270,6 @@ def measure(
     """Rank all documents for every query by cosine similarity, exactly; embed each text once.
 
     Args:
-        tables: Of :func:`arranged`.
-        load: Loads the model.
         forms: What is measured beside whole embeddings.
         skip_themselves: A query does not find a document of its own id.
 
@@ -217,9 +354,6 @@ def rank_documents(
 
     Args:
         documents: ``document_id``, ``text``.
-        queries: From :func:`embed_queries`.
-        load: Loads the model.
-        depth: Documents of a query.
         widths: To which embeddings are cut.
     """
     schema = "width int, query long, document_id long, score double"

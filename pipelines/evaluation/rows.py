@@ -25,10 +25,16 @@ BATCH_ROWS = 1024
 Value = TypeVar("Value")
 Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """What Spark's `mapInArrow` takes."""
-Row: TypeAlias = Mapping[str, Any]
-"""Values by column."""
 Tables: TypeAlias = "Mapping[str, DataFrame]"
 """What an evaluation measures on, by the names that it gives its tables."""
+
+
+class Row(Protocol):
+    """Values by column: a row of Spark, or a dictionary."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+    def __contains__(self, column: object, /) -> bool: ...
 
 
 class Rows(Protocol):
@@ -38,11 +44,11 @@ class Rows(Protocol):
         """Return how many there are."""
         ...
 
-    def collect(self) -> list[Row]:
+    def collect(self) -> Sequence[Row]:
         """Return all of them."""
         ...
 
-    def map(self, work: Batches, schema: str) -> list[Row]:
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
         """Return the rows that a function makes of the batches; it runs once in each task.
 
         Args:
@@ -50,7 +56,7 @@ class Rows(Protocol):
         """
         ...
 
-    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> list[Row]:
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
         """Return the rows of highest ``score`` that a function makes, in any order.
 
         Args:
@@ -76,15 +82,15 @@ class SparkRows:
         """Count them on the executors."""
         return self.frame.count()
 
-    def collect(self) -> list[Row]:
+    def collect(self) -> Sequence[Row]:
         """Bring them to the driver."""
-        return _collected(self.frame)
+        return self.frame.collect()
 
-    def map(self, work: Batches, schema: str) -> list[Row]:
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
         """Bring to the driver what the executors make of them."""
-        return _collected(self.frame.mapInArrow(work, schema))
+        return self.frame.mapInArrow(work, schema).collect()
 
-    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> list[Row]:
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
         """Have the executors merge the best rows of all tasks."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
@@ -92,15 +98,11 @@ class SparkRows:
         best_first = Window.partitionBy(*groups).orderBy(F.desc("score"), F.asc("document_id"))
         found = self.frame.mapInArrow(work, schema)
         ranked = found.withColumn("rank", F.row_number().over(best_first))
-        return _collected(ranked.where(F.col("rank") <= depth))
+        return ranked.where(F.col("rank") <= depth).collect()
 
     def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
         """Broadcast a value."""
         return shared_value(self.frame.sparkSession, value)
-
-
-def _collected(frame: DataFrame) -> list[Row]:
-    return [row.asDict() for row in frame.collect()]
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,15 @@ class LocalRows:
         """Read and count them."""
         return sum(batch.num_rows for batch in self.batches())
 
-    def collect(self) -> list[Row]:
+    def collect(self) -> Sequence[Row]:
         """Read them."""
         return self.map(iter, "")
 
-    def map(self, work: Batches, schema: str) -> list[Row]:
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
         """Return what the function makes of all batches."""
         return [row for batch in work(self.batches()) for row in batch.to_pylist()]
 
-    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> list[Row]:
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
         """Return what the function makes: the best of all batches are the best of all."""
         return self.map(work, schema)
 

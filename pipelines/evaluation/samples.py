@@ -117,8 +117,6 @@ def write_samples(
         config: ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many
             queries of each kind (found better, found worse, taken at random); where that is 0 the
             file holds no text.
-        models: Folders of the models `before` and `after`.
-        retrieved: What they have found.
 
     Returns:
         The file; None, and no file, where nothing was retrieved or nothing is to be shown.
@@ -202,11 +200,6 @@ def choose_queries(
     """Choose queries to show: those that gained most, those that lost most, and some others.
 
     Gains are in reciprocal rank, in which the first places count most.
-
-    Args:
-        before: Rank by query.
-        after: The same, of the same queries.
-        count: How many of each kind at most.
     """
     gains = _gains(before, after)
     gained = [key for key in gains if gains[key] > 0]

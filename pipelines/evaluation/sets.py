@@ -43,8 +43,6 @@ class NamedSet:
 
     Attributes:
         name: In ``metrics.json``; no two have one name.
-        given: The file or folder.
-        evaluation: How it is measured on.
     """
 
     name: str
@@ -147,7 +145,6 @@ def intervals_between(
         sets: Their evaluations; see :func:`told_sets`.
         before: Of a model, by set.
         after: Of another on the same sets; those that only one was measured on are left out.
-        confidence: Of the intervals.
     """
     return {
         name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
@@ -184,7 +181,6 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
     """Return a metric of what the settings ask to measure, as checkpoints are measured.
 
     Args:
-        key: The setting that names it.
         name: The name of a set, in one of the forms that are measured, a dot, and the name of a
             figure, as in ``metrics.json``.
 

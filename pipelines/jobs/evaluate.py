@@ -49,8 +49,9 @@ from pipelines.runs.step_metrics import model_step, update_run_metrics
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks, spark_session, under_spark_submit
 from pipelines.spark.stage_resources import stage_settings
+from pipelines.tracking import check_trackers
 from pipelines.tracking.base import evaluation_values
-from pipelines.tracking.run_tracking import RunTracking, check_trackers
+from pipelines.tracking.run_tracking import RunTracking
 
 Metrics = dict[str, dict[str, float]]
 BEFORE, AFTER = "before", "after"

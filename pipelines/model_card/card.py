@@ -85,8 +85,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -
     """Return the lines of a table of cells that are Markdown already.
 
     Args:
-        heads: Of the columns.
-        rows: The cells.
         right: So many columns, the last ones, are aligned to the right.
     """
     left = len(heads) - right
@@ -354,8 +352,6 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
     :mod:`pipelines.models.folder`.
 
     Args:
-        run: Its model is there.
-        config: The settings, for the section `card`.
         spec: The shape of the model; read where it is not given.
     """
     path = run.model / CARD_FILE

@@ -111,17 +111,12 @@ class CardFacts:
     """All that a card says.
 
     Attributes:
-        name: Of the model.
         config: The settings of the run, without secrets, with the section `card` of now.
-        spec: Its shape.
         base: What its training began with; None where that was random.
         place: The model folder on this machine; None where it is in a store.
         model: Which state of the training it is, as ``metrics.json`` has it.
-        training: Figures of the training, as there.
         comparisons: What was measured, before and after; empty where nothing was.
         tokens: The manifest of the tokens that it was trained on.
-        funnel: The lines of ``funnel.json``.
-        environment: Versions and machine of the driver.
         verdict: What the figures come to, in a sentence; empty where nobody has said.
     """
 
@@ -154,9 +149,7 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
     out.
 
     Args:
-        run: Its files are read as far as they are there.
         config: The settings of now, for what they say of the card.
-        spec: The shape of the model.
     """
     recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
     own = without_secrets(recorded.model_copy(update={"card": config.card}))

@@ -50,7 +50,6 @@ class Link:
     """What a page leads to.
 
     Attributes:
-        name: For people.
         place: The path, or the address of a store.
         href: Relative to the page; None where a browser could not follow it.
     """
@@ -145,9 +144,7 @@ class Comparison:
     Attributes:
         evaluation: `retrieval`, or the name of a file.
         basis: On how much it was measured, in words.
-        metric: Its name, for people.
         before: Times 100; None where it was not measured.
-        after: The same.
         better: Where a better model has it; None for what says nothing of quality.
         interval: Where the difference lies; None where that is not known. See
             :mod:`pipelines.evaluation.intervals`.

@@ -45,10 +45,7 @@ class Bar:
     """A bar on a track.
 
     Attributes:
-        name: What it shows, for people.
-        rows: How many, for people.
         start: Where it begins, as a share of the track.
-        length: The same.
         kind: Decides its colour: that of a funnel line, of a part of a worker's time, or `share`.
         told: Its share, for people; that of the track unless given.
     """

@@ -30,7 +30,6 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
 
     Args:
         config: Says how stores are reached and, if no run is named, which run.
-        runs: Folders of runs.
         output: The file, if it is not to be at its usual place.
 
     Raises:

@@ -51,7 +51,6 @@ class WorkerTime:
 
     Attributes:
         rank: None where it is of all of them.
-        examples: That it trained on.
         seconds: Of its life, from when it was ready; of several more than the clock's.
         parts: Seconds by part, of :data:`PARTS`.
     """
@@ -279,11 +278,8 @@ class TimeSpent:
 
     Attributes:
         parts: Names of the parts for people, by what style sheets call them.
-        total: Of all workers.
-        workers: Of each.
         left_out: How many workers are not shown.
         apart: Whether communication was timed apart from arithmetic.
-        charts: Over the steps.
     """
 
     parts: Mapping[str, str]

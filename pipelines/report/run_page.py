@@ -345,12 +345,8 @@ class MapPair(NamedTuple):
     """A pair on a map, in the map's units.
 
     Attributes:
-        number: The same on all maps.
         kind: `first`, `near` or `far`: where its document stands among those of its query.
         texts: Its two texts, as they can be shown.
-        rank: Of its document, for people.
-        query: Place of its query.
-        document: Place of its document.
     """
 
     number: int

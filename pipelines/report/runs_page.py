@@ -71,10 +71,6 @@ class RecordedRun:
     Attributes:
         name: Of its folder; see :func:`run_names`.
         settings: By dotted keys, as the run has recorded them, without secrets.
-        environment: Versions and machine.
-        lines: Of ``metrics.jsonl``.
-        evaluations: Lines of ``evaluations.jsonl``.
-        comparisons: Its figures, before and after training.
         verdict: On its model, against its start; None where that is not known.
         sets: Digests of what was measured on, by the name of the evaluation.
         training: The figures of the training itself; empty where it has not ended.
@@ -196,7 +192,6 @@ class Row(NamedTuple):
     """A line of a table that has a column for each run.
 
     Attributes:
-        key: What it is of.
         values: Of each run, for people.
         is_marked: Values that differ from that of the first run are.
     """
@@ -211,7 +206,6 @@ def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) 
 
     Args:
         runs: Values by key; one that a run does not have is a difference, too.
-        without: Keys that are left out.
     """
     rows = (
         Row(

@@ -89,7 +89,6 @@ class Series:
 
     Attributes:
         label: For people; empty where the title of the picture says it.
-        places: Of the values, on the horizontal axis, ascending.
         values: Those that are not finite are not shown.
     """
 
@@ -287,14 +286,7 @@ def number_tick(value: float, digits: int | None = None) -> str:
 
 
 def _inline(document: str, name: str, further: str = "", title: str = "") -> str:
-    """Return the element alone, without the size in points that would fix its width.
-
-    Args:
-        document: As matplotlib writes it.
-        name: For people.
-        further: Attributes.
-        title: The first element within.
-    """
+    """Return the element alone, without the size in points that would fix its width."""
     _, _, rest = document.partition("<svg")
     attributes, _, content = rest.partition(">")
     # Groups are numbered anew in each picture (`axes_1`), and nothing refers to them.
@@ -355,14 +347,11 @@ def chart(
     """Draw curves; see :func:`picture_of`.
 
     Args:
-        name: What it shows.
         steps: The horizontal axis of curves that have no places of their own.
         curves: Of as many values as there are steps.
-        size: Width and height in inches, for the proportions.
         shares: Whether values are shares, to be shown in per cent.
         from_zero: Whether the vertical axis begins at zero.
         dots: Whether each value is marked, for few of them.
-        axis: What the horizontal axis counts.
         legend: Whether the names of the curves stand on the picture.
     """
 
@@ -389,7 +378,7 @@ def chart(
         _count(axes, axis, shares=shares)
         labels = [curve.label for curve in curves if curve.label]
         if labels and legend:
-            name_above(axes, _legend_columns(labels, size[0]))
+            legend_above(axes, _legend_columns(labels, size[0]))
 
     return picture_of(name, size, draw, Readings(axis, _series(curves, steps, axis), shares))
 
@@ -402,7 +391,7 @@ def _count(axes: Axes, axis: str, *, shares: bool) -> None:
     axes.yaxis.set_major_formatter(ticks_of(shares))
 
 
-def name_above(axes: Axes, columns: int = 1) -> None:
+def legend_above(axes: Axes, columns: int = 1) -> None:
     """Put the legend above the picture, at the right."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderpad=0)
 
@@ -439,12 +428,10 @@ def histogram(
     """Draw how often each whole number occurs; see :func:`picture_of`.
 
     Args:
-        name: What it shows.
         counts: Numbers, not all of them negative, to how often they occur.
         edges: Lines are drawn right of these numbers.
         labels: Of the two axes.
         edge_label: What the lines are, for the legend.
-        size: Width and height in inches.
     """
     last = max(*counts, *edges)
     heights = [counts.get(number, 0) for number in range(last + 1)]
@@ -469,7 +456,7 @@ def histogram(
         axes.yaxis.set_major_locator(whole_numbers(5))
         axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
         if edges:
-            name_above(axes)
+            legend_above(axes)
 
     bars = Series(labels[1], PALE_BLUE, range(last + 1), heights)
     return picture_of(name, size, draw, Readings("length", [bars]))
@@ -485,10 +472,7 @@ def stack(
     """Draw shares of a whole over the steps, one on the other; see :func:`picture_of`.
 
     Args:
-        name: What it shows.
-        steps: The horizontal axis.
         layers: By name, the lowest first: as many values as there are steps, and a colour.
-        size: Width and height in inches.
     """
 
     def draw(figure: Figure) -> None:
@@ -538,11 +522,8 @@ def distributions(
     """Draw how values are spread, as shares of their number; see :func:`picture_of`.
 
     Args:
-        name: What it shows.
-        shapes: What is compared.
         edges: Of the bins, ascending.
         label: Of the horizontal axis.
-        size: Width and height in inches.
     """
     shares = [np.histogram(shape.values, edges)[0] / max(len(shape.values), 1) for shape in shapes]
 
@@ -561,7 +542,7 @@ def distributions(
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.yaxis.set_major_formatter(ticks_of(shares=True))
-        name_above(axes, len(shapes))
+        legend_above(axes, len(shapes))
 
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     series = [
@@ -583,8 +564,6 @@ def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: s
     """Draw what grows with sizes that double, panel beside panel, as a whole SVG document.
 
     Args:
-        name: What it shows.
-        sizes: The horizontal axis.
         panels: Of as many values as there are sizes.
         label: Of the horizontal axis.
     """

@@ -307,7 +307,6 @@ def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table
     is tested. Behind a difference stands its interval.
 
     Args:
-        figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
         width: Characters of the screen. Where not all columns have room, the lines of an evaluation
             stand below its name; None if they have.
     """
@@ -363,12 +362,7 @@ def _cell(text: str, style: str = "") -> Text:
 
 
 def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
-    """Return a line for each row that was found, the query before its first one.
-
-    Args:
-        queries: What was asked.
-        hits: Query by query, the best first.
-    """
+    """Return a line for each row that was found, the query before its first one."""
     from rich.table import Table
 
     table = Table()

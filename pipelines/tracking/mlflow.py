@@ -112,7 +112,7 @@ class MlflowTracker:
         mlflow.log_artifact(str(local_file(location(file, self._start.storage))))
 
     def _keep_model(self, folder: Path, step: int) -> None:
-        """Logs a model, unless this run has it already: a finished training may be called again."""
+        """Log a model, unless this run has it already: a finished training may be called again."""
         assert self._start is not None
         registered = self._start.settings.mlflow_registered_model
         digest = digest_model(folder)
@@ -124,7 +124,7 @@ class MlflowTracker:
         self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
 
     def _noted(self) -> dict[str, Any]:
-        """What the run folder knows of its run in MLflow."""
+        """Read what the run folder knows of its run in MLflow."""
         assert self._start is not None
         path = id_path(self._start)
         return storage.read_json(path) if path.exists() else {}
@@ -134,7 +134,7 @@ class MlflowTracker:
         storage.write_json(id_path(self._start), known)
 
     def _known_run(self) -> str | None:
-        """The run to go on with, if this store has it and it was not deleted."""
+        """Return the run to go on with, if this store has it and it was not deleted."""
         known = self._noted()
         if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
@@ -147,9 +147,7 @@ class MlflowTracker:
         return known["run_id"] if run.info.lifecycle_stage == "active" else None
 
     def _log_parameters(self, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
-        """Logs what is not there yet; what has changed since goes to tags, for MLflow's
-        parameters cannot be changed.
-        """
+        """Log what is not there yet; what has changed goes to tags: parameters cannot change."""
         new = [Param(key, value) for key, value in wanted.items() if key not in there]
         changed = [
             RunTag(f"resumed.{key}", value)
@@ -164,7 +162,7 @@ class MlflowTracker:
 
 
 def log_model(folder: Path, step: int, registered: str | None) -> None:
-    """Logs a sentence-transformers folder as a pyfunc model of the active run.
+    """Log a sentence-transformers folder as a pyfunc model of the active run.
 
     The package itself travels with the model, so that it loads where it is not installed.
 
@@ -188,7 +186,7 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
 
 
 def _signature(example: np.ndarray) -> ModelSignature:
-    """The column of texts by its name, which MLflow does not enforce.
+    """Name the column of texts, which MLflow does not enforce.
 
     By a signature with names it refuses lists and Series, and by one without it takes the first
     column of any frame for the texts. So the model looks at its input itself, which MLflow leaves
@@ -204,11 +202,10 @@ def _signature(example: np.ndarray) -> ModelSignature:
 
 
 def requirements() -> list[str]:
-    """What the model needs where it is loaded, in the versions that are installed here.
+    """Return what the model needs where it is loaded, in the versions that are installed here.
 
-    Of a build such as `2.13.0+cpu` it is the release, for indexes have no others.
-
-    Of the frameworks these are the ones that the encoder has imported here.
+    Of frameworks these are those that the encoder has imported here; of a build such as
+    `2.13.0+cpu` it is the release, for indexes have no others.
     """
     frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
     pinned = [f"{name}=={release(metadata.version(name))}" for name in (*_LIBRARIES, *frameworks)]
@@ -217,12 +214,12 @@ def requirements() -> list[str]:
 
 
 def release(version: str) -> str:
-    """A version without the label of its build, which follows a plus sign."""
+    """Return a version without the label of its build, which follows a plus sign."""
     return version.partition("+")[0]
 
 
 def id_path(start: RunStart) -> Location:
-    """Where the id of MLflow's run is kept, and what was logged of the model."""
+    """Return where the id of MLflow's run is kept, and what was logged of the model."""
     return start.folder.tracking / "mlflow.json"
 
 

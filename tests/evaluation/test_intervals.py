@@ -20,8 +20,7 @@ from pipelines.evaluation.intervals import (
     write_observations,
 )
 from pipelines.evaluation.pairs import similarity_figures
-from pipelines.evaluation.rankings import retrieval_metrics
-from pipelines.evaluation.retrieval import Queries, Retrieved
+from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
 
 RANDOM = np.random.default_rng(5)
 NOTHING = Interval(0.0, 0.0, 0.0, p=1.0, differing=0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
 from pipelines.evaluation.pairs import pearson, spearman
-from pipelines.evaluation.rankings import (
+from pipelines.evaluation.retrieval import (
     ndcg_at,
     retrieval_metrics,
 )

@@ -8,8 +8,13 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_tables
-from pipelines.evaluation.rankings import ranking_of, retrieval_metrics
-from pipelines.evaluation.retrieval import arranged, embed_queries, rank_documents
+from pipelines.evaluation.retrieval import (
+    arranged,
+    embed_queries,
+    rank_documents,
+    ranking_of,
+    retrieval_metrics,
+)
 from pipelines.evaluation.rows import SparkRows
 
 ANIMALS = ("cat", "dog", "horse", "sparrow", "salmon", "frog", "bee", "whale")

@@ -14,9 +14,10 @@ from test_tracking_tensorboard import events, scalars
 
 from pipelines.errors import InputError
 from pipelines.settings import StorageSettings, TrackingSettings
-from pipelines.tracking import proxy as link
+from pipelines.tracking import check_trackers
+from pipelines.tracking import run_tracking as link
 from pipelines.tracking.base import RunStart
-from pipelines.tracking.run_tracking import RunTracking, check_trackers
+from pipelines.tracking.run_tracking import RunTracking
 
 pytestmark = pytest.mark.slow
 

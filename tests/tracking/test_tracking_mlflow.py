@@ -22,12 +22,11 @@ from relays import free_port, relay
 import pipelines
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.load import parse
-from pipelines.tracking import proxy as link
+from pipelines.tracking import run_tracking as link
 from pipelines.tracking.base import RunEnd, RunStart
 from pipelines.tracking.mlflow import MlflowTracker, release, requirements
-from pipelines.tracking.proxy import databricks_environment
 from pipelines.tracking.pyfunc import texts_of
-from pipelines.tracking.run_tracking import RunTracking
+from pipelines.tracking.run_tracking import RunTracking, databricks_environment
 
 TEXTS = ["A cat sleeps on the sofa.", "The market fell by three per cent."]
 LOADER = """
