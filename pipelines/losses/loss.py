@@ -60,8 +60,8 @@ class Reconstruction:
     """What a loss has that acts on an encoder's tokens, with weights of its own.
 
     Attributes:
-        form: What it needs of an architecture: one of the names of
-            :attr:`pipelines.models.architecture.Architecture.forms`.
+        uses: What it needs of an architecture, of its
+            :attr:`~pipelines.models.architecture.Architecture.rewrites`.
         shapes: Of its own weights by name, for the spec of an encoder. They begin as BERT's do;
             a prediction head is that of the start, if it has one.
         noise: What it makes of a granule, given its texts, the ids of the vocabulary that are no
@@ -70,7 +70,7 @@ class Reconstruction:
         check_spec: Refuses, with an `InputError`, an encoder that it cannot train.
     """
 
-    form: str
+    uses: str
     shapes: Callable[[Any], Mapping[str, tuple[int, ...]]]
     noise: Callable[[Side, SpecialIds, Any, np.random.Generator], Mapping[str, np.ndarray]]
     masks: bool

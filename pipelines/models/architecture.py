@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ plain checkpoint."""
 NORMALISING = "Normalize"
 """The module that scales embeddings to length 1, which any architecture may be followed by."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
+Rewrite: TypeAlias = Literal["tokens", "decoder"]
+"""What an objective that has texts written out again may need of an architecture."""
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
 """What ``training.framework`` can be."""
@@ -110,13 +112,13 @@ class Architecture:
         forms: `module:attribute` by framework, for those that can compute it. `torch`,
             `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
-            sharded training, which else takes the encoder as one unit; `torch_division` goes with
-            `division`, and with both `torch_module` takes the members too; `torch_tokens` and
-            `torch_decoder` are for objectives that act on tokens, see
-            :mod:`pipelines.models.frameworks.torch`; `megatron` and `mesh` are for the
-            engines of those names;
+            sharded training, which else takes the encoder as one unit; it is needed with
+            `division`. `megatron` and `mesh` are for the engines of those names;
             `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
         division: How it is divided between the workers that hold it together, if it can be.
+        rewrites: What its form in PyTorch can do for objectives that have texts written out again:
+            `tokens` if its hidden states tell something of each token, and `decoder` if it is one
+            of the same layers too, see :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
             ones, and leaves them out; else a tokenizer may add any number, or none.
     """
@@ -133,6 +135,7 @@ class Architecture:
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
     division: Division | None = None
+    rewrites: tuple[Rewrite, ...] = ()
     leaves_ends_out: bool = False
 
     def __post_init__(self) -> None:

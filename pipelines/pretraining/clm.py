@@ -93,6 +93,6 @@ LOSS = Loss(
     settings=ClmSettings,
     forms={"torch": torch},
     reconstruction=Reconstruction(
-        form="torch_tokens", shapes=shapes, noise=noise, masks=False, check_spec=check_spec
+        uses="tokens", shapes=shapes, noise=noise, masks=False, check_spec=check_spec
     ),
 )

@@ -86,6 +86,6 @@ LOSS = Loss(
     settings=MlmSettings,
     forms={"torch": torch},
     reconstruction=Reconstruction(
-        form="torch_tokens", shapes=shapes, noise=noise, masks=True, check_spec=check_spec
+        uses="tokens", shapes=shapes, noise=noise, masks=True, check_spec=check_spec
     ),
 )

@@ -134,6 +134,6 @@ LOSS = Loss(
     settings=RetromaeSettings,
     forms={"torch": torch},
     reconstruction=Reconstruction(
-        form="torch_decoder", shapes=shapes, noise=noise, masks=True, check_spec=check_spec
+        uses="decoder", shapes=shapes, noise=noise, masks=True, check_spec=check_spec
     ),
 )

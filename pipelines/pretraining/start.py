@@ -284,8 +284,8 @@ def _loss(config: Config) -> Loss:
 
 
 def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:
-    """Makes sure that an architecture has the form that an objective needs."""
-    if own.form not in architecture.forms:
+    """Makes sure that an architecture has what an objective needs."""
+    if own.uses not in architecture.rewrites:
         raise InputError(
             "objective.name",
             f"`{name}` cannot train architecture {architecture.spec.kind}",

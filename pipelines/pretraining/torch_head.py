@@ -16,7 +16,6 @@ from pipelines.models.frameworks.torch import (
     Batch,
     DropoutMasks,
     Encoder,
-    TokenEncode,
     dropout_masks,
     dropped,
     linear,
@@ -179,7 +178,7 @@ class View:
     """An encoder, and an objective's own weights, for some texts.
 
     Attributes:
-        encoder: Made by the form that the objective asks for.
+        encoder: The encoder.
         own: The objective's weights by name.
         dtype: Of matrix products.
         dropout: Share of activations that is dropped; None: the encoder's own.
@@ -200,15 +199,9 @@ class View:
         return self.encoder.spec
 
     @property
-    def form(self) -> Any:
-        """What the architecture's form made."""
+    def bert(self) -> Any:
+        """The :class:`.BertEncoder`, of an objective that needs a decoder."""
         return self.encoder.encode
-
-    @property
-    def _tokens(self) -> TokenEncode:
-        """What every form has that an objective may ask for; a decoder is of some alone."""
-        encode: TokenEncode = self.form
-        return encode
 
     def batch(self, token_ids: np.ndarray, lengths: np.ndarray) -> Batch:
         """Texts as the encoder takes them."""
@@ -225,7 +218,7 @@ class View:
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
         """fp32 [tokens, hidden]."""
-        return self._tokens.hidden_states(
+        return self.encoder.encode.hidden_states(
             batch,
             self.masks(),
             activation_checkpointing=self.activation_checkpointing,
@@ -234,7 +227,7 @@ class View:
 
     def vectors(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """fp32 [texts, embedding width], not scaled to length 1."""
-        pooled = self._tokens.pooled(hidden_states, batch)
+        pooled = self.encoder.encode.pooled(hidden_states, batch)
         return with_dense(self.spec, self.encoder.weights, pooled)
 
     def wanted(self, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray) -> Wanted:
@@ -311,10 +304,10 @@ def decode(
         seen: Of :func:`visible`.
     """
     lengths = batch.lengths.long()
-    queries = view.form.input_states(
+    queries = view.bert.first_states(
         batch, view.masks(_QUERIES), vectors.repeat_interleave(lengths, 0)
     )
-    keys = view.form.input_states(batch, view.masks(_KEYS))
+    keys = view.bert.first_states(batch, view.masks(_KEYS))
     keys = keys.index_copy(0, batch.firsts, vectors)
     masks, spec = view.masks(_LAYER), view.spec
 

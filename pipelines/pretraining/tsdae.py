@@ -95,8 +95,7 @@ def torch(view: View, inputs: Mapping[str, np.ndarray], settings: TsdaeSettings)
         inputs: Of :func:`noise`.
         settings: Are in the inputs.
     """
-    from pipelines.models.bert.torch import Dense, norm_weights
-    from pipelines.models.bert.torch_decoder import CrossAttention
+    from pipelines.models.bert.torch import CrossAttention, Dense, norm_weights
 
     def cross(layer: int) -> CrossAttention:
         prefix = _prefix(layer)
@@ -110,7 +109,7 @@ def torch(view: View, inputs: Mapping[str, np.ndarray], settings: TsdaeSettings)
     vectors = view.vectors(view.hidden_states(noisy), noisy)
     # The last token of a text is among the inputs, and predicts nothing.
     lengths = inputs["original_lengths"]
-    states = view.form.decode(
+    states = view.bert.decode(
         view.batch(inputs["originals"], lengths),
         vectors,
         [cross(layer) for layer in range(view.spec.layers)],
@@ -137,6 +136,6 @@ LOSS = Loss(
     settings=TsdaeSettings,
     forms={"torch": torch},
     reconstruction=Reconstruction(
-        form="torch_decoder", shapes=shapes, noise=noise, masks=False, check_spec=check_spec
+        uses="decoder", shapes=shapes, noise=noise, masks=False, check_spec=check_spec
     ),
 )

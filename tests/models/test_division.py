@@ -108,5 +108,4 @@ def test_only_divided_encoders_are_looked_at(kind):
 def test_a_division_has_its_forms():
     for kind in ARCHITECTURES:
         architecture = ARCHITECTURES.load(kind)
-        assert (architecture.division is not None) == ("torch_division" in architecture.forms)
         assert architecture.division is None or "torch_module" in architecture.forms

@@ -99,7 +99,7 @@ class TestFamily:
 
     def test_modules_of_sharded_training_embed_alike(self, folders, name):
         from pipelines.models.frameworks.torch import Batch, forward
-        from pipelines.models.frameworks.torch_division import (
+        from pipelines.models.frameworks.torch_module import (
             Inputs,
             allocate,
             copy_weights,

@@ -47,7 +47,7 @@ def spec_of(kind, **more):
     return HfSpec(config=config, vocabulary=VOCABULARY, hidden=WIDTH, max_length=64)
 
 
-def _results(spec, weights, part=None):
+def _results(spec, weights, *part):
     """The embeddings of some texts, and the gradient of a loss on them, by weight."""
     import torch
 
@@ -60,7 +60,7 @@ def _results(spec, weights, part=None):
     batch = Batch.of(ids, np.array([7, 4, 2], np.int32), torch.device("cpu"))
     pull = torch.tensor(generator.standard_normal((3, WIDTH), dtype=np.float32))
     own = {name: torch.tensor(array, requires_grad=True) for name, array in weights.items()}
-    embeddings = HfEncoder(spec, own, torch.float32, part)(batch, None, sparse_words=True)
+    embeddings = HfEncoder(spec, own, torch.float32, *part)(batch, None, sparse_words=True)
     (embeddings * pull).sum().backward()
     gradients = {name: weight.grad.to_dense().numpy() for name, weight in own.items()}
     return embeddings.detach().numpy(), gradients

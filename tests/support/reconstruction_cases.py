@@ -81,7 +81,7 @@ def loss_and_gradients(
     )
     loss = LOSSES.load(name)
     view = View(
-        encoder=prepare(spec, leaves, precision, loss.reconstruction.form),
+        encoder=prepare(spec, leaves, precision),
         own=owned,
         dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision],
         dropout=0.0,

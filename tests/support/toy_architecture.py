@@ -24,18 +24,23 @@ class ToySpec(EncoderSpec):
     width: int = 12
 
 
-class ToyEncoder:
+def toy_encoder(spec, weights, dtype, part):
     """Its form in PyTorch."""
+    from torch.nn.functional import embedding, linear
 
-    def __init__(self, spec, weights, dtype):
-        self._words, self._dense, self._dtype = weights[WORDS], weights[DENSE], dtype
+    from pipelines.models.frameworks.torch import Encode
 
-    def __call__(self, batch, masks, *, activation_checkpointing=False, sparse_words=False):
-        from torch.nn.functional import embedding, linear
+    class ToyEncoder(Encode):
+        def hidden_states(
+            self, batch, masks, *, activation_checkpointing=False, sparse_words=False
+        ):
+            return embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
 
-        words = embedding(batch.token_ids, self._words, sparse=sparse_words)
-        mean = batch.rectangle(words).sum(1) / batch.lengths[:, None]
-        return linear(mean.to(self._dtype), self._dense.to(self._dtype)).float()
+        def pooled(self, hidden_states, batch):
+            mean = batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
+            return linear(mean.to(dtype), weights[DENSE].to(dtype)).float()
+
+    return ToyEncoder()
 
 
 def read(folder, modules):
@@ -82,5 +87,5 @@ TOY = Architecture(
     ),
     described=lambda spec: f"of one dense layer of {spec.hidden}",
     described_settings=lambda encoder: f"a dense layer of {encoder.hidden}",
-    forms={"torch": "toy_architecture:ToyEncoder"},
+    forms={"torch": "toy_architecture:toy_encoder"},
 )

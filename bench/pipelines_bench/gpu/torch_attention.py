@@ -111,7 +111,7 @@ def _dropped(number: int) -> Form:
 
     def form(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
         masks = DropoutMasks(DropoutRates(DROPPED, DROPPED), (17, number), qkv.device)
-        return attend(qkv, batch, Heads.all_of(heads), masks, 0, None)
+        return attend(qkv, batch, Heads.of(heads), masks, 0, None)
 
     return form
 

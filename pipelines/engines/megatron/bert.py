@@ -170,7 +170,7 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         query = self.query.product(entered) / math.sqrt(self._spec.hidden // heads)
         qkv = torch.cat([query, self.key.product(entered), self.value.product(entered)], 1)
         first, last = part_bounds(heads, self._members, self.query.tp_group.rank())
-        own = Heads.between(heads, first, last)
+        own = Heads(heads, first, last - first)
         return attend(qkv, batch, own, masks, self._site, bias)
 
     def _norm(self, block: str, values: torch.Tensor) -> torch.Tensor:

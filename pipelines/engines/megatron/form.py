@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
 from pipelines.models.frameworks.torch import Batch, DropoutMasks, finished
-from pipelines.models.frameworks.torch_division import Inputs
+from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import part_bounds
 from pipelines.settings.training import Place, Placement

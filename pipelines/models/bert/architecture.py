@@ -16,10 +16,7 @@ FORMS = {
     "tensorflow": "pipelines.models.bert.tensorflow:encode",
     "mesh": "pipelines.engines.mesh.bert:FORM",
     "torch": "pipelines.models.bert.torch:BertEncoder",
-    "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
-    "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
-    "torch_division": "pipelines.models.bert.torch_division:DividedBert",
-    "torch_module": "pipelines.models.bert.torch_division:BertModule",
+    "torch_module": "pipelines.models.bert.torch:BertModule",
     "megatron": "pipelines.engines.megatron.bert:MegatronBert",
     "bigdl": "pipelines.engines.bigdl.bert:encode",
     "bigdl_memory": "pipelines.engines.bigdl.bert:token_floats",
@@ -61,6 +58,7 @@ def family_member(
         described_settings=spec.described_settings,
         forms={name: form for name, form in FORMS.items() if name not in without},
         division=DIVISION,
+        rewrites=("tokens", "decoder"),
     )
 
 

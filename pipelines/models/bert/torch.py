@@ -1,17 +1,24 @@
-"""BERT in PyTorch; see :class:`pipelines.models.frameworks.torch.Form`."""
+"""BERT in PyTorch: attention, encoder, decoder, and modules that are gathered one by one.
+
+The encoder may be the whole of it, or one worker's part where several hold it together. See
+:mod:`pipelines.models.frameworks.torch` and :mod:`pipelines.models.frameworks.torch_module` for
+what calls these classes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from pipelines.models.architecture import Shapes
 from pipelines.models.bert.spec import (
+    DIVISION,
     POSITIONS,
     PROJECTION,
     RELATIVE_BIAS,
@@ -19,9 +26,24 @@ from pipelines.models.bert.spec import (
     BertSpec,
     layer_prefix,
     relative_buckets,
+    weight_shapes,
 )
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, linear, pool, to_device
-from pipelines.models.weights import WORDS
+from pipelines.models.frameworks.torch import (
+    PRECISIONS,
+    Batch,
+    DropoutMasks,
+    StageEncode,
+    dropped,
+    linear,
+    pool,
+    run_checkpointed,
+    summed_linear,
+    to_device,
+)
+from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
+from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, Unit
+from pipelines.models.weights import WORDS, part_bounds, part_shape
+from pipelines.settings import TrainingSettings
 
 LONGEST_EXPLICIT = 128
 """Texts of more tokens are attended by torch's fused operation; see :func:`attend`."""
@@ -50,13 +72,9 @@ class Heads:
     count: int
 
     @classmethod
-    def all_of(cls, total: int) -> Heads:
-        """Of an encoder that is not divided."""
-        return cls(total, 0, total)
-
-    @classmethod
-    def between(cls, total: int, first: int, last: int) -> Heads:
-        """Those from one to before another."""
+    def of(cls, total: int, members: Members = ALONE) -> Heads:
+        """Those of a member of some that share them out."""
+        first, last = part_bounds(total, members.size, members.member)
         return cls(total, first, last - first)
 
 
@@ -276,6 +294,10 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
 
 _SITES_PER_LAYER = 3
 """Where a layer drops: attention's probabilities, and what is added to either residual."""
+_CROSS_SITES = 1 << 16
+"""Beyond the places of dropout that encoders have."""
+_LATER_SCORE = -1e9
+"""Added to the score of a later token, whose probability then is exactly zero in fp32."""
 
 
 class Dense(NamedTuple):
@@ -305,70 +327,152 @@ class Layer(NamedTuple):
     output_norm: Dense
 
 
-class BertEncoder:
-    """Forward passes of BERT; see :class:`pipelines.models.frameworks.torch.Encode`.
+class CrossAttention(NamedTuple):
+    """A decoder layer's attention to the one vector of a text, fp32.
+
+    Whatever the query and the key, one vector gets all of the attention. So there is neither, and
+    every token of a text gets the same.
+
+    Attributes:
+        value: From the vector.
+        output: To what is added to the hidden states.
+        norm: Behind the sum.
+    """
+
+    value: Dense
+    output: Dense
+    norm: Dense
+
+
+class BertEncoder(StageEncode):
+    """Forward passes of BERT, or of a part of it; see :class:`.StageEncode`.
 
     The casts are written out, since ``torch.autocast`` looks at the type of every operation, casts
     activations that need no cast, and on a CPU also changes which operations are fp32.
 
     Args:
-        spec: The shape.
-        weights: fp32 on one device, in canonical names.
+        spec: The shape of the whole.
+        weights: fp32 on one device, of the part, in canonical names.
         dtype: Of the matrix products.
+        part: Which these are.
     """
 
     def __init__(
-        self, spec: BertSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+        self,
+        spec: BertSpec,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        part: Part = WHOLE,
     ) -> None:
         self._spec = spec
         self._weights = weights
-        self._layers = [layer_weights(spec, weights, n, dtype) for n in range(spec.layers)]
+        self._members = part.members
+        layers = range(spec.layers) if part.layers is None else part.layers
+        self._layers = {number: layer_weights(spec, weights, number, dtype) for number in layers}
 
-    def __call__(
+    def first_states(
         self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        vectors: torch.Tensor | None = None,
+        *,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """Return fp32 [tokens, hidden], as the first layer takes them; the same on all members.
+
+        Args:
+            batch: The texts.
+            masks: Of dropout; None without.
+            vectors: fp32 [tokens, width of words] in the place of the words' own.
+            sparse_words: Makes the gradient of the words a sparse tensor.
+        """
+        if vectors is None:
+            vectors = self._members.look_up(
+                self._weights[WORDS], batch.token_ids, self._spec.vocabulary, sparse=sparse_words
+            )
+        return embedded_inputs(self._spec, self._weights, vectors, batch, masks)
+
+    def run_layers(
+        self,
+        states: torch.Tensor,
         batch: Batch,
         masks: DropoutMasks | None,
         *,
         activation_checkpointing: bool = False,
-        sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [texts, hidden]."""
-        hidden_states = self.hidden_states(
-            batch,
-            masks,
-            activation_checkpointing=activation_checkpointing,
-            sparse_words=sparse_words,
-        )
-        return self.pooled(hidden_states, batch)
-
-    def hidden_states(
-        self,
-        batch: Batch,
-        masks: DropoutMasks | None,
-        *,
-        activation_checkpointing: bool = False,
-        sparse_words: bool = False,
-    ) -> torch.Tensor:
-        """fp32 [tokens, hidden]."""
-        hidden_states = embedding_output(
-            self._spec, self._weights, batch, masks, sparse_words=sparse_words
-        )
+        """Return fp32 [tokens, hidden]."""
         bias = relative_bias(self._spec, self._weights, batch)
-        for number, layer in enumerate(self._layers):
-            site = first_dropout_site(number)
-            inputs = (self._spec, layer, hidden_states, batch, masks, site, bias)
-            if activation_checkpointing:
-                # The masks come from seeds of their own, so torch's generators need not be kept.
-                hidden_states = checkpoint(
-                    run_layer, *inputs, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                hidden_states = run_layer(*inputs)
-        return hidden_states
+        for number, layer in self._layers.items():
+            states = run_checkpointed(
+                run_layer,
+                *(self._spec, layer, self._members, states, batch, masks, number, bias),
+                checkpointed=activation_checkpointing,
+            )
+        return states
 
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, hidden]."""
+        """Return fp32 [texts, hidden]."""
         return pool(self._spec.pooling, hidden_states, batch)
+
+    def decode(
+        self,
+        batch: Batch,
+        vectors: torch.Tensor,
+        crosses: Sequence[CrossAttention],
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+    ) -> torch.Tensor:
+        """Run the same layers as a decoder, in which a token sees those before it alone.
+
+        Args:
+            batch: The texts.
+            vectors: fp32 [texts, any width].
+            crosses: Of each layer.
+            masks: Of dropout; None without.
+            activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
+
+        Returns:
+            fp32 [tokens, hidden], each from the tokens up to it and the vector of its text.
+        """
+        states = self.first_states(batch, masks)
+        bias = self._causal_bias(batch)
+        texts = torch.arange(batch.texts, device=states.device)
+        of_tokens = texts.repeat_interleave(batch.lengths.long())
+        for (number, layer), cross in zip(self._layers.items(), crosses, strict=True):
+            states = run_checkpointed(
+                self._decode_layer,
+                *(layer, cross, states, vectors, of_tokens, batch, masks, number, bias),
+                checkpointed=activation_checkpointing,
+            )
+        return states
+
+    def _decode_layer(
+        self,
+        layer: Layer,
+        cross: CrossAttention,
+        states: torch.Tensor,
+        vectors: torch.Tensor,
+        of_tokens: torch.Tensor,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        number: int,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one layer, with attention to the vectors between its halves."""
+        spec, members = self._spec, self._members
+        states = run_attention(spec, layer, members, states, batch, masks, number, bias)
+        told = linear(linear(vectors, *cross.value), *cross.output).index_select(0, of_tokens)
+        told = dropped(masks, _CROSS_SITES + first_dropout_site(number), told)
+        states = layer_norm(spec, states + told, cross.norm)
+        return run_feed_forward(spec, layer, members, states, masks, number)
+
+    def _causal_bias(self, batch: Batch) -> torch.Tensor:
+        """Return what is added to the scores, fp32 [heads, width, width]."""
+        later = torch.full((batch.width, batch.width), _LATER_SCORE, device=batch.lengths.device)
+        hidden = later.triu(1).expand(self._spec.heads, -1, -1)
+        relative = relative_bias(self._spec, self._weights, batch)
+        return hidden if relative is None else hidden + relative
 
 
 def layer_weights(
@@ -403,19 +507,6 @@ def layer_weights(
     )
 
 
-def embedding_output(
-    spec: BertSpec,
-    weights: Mapping[str, torch.Tensor],
-    batch: Batch,
-    masks: DropoutMasks | None,
-    *,
-    sparse_words: bool = False,
-) -> torch.Tensor:
-    """fp32 [tokens, hidden], as layers take them: words, positions and segment, normalised."""
-    words = functional.embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
-    return embedded_inputs(spec, weights, words, batch, masks)
-
-
 def embedded_inputs(
     spec: BertSpec,
     weights: Mapping[str, torch.Tensor],
@@ -423,7 +514,11 @@ def embedded_inputs(
     batch: Batch,
     masks: DropoutMasks | None,
 ) -> torch.Tensor:
-    """The same of any vectors in the place of words, fp32 [tokens, width of words]."""
+    """Return fp32 [tokens, hidden], as layers take them: normalised, with positions and segment.
+
+    Args:
+        words: fp32 [tokens, width of words], the vectors of words, or others in their place.
+    """
     positions, places = weights[POSITIONS][: batch.width], batch.positions
     if spec.placeless_token is not None:
         places = _places(spec.placeless_token, batch)
@@ -471,48 +566,51 @@ def first_dropout_site(layer: int) -> int:
 def run_layer(
     spec: BertSpec,
     layer: Layer,
+    members: Members,
     hidden_states: torch.Tensor,
     batch: Batch,
     masks: DropoutMasks | None,
-    site: int,
+    number: int,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One layer: attention, then the feed-forward block, each added to what it came from.
+    """Run one layer: attention, then the feed-forward block, each added to what it came from.
 
     Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would add
     up over the layers, and a norm's mean and variance are sums over the whole width.
 
     Args:
         spec: The encoder's shape.
-        layer: The layer's weights.
-        hidden_states: fp32 [tokens, hidden].
+        layer: This member's part of the layer's weights.
+        members: That hold the layer.
+        hidden_states: fp32 [tokens, hidden], the same on all of them.
         batch: The texts.
         masks: Of dropout; None without.
-        site: Number of the layer's first place of dropout.
-        bias: Of :func:`relative_bias`.
+        number: Of the layer, which its places of dropout follow from.
+        bias: Of :func:`relative_bias`, for this member's heads.
 
     Returns:
-        fp32 [tokens, hidden].
+        fp32 [tokens, hidden], the same on all members.
     """
-    hidden_states = run_attention(spec, layer, hidden_states, batch, masks, site, bias)
-    return run_feed_forward(spec, layer, hidden_states, masks, site + 2)
+    hidden_states = run_attention(spec, layer, members, hidden_states, batch, masks, number, bias)
+    return run_feed_forward(spec, layer, members, hidden_states, masks, number)
 
 
 def run_attention(
     spec: BertSpec,
     layer: Layer,
+    members: Members,
     hidden_states: torch.Tensor,
     batch: Batch,
     masks: DropoutMasks | None,
-    site: int,
+    number: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The first half of :func:`run_layer`."""
-    dtype = layer.qkv.weight.dtype
-    qkv = linear(hidden_states.to(dtype), *layer.qkv)
+    """Run the first half of :func:`run_layer`."""
+    site = first_dropout_site(number)
+    qkv = linear(members.enter(hidden_states).to(layer.qkv.weight.dtype), *layer.qkv)
     # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
-    context = attend(qkv, batch, Heads.all_of(spec.heads), masks, site, bias)
-    attention_output = linear(context, *layer.attention_output)
+    context = attend(qkv, batch, Heads.of(spec.heads, members), masks, site, bias)
+    attention_output = summed_linear(members, context, *layer.attention_output)
     attention_output = dropped(masks, site + 1, attention_output)
     # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
     return layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
@@ -521,15 +619,17 @@ def run_attention(
 def run_feed_forward(
     spec: BertSpec,
     layer: Layer,
+    members: Members,
     hidden_states: torch.Tensor,
     masks: DropoutMasks | None,
-    site: int,
+    number: int,
 ) -> torch.Tensor:
-    """The second half of :func:`run_layer`, with its one place of dropout."""
-    dtype = layer.intermediate.weight.dtype
+    """Run the second half of :func:`run_layer`, with its one place of dropout."""
+    entered = members.enter(hidden_states).to(layer.intermediate.weight.dtype)
     # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
-    intermediate = functional.gelu(linear(hidden_states.to(dtype), *layer.intermediate))
-    output = dropped(masks, site, linear(intermediate, *layer.output))
+    intermediate = functional.gelu(linear(entered, *layer.intermediate))
+    output = summed_linear(members, intermediate, *layer.output)
+    output = dropped(masks, first_dropout_site(number) + 2, output)
     return layer_norm(spec, hidden_states + output, layer.output_norm)
 
 
@@ -541,3 +641,128 @@ def norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
 def layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
     """Values [..., width] with mean 0 and variance 1 each, scaled and shifted."""
     return functional.layer_norm(values, norm.weight.shape, *norm, spec.layer_norm_epsilon)
+
+
+class EmbeddingUnit(Unit):
+    """What is before the first layer, and what all layers share.
+
+    Args:
+        spec: The encoder's shape.
+        shapes: Of the weights that belong to no layer.
+        members: That hold the encoder together.
+    """
+
+    def __init__(self, spec: BertSpec, shapes: Shapes, members: Members) -> None:
+        super().__init__(shapes)
+        self._spec = spec
+        self._part = Part(range(0), members)
+
+    def forward(
+        self, sides: Sequence[Inputs]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Return fp32 [tokens, hidden] of each side, and what attention adds to its scores."""
+        encoder = BertEncoder(self._spec, self.weights, torch.float32, self._part)
+        return (
+            [encoder.first_states(*side) for side in sides],
+            [relative_bias(self._spec, self.weights, side.batch) for side in sides],
+        )
+
+
+class LayerUnit(Unit):
+    """A layer.
+
+    Args:
+        spec: The encoder's shape.
+        shapes: Of the layer's weights.
+        number: Of the layer.
+        training: Precision of the matrix products, and whether activations are checkpointed.
+        members: That hold the encoder together.
+    """
+
+    def __init__(
+        self,
+        spec: BertSpec,
+        shapes: Shapes,
+        number: int,
+        training: TrainingSettings,
+        members: Members,
+    ) -> None:
+        super().__init__(shapes)
+        self._spec = spec
+        self._number = number
+        self._members = members
+        self._dtype = PRECISIONS[training.precision]
+        self._checkpointed = training.activation_checkpointing
+
+    def forward(
+        self,
+        hidden_states: Sequence[torch.Tensor],
+        sides: Sequence[Inputs],
+        biases: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor]:
+        """Return fp32 [tokens, hidden] of each side, from the same.
+
+        Where activations are checkpointed, what the weights are cast and joined to is not kept
+        either, so that one layer is whole at a time.
+        """
+        return run_checkpointed(
+            self._run, hidden_states, sides, biases, checkpointed=self._checkpointed
+        )
+
+    def _run(
+        self,
+        hidden_states: Sequence[torch.Tensor],
+        sides: Sequence[Inputs],
+        biases: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor]:
+        layer = layer_weights(self._spec, self.weights, self._number, self._dtype)
+        return [
+            run_layer(self._spec, layer, self._members, states, *side, self._number, bias)
+            for states, side, bias in zip(hidden_states, sides, biases, strict=True)
+        ]
+
+
+class BertModule(EncoderModule):
+    """BERT, gathered layer by layer.
+
+    Args:
+        spec: The shape.
+        training: Precision of the matrix products, and whether activations are checkpointed.
+        members: That hold the encoder together, of which this worker has its part.
+    """
+
+    def __init__(self, spec: BertSpec, training: TrainingSettings, members: Members) -> None:
+        super().__init__(spec)
+        self._pooling = spec.pooling
+        axes = DIVISION.axes(spec)
+        shapes = {
+            name: part_shape(shape, axes.get(name), members.size, members.member)
+            for name, shape in weight_shapes(spec).items()
+        }
+        layers = [
+            {name: shapes.pop(name) for name in [*shapes] if name.startswith(layer_prefix(number))}
+            for number in range(spec.layers)
+        ]
+        self.embeddings = EmbeddingUnit(spec, shapes, members)
+        self.layers = torch.nn.ModuleList(
+            LayerUnit(spec, layer, number, training, members) for number, layer in enumerate(layers)
+        )
+
+    def own_units(self) -> Iterator[Unit]:
+        """Yield the embeddings, then the layers."""
+        return chain([self.embeddings], self.layers)
+
+    @property
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Those of all units."""
+        return {name: value for unit in self.own_units() for name, value in unit.weights.items()}
+
+    def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+        """Return fp32 [texts, hidden] of each side, before dense layers."""
+        hidden_states, biases = self.embeddings(sides)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, sides, biases)
+        return [
+            pool(self._pooling, states, side.batch)
+            for states, side in zip(hidden_states, sides, strict=True)
+        ]

@@ -19,17 +19,20 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.architecture import form_of
+from pipelines.models.frameworks.torch_division import WHOLE, Members, Part
 from pipelines.models.inference.processor import (
     BF16_CAPABILITY,
     computes_in_bf16,
@@ -198,6 +201,19 @@ def linear(
         return functional.linear(states, weight, bias)
     product: torch.Tensor = _Linear.apply(states, weight, bias)
     return product
+
+
+def summed_linear(
+    members: Members, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply by a matrix of which each member has some columns; the same on all members.
+
+    The sum over the members is made in fp32, and the bias is added once, behind it.
+    """
+    if members.size == 1:
+        return linear(states, weight, bias)
+    whole = members.add_up(linear(states, weight))
+    return whole if bias is None else whole + bias
 
 
 def multiplied(
@@ -373,9 +389,14 @@ KEPT_KERNELS = 64
 would keep 1,024: more than 1 GB after 300 steps of ever other lengths. To compile one again takes
 less time than it takes to have so much memory."""
 
+_States = TypeVar("_States")
 
-class Encode(Protocol):
-    """The forward pass of an architecture, over weights that are ready for it."""
+
+class Encode(ABC):
+    """The forward pass of an architecture, over weights that are ready for it.
+
+    See :func:`embed` for the keyword arguments.
+    """
 
     def __call__(
         self,
@@ -385,12 +406,33 @@ class Encode(Protocol):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [texts, hidden], before dense layers; see :func:`embed` for the arguments."""
-        ...
+        """Return fp32 [texts, hidden], before dense layers."""
+        states = self.hidden_states(
+            batch,
+            masks,
+            activation_checkpointing=activation_checkpointing,
+            sparse_words=sparse_words,
+        )
+        return self.pooled(states, batch)
+
+    @abstractmethod
+    def hidden_states(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """Return fp32 [tokens, hidden], those behind the last layer."""
+
+    @abstractmethod
+    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return fp32 [texts, hidden], from those."""
 
 
-class TokenEncode(Encode, Protocol):
-    """What an architecture's form `torch_tokens` makes: its hidden states can be had too."""
+class StageEncode(Encode):
+    """The same of an architecture that can be divided into stages, or of one stage of it."""
 
     def hidden_states(
         self,
@@ -400,28 +442,49 @@ class TokenEncode(Encode, Protocol):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [tokens, hidden], those of the last layer; see :func:`embed` for the arguments."""
-        ...
+        """Return fp32 [tokens, hidden], of an encoder of one stage."""
+        states = self.first_states(batch, masks, sparse_words=sparse_words)
+        return self.run_layers(
+            states, batch, masks, activation_checkpointing=activation_checkpointing
+        )
 
-    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """fp32 [texts, hidden], from those; both together are what a call gives."""
-        ...
+    @abstractmethod
+    def first_states(
+        self, batch: Batch, masks: DropoutMasks | None, *, sparse_words: bool = False
+    ) -> torch.Tensor:
+        """Return fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+
+    @abstractmethod
+    def run_layers(
+        self,
+        states: torch.Tensor,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+    ) -> torch.Tensor:
+        """Return fp32 [tokens, hidden] behind the layers of the stage."""
 
 
-class Form(Protocol):
-    """What an architecture registers for `torch`."""
+Form: TypeAlias = Callable[[Any, Mapping[str, torch.Tensor], torch.dtype, Part], Encode]
+"""What an architecture registers for `torch`: makes weights ready, once for the several forward
+passes of a granule.
 
-    def __call__(
-        self, spec: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Encode:
-        """Makes weights ready, once for the several forward passes of a granule.
+It takes the spec of the whole encoder; fp32 weights on one device, in canonical names; the type of
+the matrix products; and which part of the encoder these weights are, :data:`.WHOLE` for an
+architecture without a division. One that can be divided into stages makes a :class:`StageEncode`.
+"""
 
-        Args:
-            spec: Of the architecture.
-            weights: fp32 on one device, in canonical names.
-            dtype: Of the matrix products.
-        """
-        ...
+
+def run_checkpointed(run: Callable[..., _States], *inputs: Any, checkpointed: bool) -> _States:
+    """Compute a layer, of which its inputs alone are kept for its gradient where that is asked.
+
+    Masks of dropout come from seeds of their own, so torch's generators need not be kept.
+    """
+    if not checkpointed:
+        return run(*inputs)
+    states: _States = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return states
 
 
 @dataclass(frozen=True)
@@ -476,18 +539,18 @@ def prepare(
     spec: EncoderSpec,
     weights: Mapping[str, torch.Tensor],
     precision: str = "fp32",
-    form: str = "torch",
+    part: Part = WHOLE,
 ) -> Encoder:
-    """Casts and joins weights, once for the several forward passes of a granule.
+    """Cast and join weights, once for the several forward passes of a granule.
 
     Args:
-        spec: The shape.
+        spec: The shape of the whole encoder.
         weights: fp32 on one device, in canonical names.
         precision: ``fp32`` or ``bf16``, of the matrix products.
-        form: Of the architecture: `torch`, or one that can do more.
+        part: Which of the encoder these weights are.
     """
-    make: Form = form_of(spec, form)
-    return Encoder(spec, weights, make(spec, weights, PRECISIONS[precision]))
+    form: Form = form_of(spec, "torch")
+    return Encoder(spec, weights, form(spec, weights, PRECISIONS[precision], part))
 
 
 def forward(

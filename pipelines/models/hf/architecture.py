@@ -24,9 +24,8 @@ HF = Architecture(
     described_settings=spec.described_settings,
     forms={
         "torch": "pipelines.models.hf.torch:HfEncoder",
-        "torch_tokens": "pipelines.models.hf.torch:HfEncoder",
-        "torch_division": "pipelines.models.hf.torch:HfEncoder",
         "torch_module": "pipelines.models.hf.torch:hf_module",
     },
     division=DIVISION,
+    rewrites=("tokens",),
 )

@@ -21,20 +21,22 @@ from torch.utils.checkpoint import checkpoint
 
 from pipelines.errors import InputError
 from pipelines.models.adaptation import layer_of
-from pipelines.models.frameworks.torch import PRECISIONS, Batch, DropoutMasks, linear, pool
-from pipelines.models.frameworks.torch_division import (
-    EncoderModule,
-    Inputs,
-    Members,
-    Part,
-    WholeModule,
+from pipelines.models.frameworks.torch import (
+    PRECISIONS,
+    Batch,
+    DropoutMasks,
+    Encode,
+    linear,
+    pool,
 )
+from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
+from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, WholeModule
 from pipelines.models.hf.spec import HfSpec
 from pipelines.models.hf.torch_library import UNUSED, divide, empty_model, own_names
 from pipelines.settings import TrainingSettings
 
 
-class HfEncoder:
+class HfEncoder(Encode):
     """Forward passes of a model; see :class:`pipelines.models.frameworks.torch.Encode`.
 
     Casts are those of ``torch.autocast``. Dropout is the library's own, from PyTorch's generator,
@@ -52,29 +54,12 @@ class HfEncoder:
         spec: HfSpec,
         weights: Mapping[str, torch.Tensor],
         dtype: torch.dtype,
-        part: Part | None = None,
+        part: Part = WHOLE,
     ) -> None:
         self._spec = spec
         self._weights = weights
         self._dtype = dtype
-        self._members = None if part is None else part.members
-
-    def __call__(
-        self,
-        batch: Batch,
-        masks: DropoutMasks | None,
-        *,
-        activation_checkpointing: bool = False,
-        sparse_words: bool = False,
-    ) -> torch.Tensor:
-        """fp32 [texts, hidden], before dense layers."""
-        hidden_states = self.hidden_states(
-            batch,
-            masks,
-            activation_checkpointing=activation_checkpointing,
-            sparse_words=sparse_words,
-        )
-        return self.pooled(hidden_states, batch)
+        self._members = part.members
 
     def hidden_states(
         self,
@@ -115,7 +100,7 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
 
 
 def empty_on(
-    config: str, dropout: float | None, device: torch.device, members: Members | None = None
+    config: str, dropout: float | None, device: torch.device, members: Members = ALONE
 ) -> Any:
     """A model of the library that multiplies as all others do here, without memory for weights.
 
@@ -123,10 +108,10 @@ def empty_on(
         config: Text of a config.json.
         dropout: Share that is dropped; None: as config.json says.
         device: Of its buffers.
-        members: That hold it together, if there are several; it has this one's part.
+        members: That hold it together; it has this one's part.
     """
     model = empty_model(config, dropout)
-    if members is not None:
+    if members.size > 1:
         divide(model, config, members)
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -158,7 +143,7 @@ class _Model:
         *,
         checkpointed: bool,
         device: torch.device,
-        members: Members | None,
+        members: Members,
     ) -> None:
         # Its buffers take part in gradients too, whoever asked for it first.
         with torch.inference_mode(False):
@@ -238,7 +223,7 @@ def _model(
     dropout: float | None,
     checkpointed: bool,
     device: torch.device,
-    members: Members | None,
+    members: Members,
 ) -> _Model:
     """Kept between forward passes: building one takes longer than a small batch."""
     return _Model(config, dropout, checkpointed=checkpointed, device=device, members=members)
@@ -258,10 +243,8 @@ def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids + padding * (1 - attention_mask), attention_mask
 
 
-def hf_module(
-    spec: HfSpec, training: TrainingSettings, members: Members | None = None
-) -> EncoderModule:
-    """The module of a model of the library; see :func:`encoder_module`.
+def hf_module(spec: HfSpec, training: TrainingSettings, members: Members) -> EncoderModule:
+    """Make the module of a model of the library; see :func:`.encoder_module`.
 
     Args:
         spec: The shape.
@@ -272,7 +255,7 @@ def hf_module(
     model = empty_on(spec.config, 0.0, torch.device("cpu"), members)
     has_unused = any(name.startswith(UNUSED) for name, _ in model.named_parameters())
     if spec.dropout(training.dropout) is not None or has_unused:
-        assert members is None, "refused before the start"
+        assert members.size == 1, "refused before the start"
         return WholeModule(spec, training)
     return HfModule(spec, model, training)
 

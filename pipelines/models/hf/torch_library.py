@@ -39,7 +39,7 @@ from transformers.utils import logging as library_logging
 
 from pipelines.models.architecture import Shapes
 from pipelines.models.checkpoint_files import checkpoint_shapes
-from pipelines.models.frameworks.torch import linear
+from pipelines.models.frameworks.torch import summed_linear
 from pipelines.models.frameworks.torch_division import Members
 from pipelines.models.hf.spec import HfSpec, config_text
 from pipelines.models.sentence_modules import (
@@ -419,9 +419,8 @@ class _ColumnsLinear(torch.nn.Linear):  # type: ignore[misc]
     members: Members
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """The same on all members; a bias is added once, behind the sum."""
-        whole = self.members.add_up(linear(states, self.weight, None))
-        return whole if self.bias is None else whole + self.bias
+        """Return the same on all members."""
+        return summed_linear(self.members, states, self.weight, self.bias)
 
 
 class _DividedWords(torch.nn.Embedding):  # type: ignore[misc]
