@@ -1,17 +1,28 @@
 """What can be chosen by name: engines, losses, formats and others, a line each.
 
 Nothing is imported before it is chosen. So settings take their choices from here, although what is
-listed imports settings. CONTRIBUTING.md says what each kind of entry has to be.
+listed imports settings. Other distributions add entries of their own by entry points.
+CONTRIBUTING.md says what each kind of entry has to be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from pipelines.errors import InputError
+
+
+@cache
+def provided(group: str) -> Mapping[str, str]:
+    """Return ``module:attribute`` by name of the entry points that distributions add to a group."""
+    # Reads a file of every distribution that is installed.
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=group)}
 
 
 @dataclass(frozen=True)
@@ -22,22 +33,30 @@ class Registry:
         kind: What the entries are, in a word, for errors.
         key: The setting that chooses one, for errors.
         entries: ``module:attribute`` by name.
+        group: Entry points by which other distributions add to them; a name of ours stays ours.
         renamed: Names of before, which are still read, and what they are called now.
+        variants: ``module:attribute`` by name and what decides, where a name stands for several.
     """
 
     kind: str
     key: str
     entries: Mapping[str, str]
+    group: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        # Before the last one, which may take whatever no other does.
+        names = [*self.entries]
+        more = provided(self.group) if self.group else ()
+        names[-1:-1] = [name for name in more if name not in self.entries]
+        return iter(names)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.entries
+        return name in self.entries or name in provided(self.group)
 
     def check(self, name: str) -> str:
         """A name as it is today.
@@ -46,8 +65,8 @@ class Registry:
             InputError: There is nothing of that name.
         """
         name = self.renamed.get(name, name)
-        if name not in self.entries:
-            known = ", ".join(self.entries)
+        if name not in self:
+            known = ", ".join(self)
             raise InputError(self.key, f"there is no {self.kind} `{name}`", f"one of {known}")
         return name
 
@@ -57,17 +76,26 @@ class Registry:
         Raises:
             InputError: There is nothing of that name.
         """
-        return self.entries[self.check(name)].partition(":")[0]
+        return self._entry(name).partition(":")[0]
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, variant: str = "") -> Any:
         """What a name stands for; imports its module.
+
+        Args:
+            variant: Decides where the name stands for several things.
 
         Raises:
             InputError: There is nothing of that name.
             ImportError: Its module needs something that is not installed.
         """
-        module, _, attribute = self.entries[self.check(name)].partition(":")
+        module, _, attribute = self._entry(name, variant).partition(":")
         return getattr(import_module(module), attribute)
+
+    def _entry(self, name: str, variant: str = "") -> str:
+        name = self.check(name)
+        if (name, variant) in self.variants:
+            return self.variants[name, variant]
+        return self.entries.get(name) or provided(self.group)[name]
 
 
 RECIPES = Registry(
@@ -83,7 +111,8 @@ RECIPES = Registry(
 FORMATS = Registry(
     "format",
     "corpus.format",
-    {
+    group="sentence_pipelines.formats",
+    entries={
         "docstrings": "pipelines.corpus.readers.docstrings:DOCSTRINGS",
         "documents": "pipelines.corpus.readers.documents:DOCUMENTS",
         "text": "pipelines.corpus.readers.documents:TEXT",
@@ -101,13 +130,17 @@ FORMATS = Registry(
 _TABLES = ("parquet", "csv", "jsonl", "text", "delta", "iceberg", "table")
 
 TABLE_FORMATS = Registry(
-    "format", "embedding.format", {name: FORMATS.entries[name] for name in _TABLES}
+    "format",
+    "embedding.format",
+    {name: FORMATS.entries[name] for name in _TABLES},
+    "sentence_pipelines.table_formats",
 )
 """Those that `embed` reads: files of Parquet, tables by name, and formats that have rows."""
 
 ARCHITECTURES = Registry(
     kind="architecture",
     key="encoder.kind",
+    group="sentence_pipelines.architectures",
     entries={
         "bert": "pipelines.models.bert.architecture:BERT",
         "roberta": "pipelines.models.roberta.architecture:ROBERTA",
@@ -125,6 +158,7 @@ ARCHITECTURES = Registry(
 BACKENDS = Registry(
     kind="backend",
     key="embedding.backend",
+    group="sentence_pipelines.backends",
     entries={
         "openvino": "pipelines.models.inference.openvino:open_backend",
         "torch": "pipelines.models.inference.torch:open_backend",
@@ -137,6 +171,7 @@ model's architecture is taken where none is named."""
 LOSSES = Registry(
     kind="loss",
     key="objective.name",
+    group="sentence_pipelines.losses",
     entries={
         "in_batch_negatives": "pipelines.losses.in_batch_negatives:LOSS",
         "simcse": "pipelines.losses.simcse:LOSS",
@@ -161,7 +196,8 @@ LOSSES = Registry(
 STEPPERS = Registry(
     "stepper",
     "training.framework",
-    {
+    group="sentence_pipelines.steppers",
+    entries={
         "tensorflow": "pipelines.training.steppers.tensorflow:TensorFlowStepper",
         "torch": "pipelines.training.steppers.torch:TorchStepper",
         "torch-fsdp": "pipelines.training.steppers.sharded:FsdpStepper",
@@ -178,9 +214,10 @@ STEPPERS = Registry(
 ENGINES = Registry(
     kind="engine",
     key="training.engine",
+    group="sentence_pipelines.engines",
     entries={
         "local": "pipelines.engines.local:LocalEngine",
-        "bigdl": "pipelines.engines.bigdl.engine:BigDLEngine",
+        "bigdl": "pipelines.engines.bigdl.dllib_engine:DllibEngine",
         "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
         "elephas": "pipelines.engines.elephas.engine:ElephasEngine",
         "horovod": "pipelines.engines.horovod.engine:HorovodEngine",
@@ -189,11 +226,14 @@ ENGINES = Registry(
         "tensorflowonspark": "pipelines.engines.tensorflowonspark.engine:TensorFlowOnSparkEngine",
         "torch": "pipelines.engines.torch:TorchEngine",
     },
+    variants={("bigdl", "torch"): "pipelines.engines.orca.engine:OrcaEngine"},
 )
+"""Those whose implementation depends on the framework have variants by it."""
 
 EVALUATIONS = Registry(
     kind="evaluation",
     key="evaluation",
+    group="sentence_pipelines.evaluations",
     entries={
         "retrieval": "pipelines.evaluation.retrieval:EVALUATION",
         "geometry": "pipelines.evaluation.geometry:EVALUATION",
@@ -206,7 +246,8 @@ EVALUATIONS = Registry(
 MERGE_FORMATS = Registry(
     "table format",
     "embedding.merge_format",
-    {
+    group="sentence_pipelines.merge_formats",
+    entries={
         "delta": "pipelines.embedding.merge:DELTA",
         "iceberg": "pipelines.embedding.merge:ICEBERG",
     },
@@ -215,7 +256,8 @@ MERGE_FORMATS = Registry(
 SEARCHES = Registry(
     "search",
     "mining.search",
-    {
+    group="sentence_pipelines.searches",
+    entries={
         "exact": "pipelines.mining.choosing:EXACT",
         "index": "pipelines.mining.choosing:INDEX",
     },
@@ -224,7 +266,8 @@ SEARCHES = Registry(
 FILTERS = Registry(
     "filter",
     "mining",
-    {
+    group="sentence_pipelines.filters",
+    entries={
         "known positive": "pipelines.mining.choosing:POSITIVE",
         "same text": "pipelines.mining.choosing:TEXT",
         "same group": "pipelines.mining.choosing:GROUP",

@@ -184,10 +184,12 @@ def show_engines(names: Iterable[str]) -> None:
 
 def show_conf(config: Config, *, as_file: bool) -> None:
     """Shows the Spark conf of a run."""
-    from pipelines.engines.base import check_fit, load_engine
+    from pipelines.engines.automatic import with_engine
+    from pipelines.engines.base import check_fit, engine_of
     from pipelines.engines.overview import conf_lines, submit_conf
 
-    chosen = load_engine(config.training.engine)
+    config = with_engine(config)
+    chosen = engine_of(config)
     check_fit(chosen, config)
     for line in conf_lines(submit_conf(chosen, config), as_file=as_file):
         say(line)

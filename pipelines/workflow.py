@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines import evaluation_job
-from pipelines.engines.base import Engine, load_engine
+from pipelines.engines.automatic import with_engine
+from pipelines.engines.base import Engine, engine_of
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
@@ -150,7 +151,8 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
     start_of_job = Start()
-    chosen = chosen or load_engine(config.training.engine)
+    config = config if chosen else with_engine(config)
+    chosen = chosen or engine_of(config)
     check_settings(chosen, config)
     prepared = PreparedFolder.of(config)
     prepared.check_in_step()
@@ -301,7 +303,8 @@ def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.models.start import check_tokenizer
     from pipelines.preparation import check_needs
 
-    chosen = load_engine(config.training.engine)
+    config = with_engine(config)
+    chosen = engine_of(config)
     check_settings(chosen, config)
     # Preparing may take hours.
     check_run_folder(config)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import pytest
 from reference import DOCS
 
+from pipelines.settings.capabilities import LIMITS
+
 SOURCE = DOCS.parent / "pipelines"
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 OURS, _, _ = PAGE.partition("## What Spark says")
@@ -54,10 +56,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
 
 
 def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
-    """What a call, or a line of a table of refusals, says to the user."""
-    if isinstance(node, ast.Tuple) and len(node.elts) == 4:
-        _, key, problem, remedy = (text_of(part, known) for part in node.elts)
-        return Said(key, f"{problem}, {remedy}") if re.fullmatch(r"\w+(\.\w+)+", key) else None
+    """What a call says to the user."""
     if not isinstance(node, ast.Call):
         return None
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -75,7 +74,15 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     return Said("", given[1]) if name in RUN_ERRORS and len(given) == 2 else None
 
 
+def said_of_limits() -> Iterator[Said]:
+    for limit in LIMITS:
+        problem = re.sub(r"\{.+?\}", FILLED, limit.problem)
+        yield Said(limit.key or limit.feature.key, f"{problem}, {limit.remedy}")
+
+
 def everything_said() -> Iterator[Said]:
+    for one in said_of_limits():
+        yield replace(one, text=one.text.replace("`", ""))
     for path in sorted(SOURCE.rglob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         shared = assigned(module.body)

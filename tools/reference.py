@@ -11,13 +11,15 @@ from pathlib import Path
 import yaml
 
 from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
+from pipelines.engines.automatic import CANDIDATES
 from pipelines.engines.base import ConfRule, Engine, load_engine
-from pipelines.engines.overview import all_rules
+from pipelines.engines.overview import all_rules, variants
 from pipelines.files import storage
 from pipelines.losses.loss import LABELS, NEEDS
 from pipelines.models.architecture import has_form_of_engine
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
+from pipelines.settings.capabilities import LIMITS
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.java import RELEASES
@@ -100,12 +102,26 @@ def engines_page() -> str:
                 for found in engines
             ),
         ),
+        "\n## Which one `auto` takes\n",
+        "Unless `training.engine` names one, the first is taken whose libraries are installed, "
+        "that knows the settings, and whose rules the conf of Spark keeps. Where the cluster "
+        "encrypts, none is taken that sends in clear text. The log names it and the others that "
+        "fit. A resumed run keeps its engine. Rates are those of "
+        "[strategies](strategies.md#an-example), in fp32.\n",
+        *_table(
+            ("", "engine", "framework", "examples/s of two workers, and when"),
+            (
+                (str(place), f"`{one.engine}`", one.framework, one.why)
+                for place, one in enumerate(CANDIDATES, 1)
+            ),
+        ),
         "\n## What each mode promises\n",
         *_table(
             ("engine, mode", "what it guarantees", "when to choose it", "what it needs"),
             (
                 (f"`{found.name}` {name}", mode.guarantee, mode.choose_when, mode.needs)
-                for found in engines
+                for engine in ENGINES
+                for found in variants(engine)
                 for name, mode in found.modes.items()
             ),
         ),
@@ -119,7 +135,22 @@ def engines_page() -> str:
             (
                 (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
                 for found in engines
-                for rule in all_rules(found)
+                for rule in all_rules(found.name)
+            ),
+        ),
+        "\n## What is not possible\n",
+        "Refused as soon as settings are read, or, of an engine, before Spark starts.\n",
+        *_table(
+            ("what", "setting", "not with", "since", "instead"),
+            (
+                (
+                    limit.feature.name,
+                    f"`{limit.feature.key}`",
+                    limit.scope.name,
+                    re.sub(r"`?\{.+?\}`?", "…", limit.problem),
+                    limit.remedy,
+                )
+                for limit in sorted(LIMITS, key=lambda limit: limit.feature.name.lower())
             ),
         ),
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",

@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from rich.table import Table
 
 from pipelines import workflow
 from pipelines.compare.data import prepared
 from pipelines.engines.base import load_engine
-from pipelines.engines.bigdl.engine import BigDLEngine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
@@ -32,6 +32,7 @@ from pipelines_bench.rates import training_rate
 
 if TYPE_CHECKING:
     from pipelines.engines.bigdl.progress import StepTimes
+    from pipelines.runs.checkpoint import Checkpoint
 
 PAIRS = (128, 512)
 """Of a step, over all workers; the last is what the figures are of."""
@@ -122,14 +123,23 @@ def _granule(config: Config) -> int:
 
 def _times(config: Config) -> list[StepTimes]:
     """A run's steps, as dllib tells of them."""
+    # Imports BigDL's Python package.
+    from pipelines.engines.bigdl.dllib import StepRecorder
+
     times: list[StepTimes] = []
+    enter = StepRecorder.enter
+
+    def recording(recorder: StepRecorder, step: StepTimes) -> Checkpoint | None:
+        times.append(step)
+        return enter(recorder, step)
+
     training = {"engine": "bigdl", "framework": "bigdl", "max_steps": STEPS, "epochs": 1000}
     settings = config.training.model_copy(update=training | {"checkpoint_every": 10 * STEPS})
     with tempfile.TemporaryDirectory() as folder:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         ready = config.model_copy(update={"training": settings, "run": run})
-        told: Any = BigDLEngine(on_step=times.append)
-        workflow.train(ready, told)
+        with patch.object(StepRecorder, "enter", recording):
+            workflow.train(ready)
     return times
 
 

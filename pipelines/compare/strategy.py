@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pipelines.catalog import ENGINES, LOSSES
 from pipelines.compare.processes import stage_command
-from pipelines.engines.base import load_engine
+from pipelines.engines.base import engine_of, load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.models.architecture import check_framework
 from pipelines.models.start import start_architecture
@@ -112,7 +112,7 @@ class Strategy:
         if self.peer is not None:
             return self.peer.missing(own, has_negatives)
         try:
-            load_engine(self.training["engine"]).check_libraries(own)
+            engine_of(own).check_libraries(own)
             LOSSES.load(own.objective.name).form(own.training.framework)
             check_framework(start_architecture(own), own)
         except PipelineError as error:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from pipelines.catalog import STEPPERS
 from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine, run_in_child
+from pipelines.engines.spark_engine import DriverSide, SparkEngine, run_in_child
 from pipelines.errors import InputError
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -62,7 +62,7 @@ def barrier_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
     )
 
 
-class BarrierEngine(SparkJobEngine):
+class BarrierEngine(SparkEngine):
     """Trains in a process group of PyTorch, one worker per task of a barrier job.
 
     Attributes:
@@ -89,10 +89,6 @@ class BarrierEngine(SparkJobEngine):
                 "training.sharding",
                 f"with training.{division} engine {self.name} has no `{sharding}`",
                 f"one of {', '.join(choices)}",
-            )
-        if division == "pipeline_parallel" and config.training.offload != "none":
-            raise InputError(
-                "training.offload", "the moments of stages stay in memory", "leave it none"
             )
 
     @override

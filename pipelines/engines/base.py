@@ -1,17 +1,10 @@
-"""The contract of an engine.
+"""The contract of an engine: what it declares, what it is checked by, and how a run goes on.
 
 An engine starts its processes on executors, moves gradients or weights between them, and turns
 its own failures into :class:`~pipelines.errors.EngineError`. The encoder, the loss, the order
 of the batches, the schedule, checkpoints and metrics are not its business: each process calls
-:func:`pipelines.training.loop.run_worker` and passes in the functions that differ.
-
-Most engines derive from :class:`pipelines.engines.spark_engine.SparkJobEngine`, which leaves them
-their declarations and the Spark job of their workers.
-
-What engines require of the Spark conf: declared once, then checked, printed and documented.
-
-A rule names a key that the user's conf must not contradict. What spark-submit is given besides
-follows from the configuration, see :mod:`pipelines.engines.overview`.
+:func:`pipelines.training.loop.run_worker` and passes in the functions that differ. On Spark, an
+engine derives from :class:`pipelines.engines.spark_engine.SparkEngine`.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
@@ -34,6 +27,7 @@ from pipelines.runs.job_records import add_restart
 from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
+from pipelines.settings.capabilities import LIMITS, Limit, check_limits
 from pipelines.settings.checks import check_divided
 from pipelines.spark.java import check_spark
 from pipelines.training.control.authenticated_server import Identity
@@ -45,7 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfRule:
-    """A key of the Spark conf that an engine looks at before it starts.
+    """A key of the Spark conf that the user's conf must not contradict.
+
+    It is checked before an engine starts, printed and documented. What spark-submit is given
+    besides follows from the configuration, see :mod:`pipelines.engines.overview`.
 
     Attributes:
         value: What it must be.
@@ -133,8 +130,11 @@ class Engine(ABC):
         feeds: Ways in which granules can reach its workers.
         shardings: What it can split between the workers instead of having each hold all of it.
         options: Those of :data:`OPTIONS` that it knows.
+        limits: What it cannot do, if the table of :mod:`pipelines.settings.capabilities` does not
+            say so already.
         libraries: Modules that must be installed; the extra of the engine's name installs them.
-        rules: What the Spark conf must not contradict, whatever the configuration.
+        rules: What the Spark conf must not contradict; :meth:`check_session` refuses by them.
+        clear_text: What its library sends in clear text, also where the cluster encrypts.
         needs_spark: Whether it starts executors.
         spark_majors: The releases of Spark that its libraries are compiled for, if not any.
     """
@@ -145,8 +145,10 @@ class Engine(ABC):
     feeds: ClassVar[tuple[str, ...]] = ("lanes", "memory")
     shardings: ClassVar[tuple[str, ...]] = ("none",)
     options: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[Limit, ...]] = ()
     libraries: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[ConfRule, ...]] = ()
+    clear_text: ClassVar[str | None] = None
     needs_spark: ClassVar[bool] = False
     spark_majors: ClassVar[tuple[int, ...] | None] = None
 
@@ -157,10 +159,6 @@ class Engine(ABC):
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 without Spark."""
         return 0
-
-    def conf_rules(self, config: Config) -> Sequence[ConfRule]:
-        """What the Spark conf must not contradict; :meth:`check` refuses by the same rules."""
-        return self.rules
 
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
         """What a session that is started for a run needs besides, both by whole keys.
@@ -194,7 +192,7 @@ class Engine(ABC):
             check_installed("training.engine", library, self.name)
 
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
-        """Refuses settings that do not fit together on this engine; called before Spark starts.
+        """Refuse what is no limit of the table; called once, before Spark starts.
 
         Raises:
             InputError: Naming the key, and what would fit.
@@ -209,12 +207,16 @@ class Engine(ABC):
             InputError: With the key of the conf that stands against it.
         """
 
-    @abstractmethod
-    def check(self, session: SparkSession | None, config: Config) -> None:
-        """Refuses what can be known not to work before the start. Runs on the driver.
+    def check(self, session: SparkSession | None, config: Config) -> None:  # noqa: B027 - as above
+        """Refuses a session or a cluster in which the start would fail. Runs on the driver.
+
+        Settings and libraries have been checked before.
+
+        Args:
+            session: Not None if ``needs_spark``.
 
         Raises:
-            EngineUnavailable: With the install command or the conf key that makes it run.
+            InputError: With the conf key that makes it run.
         """
 
     def train(
@@ -267,7 +269,7 @@ class Engine(ABC):
 
 
 def check_fit(engine: Engine, config: Config) -> None:
-    """Refuses settings that the engine does not know.
+    """Refuse settings that the engine does not know, or has no way to follow.
 
     Raises:
         InputError: Naming the key, and the values that fit.
@@ -293,12 +295,7 @@ def check_fit(engine: Engine, config: Config) -> None:
             )
     check_divided(config.training)
     engine.check_settings(config)
-    if config.training.offload != "none" and config.training.sharding == "none":
-        raise InputError(
-            "training.offload",
-            "with training.sharding `none` each worker keeps its state in its memory",
-            "leave it none, or training.sharding: parameters",
-        )
+    check_limits(config.asked, (*LIMITS, *engine.limits), engine.name)
 
 
 def monitor_for(
@@ -491,15 +488,23 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
     return replace(run, config=config, first_step=first_step)
 
 
-def load_engine(name: str) -> Engine:
-    """The engine of a name; imports its module.
+def engine_of(config: Config) -> Engine:
+    """Load the engine that a configuration names; see :func:`load_engine`."""
+    return load_engine(config.training.engine, config.training.framework)
+
+
+def load_engine(name: str, framework: str = "") -> Engine:
+    """Load the engine of a name; imports its module.
+
+    Args:
+        framework: Decides where an engine has several implementations.
 
     Raises:
         InputError: There is no such engine.
         EngineUnavailable: Its library is not installed.
     """
     try:
-        engine_class: type[Engine] = ENGINES.load(name)
+        engine_class: type[Engine] = ENGINES.load(name, framework)
     except ImportError as error:
         raise EngineUnavailable(
             "training.engine",

@@ -8,8 +8,6 @@ from typing_extensions import override
 
 from pipelines.engines.barrier_engine import NEEDS, BarrierEngine, barrier_rules
 from pipelines.engines.base import Mode
-from pipelines.errors import InputError
-from pipelines.losses.loss import spans_steps
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -37,17 +35,6 @@ class DeepSpeedEngine(BarrierEngine):
     options = ("offload", "pipeline_parallel")
     libraries = ("deepspeed", "torch")
     rules = barrier_rules("deepspeed.spark.distributor.ignoreSsl")
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        super().check_settings(config)
-        spans = any(spans_steps(one.objective) for one in config.by_source())
-        if config.training.pipeline_parallel > 1 and spans:
-            raise InputError(
-                "objective.negatives",
-                "DeepSpeed's pipelines see one granule at a time",
-                "set it to granule, or training.engine: torch",
-            )
 
     @override
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:

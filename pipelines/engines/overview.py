@@ -22,25 +22,30 @@ def engines_overview(names: Iterable[str]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for place, engine in enumerate(map(load_engine, names)):
+    for place, engine_name in enumerate(names):
+        engines = variants(engine_name)
         if place:
             table.add_row("", "")
-        table.add_row(Text(engine.name, "bold"), Text(f"with {', '.join(engine.frameworks)}"))
-        for name, mode in engine.modes.items():
-            table.add_row(f"  {name}", _plain(mode.needs))
-        for rule in all_rules(engine):
+        frameworks = ", ".join(engines[0].frameworks)
+        table.add_row(Text(engine_name, "bold"), Text(f"with {frameworks}"))
+        for engine in engines:
+            for name, mode in engine.modes.items():
+                table.add_row(f"  {name}", _plain(mode.needs))
+        for rule in all_rules(engine_name):
             table.add_row("  conf", _plain(rule.text))
     return table
 
 
-def all_rules(engine: Engine) -> tuple[ConfRule, ...]:
-    """The conf rules of an engine with any of its frameworks, each once."""
-    config = Config()
-    rules: list[ConfRule] = []
-    for framework in engine.frameworks:
-        # Not validated, so that an engine may bring a framework that no setting names yet.
-        training = config.training.model_copy(update={"framework": framework})
-        rules += engine.conf_rules(config.model_copy(update={"training": training}))
+def variants(name: str) -> list[Engine]:
+    """Load the engine of a name, once for each implementation that its frameworks choose."""
+    first = load_engine(name)
+    engines = [first, *(load_engine(name, framework) for framework in first.frameworks)]
+    return [*{type(engine): engine for engine in engines}.values()]
+
+
+def all_rules(name: str) -> tuple[ConfRule, ...]:
+    """Return the conf rules of an engine with any of its frameworks, each once."""
+    rules = (rule for engine in variants(name) for rule in engine.rules)
     return tuple(dict.fromkeys(rules))
 
 
@@ -71,7 +76,7 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
         "spark.task.cpus": str(threads),
     }
     # Amounts, and rules that the user may switch off, depend on the cluster.
-    strict = (rule for rule in engine.conf_rules(config) if rule.most is None and not rule.unless)
+    strict = (rule for rule in engine.rules if rule.most is None and not rule.unless)
     conf |= {rule.key: rule.value for rule in strict}
     conf |= engine.extra_submit_conf(config)
     return conf | {

@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import signal
 import socket
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -86,17 +85,44 @@ def _work(work: Callable[[WorkerTask], object], task: WorkerTask) -> None:
 logger = logging.getLogger(__name__)
 
 
-class SparkEngine(Engine):
-    """An engine whose workers run on executors.
+@dataclass(frozen=True)
+class DriverSide:
+    """The driver's end of a run's workers.
 
     Attributes:
+        context: Where the job runs.
+        conf: What holds of the Spark conf while the job runs.
+        profile: Of the tasks of the job; None for the session's.
+        host: Address by which the executors reach the driver.
+        bind: Address at which the driver listens.
+        identity: With which connections to the driver are encrypted, if they are.
+        resources: Closed after the job has ended: what an engine opens here for its workers.
+    """
+
+    context: SparkContext
+    conf: Mapping[str, str]
+    profile: ResourceProfile | None
+    host: str
+    bind: str
+    identity: Identity | None
+    resources: ExitStack
+
+    def ranks(self, workers: int) -> RDD[int]:
+        """The numbers of the workers, one a task."""
+        return ranks_of(self.context, workers, self.profile)
+
+
+class SparkEngine(Engine):
+    """An engine whose workers run on executors, by default as the tasks of one Spark job.
+
+    Attributes:
+        job_name: What the job of the workers is called in errors.
         with_profiles: Whether its tasks can have resources that are not the session's.
-        clear_text: What its library sends in clear text, also where the cluster encrypts.
     """
 
     needs_spark = True
     with_profiles: ClassVar[bool] = True
-    clear_text: ClassVar[str | None] = None
+    job_name: ClassVar[str] = "the Spark job"
 
     @override
     def executors(self, config: Config) -> int:
@@ -105,28 +131,26 @@ class SparkEngine(Engine):
     @override
     def check(self, session: SparkSession | None, config: Config) -> None:
         session = self._required(session)
-        self.check_libraries(config)
-        self.check_settings(config)
         self.check_session(session, config)
         self.check_cluster(session, config)
 
     @override
     def check_session(self, session: SparkSession, config: Config) -> None:
-        resources, rules = resources_in(session, config, "train"), self.conf_rules(config)
+        resources = resources_in(session, config, "train")
         if (asked := (*resources.tasks, *resources.executors)) and not self.with_profiles:
             raise InputError(
                 f"stages.train.{asked[0]}",
                 f"engine {self.name} runs library jobs, which have the session's resources",
                 "run `train` as a job of its own, or set it for all stages",
             )
-        if resources.executors and NO_DYNAMIC_ALLOCATION in rules:
+        if resources.executors and NO_DYNAMIC_ALLOCATION in self.rules:
             raise InputError(
                 f"stages.train.{resources.executors[0]}",
                 f"engine {self.name} starts all workers at once, on executors that are there",
                 "run `train` as a job of its own, or set it for all stages",
             )
         check_resources("train", resources)
-        check_conf(resources.conf, self.name, rules)
+        check_conf(resources.conf, self.name, self.rules)
 
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         """Waits until the cluster has room for all workers; its conf follows the rules.
@@ -172,73 +196,6 @@ class SparkEngine(Engine):
             )
         return super().train(session, run, on_metrics)
 
-    @override
-    def attempt(
-        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
-    ) -> TrainingOutcome:
-        return self.attempt_on(self._required(session), run, step_metrics)
-
-    @abstractmethod
-    def attempt_on(
-        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
-    ) -> TrainingOutcome:
-        """See :meth:`Engine.attempt`; on a cluster that has passed :meth:`check`."""
-
-    def _required(self, session: SparkSession | None) -> SparkSession:
-        if session is None:
-            raise ValueError(f"engine {self.name} trains in a Spark session, and there is none")
-        return session
-
-
-def if_late(config: Config) -> str:
-    """Which deadline to raise if executors that were waited for only came too late."""
-    return (
-        f"if they are still starting, raise spark.wait_seconds ({config.spark.wait_seconds} s now)"
-    )
-
-
-def driver_identity(context: SparkContext) -> Identity | None:
-    """What the driver's servers of a run encrypt with; none where the cluster does not."""
-    return None if encrypting_key(context) is None else make_identity()
-
-
-@dataclass(frozen=True)
-class DriverSide:
-    """The driver's end of a run's workers.
-
-    Attributes:
-        context: Where the job runs.
-        conf: What holds of the Spark conf while the job runs.
-        profile: Of the tasks of the job; None for the session's.
-        host: Address by which the executors reach the driver.
-        bind: Address at which the driver listens.
-        identity: With which connections to the driver are encrypted, if they are.
-        resources: Closed after the job has ended: what an engine opens here for its workers.
-    """
-
-    context: SparkContext
-    conf: Mapping[str, str]
-    profile: ResourceProfile | None
-    host: str
-    bind: str
-    identity: Identity | None
-    resources: ExitStack
-
-    def ranks(self, workers: int) -> RDD[int]:
-        """The numbers of the workers, one a task."""
-        return ranks_of(self.context, workers, self.profile)
-
-
-class SparkJobEngine(SparkEngine):
-    """An engine whose workers are the tasks of one Spark job, and report to the monitor.
-
-    Attributes:
-        job_name: What the job is called in errors.
-    """
-
-    job_name: ClassVar[str] = "the Spark job"
-
-    @abstractmethod
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         """Opens on the driver what the workers need, and gives the call that runs their job.
 
@@ -249,15 +206,17 @@ class SparkJobEngine(SparkEngine):
             driver: The driver's end.
             task: Of rank 0; the others differ by their rank alone.
         """
+        raise NotImplementedError
 
     def python_worker_role(self, config: Config) -> str:
         """Runs of different roles share no Python worker of Spark's; see ``spark.jobs``."""
         return self.name
 
     @override
-    def attempt_on(
-        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
+        session = self._required(session)
         context, workers = session.sparkContext, run.config.training.workers
         host, bind = driver_addresses(context)
         identity = driver_identity(context)
@@ -293,3 +252,20 @@ class SparkJobEngine(SparkEngine):
             except WorkerLostError as lost:
                 # One that never connected could not say where it was.
                 raise lost.at(job.host_of(lost.rank)) from None
+
+    def _required(self, session: SparkSession | None) -> SparkSession:
+        if session is None:
+            raise ValueError(f"engine {self.name} trains in a Spark session, and there is none")
+        return session
+
+
+def if_late(config: Config) -> str:
+    """Which deadline to raise if executors that were waited for only came too late."""
+    return (
+        f"if they are still starting, raise spark.wait_seconds ({config.spark.wait_seconds} s now)"
+    )
+
+
+def driver_identity(context: SparkContext) -> Identity | None:
+    """What the driver's servers of a run encrypt with; none where the cluster does not."""
+    return None if encrypting_key(context) is None else make_identity()

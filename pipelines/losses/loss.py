@@ -151,7 +151,8 @@ class Loss:
             raise InputError("teacher.model", f"`{self.name}` needs it", "name its folder")
         if self.needs not in ("singles", "teacher") and corpus.pairs == "single":
             raise InputError("objective.name", "single texts have no partner", "set it to simcse")
-        self.form(config.training.framework)
+        if not config.training.chooses_framework:
+            self.form(config.training.framework)
 
 
 def configured_loss(

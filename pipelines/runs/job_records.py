@@ -269,6 +269,12 @@ def last_step_of(folder: Location) -> int | None:
     return chapters[-1].last_step if chapters else None
 
 
+def last_settings(folder: Location) -> Mapping[str, Any]:
+    """Return the recorded settings with which a run last went on; none if there is no history."""
+    chapters = _read(folder)
+    return chapters[-1].settings if chapters else {}
+
+
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
     """The chapters at which the end of the run was moved, and the first."""
     horizons: list[Horizon] = []

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.catalog import LOSSES, RECIPES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
+from pipelines.settings.capabilities import Asked, check_limits
 from pipelines.settings.checks import (
     check_dimensions,
     check_encoder,
@@ -117,8 +118,9 @@ class Config(Settings):
                 section.check()
         check_tokens(self.tokens, self.encoder)
         check_teacher(self.teacher, self.encoder)
-        check_encoder(self.encoder, self.training)
-        check_dimensions(self.objective, self.training)
+        check_encoder(self.encoder)
+        check_dimensions(self.objective)
+        check_limits(self.asked)
         if self.corpus.sources:
             self._check_sources()
         else:
@@ -135,16 +137,22 @@ class Config(Settings):
         """
         sources, every = self.corpus.sources, self.by_source()
         objectives = [alone.objective for alone in every]
-        check_sources(sources, objectives, self.training, self.teacher)
+        check_sources(sources, objectives, self.teacher)
         for source, alone in zip(sources, every, strict=True):
             try:
                 check_key_column(source, self.corpus.key_column)
                 alone.corpus.check()
-                check_dimensions(alone.objective, alone.training)
+                check_dimensions(alone.objective)
                 LOSSES.load(alone.objective.name).check_with(alone)
             except InputError as error:
                 problem = f"source {source.name}: {error.problem}"
                 raise InputError(error.key, problem, error.remedy) from None
+
+    @property
+    def asked(self) -> Asked:
+        """What decides which features a training needs."""
+        objectives = [alone.objective for alone in self.by_source()]
+        return Asked(self.training, self.encoder, self.corpus, objectives)
 
     def by_source(self) -> tuple[Config, ...]:
         """The configuration as it would be if each source were the whole corpus; of one, itself."""

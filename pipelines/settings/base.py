@@ -162,6 +162,7 @@ class Choice:
     """Marks a setting whose values are the names in a registry; see :func:`choice_of`."""
 
     registry: Registry
+    others: tuple[str, ...] = ()
 
     def current(self, name: str) -> str:
         """A name as it is today; an old one is read for one release, with a line in the log.
@@ -169,6 +170,8 @@ class Choice:
         Raises:
             InputError: There is nothing of that name.
         """
+        if name in self.others:
+            return name
         current = self.registry.check(name)
         if current != name:
             logger.warning("%s: `%s` is called `%s` now", self.registry.key, name, current)
@@ -182,16 +185,19 @@ class Choice:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**handler(schema), "enum": list(self.registry)}
+        return {**handler(schema), "enum": [*self.others, *self.registry]}
 
 
-def choice_of(registry: Registry) -> Choice:
+def choice_of(registry: Registry, *others: str) -> Choice:
     """What makes a setting one of the names in a registry: in ``Annotated`` beside ``str``.
 
     Names that are not in the registry are refused with those that are, and the page of all
     settings lists them.
+
+    Args:
+        others: Values that stand for no entry.
     """
-    return Choice(registry)
+    return Choice(registry, others)
 
 
 _MOUNT = "mount it and give the path that the driver and every executor see"

@@ -45,11 +45,8 @@ def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
         )
 
 
-def check_encoder(encoder: EncoderSettings, training: TrainingSettings) -> None:
-    """Refuses shapes that no encoder has, and parts that an engine cannot leave untrained."""
-    for key, is_on in (("freeze", encoder.freeze.is_on), ("lora.rank", encoder.lora.rank > 0)):
-        if is_on:
-            _check_partly_trained(f"encoder.{key}", training)
+def check_encoder(encoder: EncoderSettings) -> None:
+    """Refuses shapes that no encoder has."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:
@@ -71,25 +68,7 @@ def check_encoder(encoder: EncoderSettings, training: TrainingSettings) -> None:
     ARCHITECTURES.load(encoder.kind).check_settings(encoder)
 
 
-def _check_partly_trained(key: str, training: TrainingSettings) -> None:
-    """Refuses a training that computes the gradients of all weights, whatever is asked for.
-
-    Raises:
-        InputError: With the key that asks for less.
-    """
-    if training.framework == "bigdl":
-        raise InputError(
-            key, "`bigdl` trains all weights", "leave it out, or training.framework: torch"
-        )
-    if training.sharding != "none":
-        raise InputError(
-            key,
-            f"with training.sharding `{training.sharding}` all weights are trained",
-            "leave it out, or training.engine: torch with training.sharding: none",
-        )
-
-
-def check_dimensions(objective: ObjectiveSettings, training: TrainingSettings) -> None:
+def check_dimensions(objective: ObjectiveSettings) -> None:
     """Refuses dimensions and weights that no embeddings can have."""
     often = len(set(objective.dimensions)) < len(objective.dimensions)
     if often or any(dimension < 1 for dimension in objective.dimensions):
@@ -111,44 +90,12 @@ def check_dimensions(objective: ObjectiveSettings, training: TrainingSettings) -
             f"it is {', '.join(map(str, weights))}",
             "numbers above 0",
         )
-    if objective.dimensions and training.framework == "bigdl":
-        raise InputError(
-            "training.framework",
-            "bigdl trains embeddings of the whole width only",
-            "one of tensorflow, torch, or leave objective.dimensions out",
-        )
 
 
 def check_training(
     training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
 ) -> None:
-    """Refuses what the framework cannot do, and steps that workers cannot share."""
-    if training.checkpoint_minutes and training.mode != "sync":
-        raise InputError(
-            "training.checkpoint_minutes",
-            f"in the mode `{training.mode}` the workers meet at checkpoints of known steps alone",
-            "leave it out, and set training.checkpoint_every",
-        )
-    if training.activation_checkpointing and training.framework != "torch":
-        raise InputError(
-            "training.activation_checkpointing",
-            f"`{training.framework}` keeps all activations",
-            "leave it out, or training.framework: torch",
-        )
-    if training.tokens_per_micro_batch and training.framework != "torch":
-        raise InputError(
-            "training.tokens_per_micro_batch",
-            f"`{training.framework}` embeds granules as they are",
-            "leave it out, or training.framework: torch",
-        )
-    _check_choice(training, encoder, evaluation)
-    check_sharing(training)
-
-
-def _check_choice(
-    training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
-) -> None:
-    """Refuses choices of the model that contradict one another, or that nobody can follow."""
+    """Refuses choices of the model that contradict one another, and steps that cannot be shared."""
     averages = {
         "training.ema": training.ema is not None,
         "training.average_checkpoints": training.average_checkpoints > 1,
@@ -183,26 +130,7 @@ def _check_choice(
         raise InputError(
             "training.patience", "nothing says what is a gain", "set training.keep_best"
         )
-    if training.patience and training.feed == "spark":
-        raise InputError(
-            "training.patience",
-            "with training.feed `spark` all granules are sent to the workers",
-            "leave it out, or training.feed: lanes",
-        )
-    for name in ("ema", "patience"):
-        together = training.mode == "sync" and training.framework != "bigdl"
-        if getattr(training, name) and not together:
-            raise InputError(
-                f"training.{name}",
-                f"mode `{training.mode}` of framework `{training.framework}` has no such thing",
-                "leave it out, or training.mode: sync with another framework than bigdl",
-            )
-    if training.ema and training.sharding != "none":
-        raise InputError(
-            "training.ema",
-            f"with training.sharding `{training.sharding}` there is none",
-            "leave it out, or training.sharding: none",
-        )
+    check_sharing(training)
 
 
 def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
@@ -237,40 +165,24 @@ def check_sharing(training: TrainingSettings) -> None:
 
 
 def check_divided(training: TrainingSettings) -> None:
-    """Refuses what workers that hold the encoder together cannot do, of an engine that has them.
+    """Refuses workers that cannot hold the encoder together, of an engine that has them.
 
     Raises:
         InputError: Naming the key.
     """
     placement = training.placement
-    if not placement.is_divided:
-        return
-    key = "training.model_parallel" if placement.members > 1 else "training.pipeline_parallel"
-    if training.mode != "sync":
-        raise InputError(
-            key,
-            f"in the mode `{training.mode}` each worker holds the whole encoder",
-            "leave it 1, or training.mode: sync",
-        )
-    if training.workers % placement.per_replica:
+    if placement.is_divided and training.workers % placement.per_replica:
         raise InputError(
             "training.workers",
             f"{training.workers} workers make no whole replicas of {placement.members} x "
             f"{placement.stages} (training.model_parallel x training.pipeline_parallel)",
             f"a multiple of {placement.per_replica}",
         )
-    if placement.stages > 1 and training.tokens_per_micro_batch is not None:
-        raise InputError(
-            "training.tokens_per_micro_batch",
-            "the micro-batches of a pipeline are whole granules",
-            "leave it out, and lower lanes.granule",
-        )
 
 
 def check_sources(
     sources: Sequence[SourceSettings],
     objectives: Sequence[ObjectiveSettings],
-    training: TrainingSettings,
     teacher: TeacherSettings,
 ) -> None:
     """Refuses sources that cannot be told apart, or trained on beside one another.
@@ -278,7 +190,6 @@ def check_sources(
     Args:
         sources: All of them.
         objectives: Of each, its own or that of all.
-        training: How they are trained on.
         teacher: Which they cannot have.
 
     Raises:
@@ -300,10 +211,6 @@ def check_sources(
         alone = next(source.name for source in sources if source.weight is None)
         lacking = f"source {alone} has none"
         raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
-    if training.framework == "bigdl":
-        raise InputError(
-            "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"
-        )
     if teacher.is_asked:
         raise InputError(
             "corpus.sources",

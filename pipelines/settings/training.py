@@ -115,21 +115,29 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
 logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""The value of ``training.engine`` that leaves the choice to :mod:`pipelines.engines.automatic`."""
 _LEAST_SHARDING = {"deepspeed": "optimizer"}
 
 
 class TrainingSettings(Settings):
     """Which engine trains the encoder, and how."""
 
-    engine: Annotated[str, choice_of(ENGINES)] = Field(
-        default="tensorflowonspark",
-        description="The engine that trains; see [engines](engines.md).",
+    engine: Annotated[str, choice_of(ENGINES, AUTO)] = Field(
+        default=AUTO,
+        description=(
+            "The engine that trains. `auto`: the fastest that is installed and fits the session "
+            "and the settings; a resumed run keeps its own. See [engines](engines.md)."
+        ),
     )
     mode: Literal["sync", "async", "hogwild"] = Field(
         default="sync", description="How updates are made; see [modes](modes.md)."
     )
     framework: Literal["tensorflow", "torch", "bigdl"] = Field(
-        default="tensorflow", description="Framework that computes the gradients."
+        default="tensorflow",
+        description=(
+            "Framework that computes the gradients. Unset, engine `auto` chooses it as well."
+        ),
     )
     feed: Literal["lanes", "spark", "memory"] = Field(
         default="lanes",
@@ -351,6 +359,11 @@ class TrainingSettings(Settings):
         ge=5,
         description="Deadline for a step; a worker that sends nothing is given up after 30 s.",
     )
+
+    @property
+    def chooses_framework(self) -> bool:
+        """Whether the framework is still to be chosen, together with the engine."""
+        return self.engine == AUTO and "framework" not in self.model_fields_set
 
     @property
     def processes(self) -> int:

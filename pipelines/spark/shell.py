@@ -30,7 +30,7 @@ PROBE_SECONDS = 5.0
 _LOCAL_ADDRESS = "SPARK_LOCAL_IP"
 _AUTHENTICATE = "spark.authenticate"
 _SECRET = "spark.authenticate.secret"
-_ENCRYPTING = (
+ENCRYPTING = (
     "spark.network.crypto.enabled",
     "spark.ssl.rpc.enabled",
     "spark.ssl.enabled",
@@ -74,7 +74,7 @@ def encrypting_key(context: SparkContext) -> str | None:
         context: Of the cluster.
     """
     conf = context.getConf()
-    return next((key for key in _ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
+    return next((key for key in ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
 
 def start_jvm(conf: Mapping[str, str], log: Path) -> None:

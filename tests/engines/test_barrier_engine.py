@@ -89,21 +89,6 @@ def test_a_layout_has_its_stepper(stepper, settings):
         ),
         (
             "deepspeed",
-            "training.offload: the moments of stages stay in memory, leave it none",
-            [STAGES, {"sharding": "optimizer", "offload": "disk"}],
-        ),
-        (
-            "torch",
-            "training.offload: the moments of stages stay in memory, leave it none",
-            [STAGES, {"offload": "disk"}],
-        ),
-        (
-            "torch",
-            "training.offload: with training.sharding `none` each worker keeps its state",
-            [MEMBERS, {"offload": "disk"}],
-        ),
-        (
-            "deepspeed",
             "training.model_parallel: engine deepspeed does not know it, leave it 1",
             [MEMBERS, {"sharding": "optimizer"}],
         ),

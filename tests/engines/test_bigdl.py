@@ -26,7 +26,7 @@ from pipelines.engines.bigdl import dllib_engine as memory
 from pipelines.engines.bigdl import jars
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
-from pipelines.errors import EngineError, EngineUnavailable, InputError
+from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.reader import LaneReader
 from pipelines.losses.candidates import Picks
@@ -261,23 +261,6 @@ def test_what_dllib_tells():
     first, second = parse_progress("0 0 1.5 0\n1 2.25 3.5 0.75\n")
     assert (first.steps, first.seconds) == (0, 1.5)
     assert (second.steps, second.loss, second.seconds, second.computing) == (1, 2.25, 3.5, 0.75)
-
-
-@pytest.mark.parametrize(
-    ("training", "keys", "key"),
-    [
-        ({"precision": "bf16"}, {}, "training.precision"),
-        ({"dropout": 0.1}, {}, "training.dropout"),
-        ({}, {"negatives": "step"}, "objective.negatives"),
-    ],
-)
-def test_what_dllib_cannot_do_is_refused(spark, training, keys, key):
-    config = Config(
-        training=TrainingSettings(engine="bigdl", framework="bigdl", **training),
-        objective=objective(**keys),
-    )
-    with pytest.raises(InputError, match=f"^{key}: "):
-        load_engine("bigdl").check(spark, config)
 
 
 def test_class_paths_are_added_to_what_is_there():

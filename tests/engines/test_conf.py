@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.catalog import ENGINES
 from pipelines.cli import main
-from pipelines.engines.base import ConfRule, check_conf, load_engine
+from pipelines.engines.automatic import with_engine
+from pipelines.engines.base import ConfRule, check_conf, engine_of, load_engine
 from pipelines.engines.overview import all_rules, conf_lines, submit_conf
 from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config, TrainingSettings
@@ -26,18 +27,18 @@ def config(name: str, framework: str, **training) -> Config:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_is_printed_is_what_the_engine_accepts(name):
-    found = load_engine(name)
-    for framework in found.frameworks:
+    for framework in load_engine(name).frameworks:
+        found = load_engine(name, framework)
         asked = config(name, framework, workers=3, threads=2, granules_per_step=3)
         conf = submit_conf(found, asked)
-        check_conf(conf, name, found.conf_rules(asked))
+        check_conf(conf, name, found.rules)
         if found.needs_spark:
             assert int(conf["spark.cores.max"]) == 2 * found.executors(asked)
             assert conf["spark.task.cpus"] == conf["spark.executor.cores"] == "2"
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [(name, rule) for name in ENGINES for rule in all_rules(load_engine(name))]
+    ("name", "rule"), [(name, rule) for name in ENGINES for rule in all_rules(name)]
 )
 def test_the_contrary_of_a_rule_is_refused_with_its_key(name, rule):
     wrong = "2" if rule.most is not None else {"true": "false", "false": "true"}[rule.value]
@@ -50,7 +51,7 @@ def test_the_contrary_of_a_rule_is_refused_with_its_key(name, rule):
 
 @pytest.mark.parametrize("amount", ["0.5", "1.0", "one", "-1", "2"])
 def test_an_amount_that_no_library_reads_is_refused(amount):
-    (rule,) = (rule for rule in all_rules(load_engine("torch")) if rule.most is not None)
+    (rule,) = (rule for rule in all_rules("torch") if rule.most is not None)
     with pytest.raises(EngineUnavailable, match=rf"^{rule.key}: .* on one GPU, set 1$"):
         check_conf({rule.key: amount}, "torch", [rule])
 
@@ -82,9 +83,10 @@ def test_the_users_own_conf_wins():
 
 def test_bigdl_has_its_jars_sent_along():
     pytest.importorskip("bigdl", reason="BigDL is not installed")
-    found = load_engine("bigdl")
-    assert "bigdl-dllib" in submit_conf(found, config("bigdl", "bigdl"))["spark.jars"]
-    assert "spark.jars" not in submit_conf(found, config("bigdl", "torch"))
+    asked = {framework: config("bigdl", framework) for framework in ("bigdl", "torch")}
+    found = {key: submit_conf(engine_of(one), one) for key, one in asked.items()}
+    assert "bigdl-dllib" in found["bigdl"]["spark.jars"]
+    assert "spark.jars" not in found["torch"]
 
 
 def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatch):
@@ -95,7 +97,7 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
     # Whole words, so that a key can be copied.
     words = {word.rstrip(".,:;)").lstrip("(") for word in table.split()}
     assert set(ENGINES) <= words
-    keys = {rule.key for name in ENGINES for rule in all_rules(load_engine(name))}
+    keys = {rule.key for name in ENGINES for rule in all_rules(name)}
     assert {key for key in keys if key not in words} == set()
     file = tmp_path / "job.yaml"
     file.write_text("training: {framework: torch, workers: 2, threads: 3}\n")
@@ -111,8 +113,8 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
 
 def test_lines_for_the_defaults_need_no_file(capsys):
     assert main(["engines", "--defaults"]) == 0
-    chosen, default = load_engine(Config().training.engine), Config()
+    default = with_engine(Config())
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert dict(lines) == submit_conf(chosen, default)
+    assert dict(lines) == submit_conf(engine_of(default), default)
     assert main(["engines", "torch", "--defaults"]) == 2
     assert capsys.readouterr().err.startswith("error: training.framework: ")

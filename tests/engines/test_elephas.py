@@ -128,13 +128,3 @@ def test_too_few_slots_and_speculation_are_refused(spark, make_run):
     )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
         load_engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)
-
-
-def test_negatives_of_a_step_that_nobody_sees_are_refused(spark, make_run):
-    config = make_run(2).config
-    objective = config.objective.model_copy(update={"negatives": "step"})
-    config = config.model_copy(update={"objective": objective})
-    with pytest.raises(EngineUnavailable, match=r"objective\.negatives: .* granule"):
-        load_engine("elephas").check(spark, config)
-    training = config.training.model_copy(update={"mode": "async"})
-    load_engine("elephas").check(spark, config.model_copy(update={"training": training}))

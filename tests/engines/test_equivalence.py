@@ -16,7 +16,9 @@ STEPS = 12
 
 
 def curve(spark, run, name):
-    return np.array(load_engine(name).train(spark, run, lambda line: None).losses)
+    return np.array(
+        load_engine(name, run.config.training.framework).train(spark, run, lambda line: None).losses
+    )
 
 
 RUNS = [

@@ -131,11 +131,10 @@ def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):
 def test_without_horovod_the_way_to_it_is_named(make_run, monkeypatch):
     monkeypatch.setattr("pipelines.engines.horovod.engine.is_installed", lambda name: False)
     with pytest.raises(EngineUnavailable, match=r"training\.engine: .* `make horovod`"):
-        load_engine("horovod").check(SimpleNamespace(), make_run(2).config)
+        load_engine("horovod").check_libraries(make_run(2).config)
 
 
-def test_speculation_is_refused(make_run, monkeypatch):
-    monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: "found")
+def test_speculation_is_refused(make_run):
     speculating = SimpleNamespace(
         getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
     )

@@ -20,13 +20,8 @@ def config_with(**sections):
 @pytest.mark.parametrize(
     ("key", "sections"),
     [
-        ("training.ema", {"training": {"ema": 0.99}}),
-        ("training.tokens_per_micro_batch", {"training": {"tokens_per_micro_batch": 512}}),
         ("training.sharding", {"training": {"sharding": "parameters"}}),
         ("training.framework", {"training": {"framework": "tensorflow"}}),
-        ("encoder.lora.rank", {"encoder": {"lora": {"rank": 4}}}),
-        ("encoder.freeze", {"encoder": {"freeze": {"embeddings": True}}}),
-        ("objective.name", {"objective": {"name": "mlm"}, "corpus": {"pairs": "single"}}),
     ],
 )
 def test_what_it_does_not_know_is_refused(key, sections):

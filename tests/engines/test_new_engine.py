@@ -49,7 +49,7 @@ def test_settings_that_it_does_not_know_are_refused(make_run):
 
 
 def test_its_conf_rules_are_checked():
-    (rule,) = all_rules(load_engine("test"))
+    (rule,) = all_rules("test")
     with pytest.raises(EngineUnavailable, match=f"^{rule.key}: engine test "):
         check_conf({rule.key: "true"}, "test", [rule])
 

@@ -42,7 +42,7 @@ def test_two_workers_give_the_curve_of_one_process(spark, make_run, engine, name
     alone = with_objective(make_run(STEPS, "alone", workers=1, **common), name)
     expected, last = trained_here(alone)
     run = with_objective(make_run(STEPS, workers=2, **common, **settings), name)
-    outcome = load_engine(engine).train(spark, run, lambda line: None)
+    outcome = load_engine(engine, "torch").train(spark, run, lambda line: None)
     np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
     found = load_checkpoint(run.run_folder, STEPS).weights
     assert found.keys() == last.weights.keys()

@@ -21,7 +21,9 @@ def with_objective(run: TrainingRun, **keys) -> TrainingRun:
 
 
 def curve(spark, run, name):
-    return np.array(load_engine(name).train(spark, run, lambda line: None).losses)
+    return np.array(
+        load_engine(name, run.config.training.framework).train(spark, run, lambda line: None).losses
+    )
 
 
 def test_two_workers_of_bigdl_give_the_curve_of_one_process(spark, make_run, triplets):

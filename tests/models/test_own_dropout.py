@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiny_checkpoints import FAMILIES, write_plain
 
-from pipelines.errors import InputError
 from pipelines.models.folder import default_start, read_encoder, start_encoder, write_encoder
 from pipelines.models.frameworks.torch import forward
 from pipelines.models.spec import DropoutRates
@@ -97,18 +96,3 @@ def test_tensorflow_has_the_same_rates(folders, tmp_path):
     own = run(None)
     for share in (0.0, 0.2):
         assert np.abs(own - run(share)).max() > 1e-3
-
-
-@pytest.mark.parametrize("told", [None, 0.0, 0.1])
-def test_bigdl_asks_for_none(told):
-    pytest.importorskip("bigdl", reason="BigDL is not installed")
-    from pipelines.engines.bigdl.dllib_engine import DllibEngine
-
-    training = {"engine": "bigdl", "framework": "bigdl", "dropout": told}
-    for start, refused in (("default", told != 0.0), ("random", told == 0.1)):
-        config = parse({"encoder": {"start": start}, "training": training})
-        if not refused:
-            DllibEngine().check_settings(config)
-            continue
-        with pytest.raises(InputError, match=r"^training\.dropout: framework bigdl has none"):
-            DllibEngine().check_settings(config)

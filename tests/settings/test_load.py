@@ -80,7 +80,6 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         ("corpus.sentences=true", r"^corpus\.sentences: `summary` does not ask for it"),
         ("corpus.pairs=single", r"^objective\.name: single texts"),
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
-        ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
         ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
         ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit.*at least 1 item"),
         (

@@ -77,14 +77,6 @@ def test_members_stand_beside_one_another():
             {"workers": 3, "granules_per_step": 4},
             r"granules_per_step: 4 granules cannot be shared by 3 workers, a multiple of 3",
         ),
-        (
-            {"pipeline_parallel": 2, "tokens_per_micro_batch": 64},
-            r"tokens_per_micro_batch: the micro-batches of a pipeline are whole granules",
-        ),
-        (
-            {"model_parallel": 2, "mode": "async"},
-            r"model_parallel: in the mode `async` each worker holds the whole encoder",
-        ),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(settings, message):

@@ -115,7 +115,9 @@ def preloads():
             settings = {"framework": framework, "sharding": engine.shardings[-1]}
             training = Config().training.model_copy(update=settings)
             if name not in OPTIONAL or find_spec(name):
-                yield from engine.preloads(Config().model_copy(update={"training": training}))
+                yield from load_engine(name, framework).preloads(
+                    Config().model_copy(update={"training": training})
+                )
 
 
 def test_what_engines_preload_computes_nothing():

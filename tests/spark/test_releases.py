@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyspark
 import pytest
 
-from pipelines.engines.base import load_engine
+from pipelines.engines.base import engine_of
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.settings import Config
 from pipelines.spark import java as releases
@@ -37,7 +37,7 @@ def test_bigdl_is_refused_on_spark_4(monkeypatch, framework):
     training = Config().training.model_copy(update={"engine": "bigdl", "framework": framework})
     config = Config().model_copy(update={"training": training})
     with pytest.raises(EngineUnavailable) as refused:
-        load_engine("bigdl").check_libraries(config)
+        engine_of(config).check_libraries(config)
     assert str(refused.value) == (
         "training.engine: engine bigdl runs on Spark 3 (Scala 2.12) alone, and this is Spark "
         f"{pyspark.__version__} (Scala 2.13), take another engine, such as torch, or pip install "

@@ -48,6 +48,7 @@ def small_config(folder: Path, **training) -> Config:
             "lanes": {"count": 4, "granule": 8},
             "encoder": {"start": "random", "layers": 1, "hidden": 32, "heads": 2},
             "training": {
+                "engine": "tensorflowonspark",
                 "granules_per_step": 2,
                 "learning_rate": 2e-3,
                 # Curves are compared.

@@ -116,7 +116,7 @@ def engine_case(
     engine = name.split("-", maxsplit=1)[0]
     return EngineCase(
         name,
-        lambda: load_engine(engine),
+        lambda: load_engine(engine, training.get("framework", "")),
         {"workers": 2} | training,
         # Gradients at parameters of steps before teach less, by how much depends on the machine;
         # so do those of a worker alone, of half a step.

@@ -7,7 +7,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from pipelines.engines.base import load_engine
+from pipelines.engines.base import engine_of
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.runs.run import TrainingRun
 from pipelines.spark.session import spark_session, stopped_at_the_end
@@ -16,7 +16,7 @@ from pipelines.spark.session import spark_session, stopped_at_the_end
 def main() -> None:
     path = Path(sys.argv[1])
     run: TrainingRun = pickle.loads(path.read_bytes())
-    engine = load_engine(run.config.training.engine)
+    engine = engine_of(run.config)
     with_bigdl = {"conf": class_paths} if run.config.training.engine == "bigdl" else {}
     with stopped_at_the_end():
         session = spark_session(run.config, "on hosts", **with_bigdl)

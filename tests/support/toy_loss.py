@@ -30,7 +30,7 @@ def torch(sides, scores, settings: ToySettings):
 LOSS = Loss(
     name="toy",
     needs="scores",
-    sides=("left", "right"),
+    sides=("anchor", "positive"),
     uses_negatives=False,
     settings=ToySettings,
     forms={"tensorflow": tensorflow, "torch": torch},

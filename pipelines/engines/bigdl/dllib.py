@@ -142,9 +142,6 @@ def states_in(run_folder: Location, workers: int) -> Iterator[States]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-OnStep = Callable[[StepTimes], None]
-
-
 class StepRecorder:
     """Enters the steps of a part into the step metrics, and keeps the checkpoints.
 
@@ -152,22 +149,15 @@ class StepRecorder:
         run: The whole run.
         states: Where the executors write the state.
         step_metrics: Of the run.
-        on_step: Called with the times of each step.
     """
 
     def __init__(
-        self,
-        run: TrainingRun,
-        graph: Graph,
-        states: States,
-        step_metrics: StepMetrics,
-        on_step: OnStep,
+        self, run: TrainingRun, graph: Graph, states: States, step_metrics: StepMetrics
     ) -> None:
         self._run = run
         self._graph = graph
         self._states = states
         self._step_metrics = step_metrics
-        self._on_step = on_step
         self._data_seconds = 0.0
 
     def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
@@ -190,7 +180,6 @@ class StepRecorder:
         run, workers = self._run, self._states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
         check_finite(step, times.loss)
-        self._on_step(times)
         sizes = [self._sizes[step, rank] for rank in range(workers)]
         self._step_metrics.add(
             StepRecord(
@@ -275,17 +264,13 @@ class _Trainer:
 
 
 def train_with_dllib(
-    session: SparkSession,
-    run: TrainingRun,
-    step_metrics: StepMetrics,
-    on_step: OnStep,
+    session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
 ) -> TrainingOutcome:
     """A run from its start to its end. Runs on the driver.
 
     Args:
         session: With dllib on its class paths.
         step_metrics: Of the whole run.
-        on_step: Called with dllib's times of each step.
 
     Raises:
         WorkerLostError: A worker is lost; no job of the run is left.
@@ -299,7 +284,7 @@ def train_with_dllib(
         states_in(run.run_folder, training.workers) as states,
         listening(context, graph.classes) as heartbeats,
     ):
-        recorder = StepRecorder(run, graph, states, step_metrics, on_step)
+        recorder = StepRecorder(run, graph, states, step_metrics)
         trainer = _Trainer(context, run, graph, criterion, states, recorder, heartbeats)
         for part in parts_of(run, PART_TOKENS):
             state = _train_part(trainer, part, state)

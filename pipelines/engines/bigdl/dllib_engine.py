@@ -13,12 +13,17 @@ from typing_extensions import override
 from pipelines.catalog import LOSSES
 from pipelines.engines.base import LASTING_WORKERS, Mode
 from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
-from pipelines.engines.bigdl.jars import SPARK_MAJORS, check_class_paths, class_paths, jars
+from pipelines.engines.bigdl.jars import (
+    FRAMEWORKS,
+    SPARK_MAJORS,
+    check_class_paths,
+    class_paths,
+    jars,
+)
 from pipelines.engines.spark_engine import SparkEngine
-from pipelines.errors import EngineUnavailable, InputError
+from pipelines.errors import EngineUnavailable
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.losses.loss import spans_steps
 from pipelines.models.architecture import form_of
 from pipelines.models.folder import start_spec
 from pipelines.models.inference.processor import widest_unused_by_mkl
@@ -31,8 +36,6 @@ from pipelines.spark.session import executor_count, in_one_process, memory_mb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from pipelines.engines.bigdl.dllib import OnStep
 
 
 MB = 2**20
@@ -162,11 +165,7 @@ _MKL_NUMBERS = {"avx2": "5", "avx512": "7"}
 
 
 class DllibEngine(SparkEngine):
-    """Engine `bigdl` where dllib computes; see :class:`pipelines.engines.bigdl.engine`.
-
-    Args:
-        on_step: Called with dllib's times of each step.
-    """
+    """Engine `bigdl` where dllib computes; its Orca is :mod:`pipelines.engines.orca`."""
 
     name = "bigdl"
     modes: ClassVar = {
@@ -183,14 +182,11 @@ class DllibEngine(SparkEngine):
             " Spark's own.",
         )
     }
-    frameworks = ("bigdl",)
+    frameworks = FRAMEWORKS
     options = ("compression",)
     rules = LASTING_WORKERS
     with_profiles = False
     spark_majors = SPARK_MAJORS
-
-    def __init__(self, on_step: OnStep = lambda times: None) -> None:
-        self._on_step = on_step
 
     @override
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
@@ -204,39 +200,6 @@ class DllibEngine(SparkEngine):
         return {"spark.jars": ",".join(map(str, jars())), **needed_memory(config)}
 
     @override
-    def check_settings(self, config: Config) -> None:
-        training = config.training
-        refused: tuple[tuple[bool, str, str, str], ...] = (
-            (
-                training.precision == "bf16",
-                "training.precision",
-                "dllib computes in fp32",
-                "set fp32",
-            ),
-            (
-                training.checkpoint_minutes is not None,
-                "training.checkpoint_minutes",
-                "dllib is told before a part of the run which checkpoints it is to write",
-                "leave it out, and set training.checkpoint_every",
-            ),
-            (
-                spans_steps(config.objective),
-                "objective.negatives",
-                "framework bigdl sees one granule at a time",
-                "set it to granule",
-            ),
-            (
-                _may_drop(config),
-                "training.dropout",
-                "framework bigdl has none, and unset it is that of the start",
-                "set it to 0",
-            ),
-        )
-        for is_asked, key, problem, remedy in refused:
-            if is_asked:
-                raise InputError(key, problem, remedy)
-
-    @override
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         conf = dict(session.sparkContext.getConf().getAll())
         check_class_paths(conf, on_driver=_finds_dllib(session))
@@ -244,13 +207,14 @@ class DllibEngine(SparkEngine):
         check_memory(session, config)
 
     @override
-    def attempt_on(
-        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
+        session = self._required(session)
         # Imports BigDL's Python package.
         from pipelines.engines.bigdl.dllib import train_with_dllib
 
-        return train_with_dllib(session, run, step_metrics, self._on_step)
+        return train_with_dllib(session, run, step_metrics)
 
 
 def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
@@ -261,12 +225,6 @@ def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
     """
     widest = widest_unused_by_mkl() if conf["spark.master"].startswith("local") else None
     return {_MKL_KERNELS: _MKL_NUMBERS[widest]} if widest else {}
-
-
-def _may_drop(config: Config) -> bool:
-    """Whether a start is to be trained with dropout: a checkpoint may have its own."""
-    told = config.training.dropout
-    return config.encoder.start != "random" if told is None else told > 0
 
 
 def _finds_dllib(session: SparkSession) -> bool:

@@ -16,6 +16,8 @@ _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # A log4j2-test.xml in dllib's jar would send all that executors log to a file in their temporary
 # folder; this is Spark's own, and is named so that the jars are not searched for one.
 LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
+FRAMEWORKS = ("bigdl", "torch")
+"""What BigDL trains with: its dllib, and PyTorch in its Orca."""
 SPARK_MAJORS = (3,)
 """The releases of Spark that BigDL's jars are compiled for."""
 # A part of the name of dllib's jar, by which it is recognised.

@@ -9,9 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import NO_SPECULATION, Mode
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
-from pipelines.errors import EngineUnavailable
-from pipelines.losses.loss import spans_steps
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -24,7 +22,7 @@ _SHARED = _NEEDS + "four times the size of the weights, and twice more for each 
 _AVERAGED = _NEEDS + "seven times the size of the weights, and three times more for each worker."
 
 
-class ElephasEngine(SparkJobEngine):
+class ElephasEngine(SparkEngine):
     """Trains in the tasks of a Spark job, which exchange arrays with the driver."""
 
     name = "elephas"
@@ -51,27 +49,6 @@ class ElephasEngine(SparkJobEngine):
     frameworks = ("tensorflow",)
     libraries = ("elephas", "tensorflow")
     rules = (NO_SPECULATION,)
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        training = config.training
-        if (
-            training.mode == "sync"
-            and training.workers > 1
-            and any(spans_steps(one.objective) for one in config.by_source())
-        ):
-            raise EngineUnavailable(
-                "objective.negatives",
-                "the workers of engine elephas do not meet inside a step, so it cannot be `step`",
-                "set it to granule, or training.mode to async",
-            )
-        for name in ("ema", "patience"):
-            if training.mode == "sync" and getattr(training, name):
-                raise EngineUnavailable(
-                    f"training.{name}",
-                    "the workers of engine elephas have states of their own between two averages",
-                    "leave it out, or take another engine",
-                )
 
     @override
     def with_any_workers(self, config: Config) -> bool:

@@ -11,14 +11,14 @@ from typing_extensions import override
 from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.libraries import check_installed, is_installed
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 
 
-class HorovodEngine(SparkJobEngine):
+class HorovodEngine(SparkEngine):
     """Trains in children of the tasks of a Spark job.
 
     Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection

@@ -11,15 +11,14 @@ from typing_extensions import override
 from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.mesh.cluster import WorkerMaker
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
-from pipelines.errors import EngineUnavailable, InputError
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
+from pipelines.errors import EngineUnavailable
 from pipelines.libraries import check_installed
-from pipelines.losses.loss import spans_steps
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 
 
-class MeshEngine(SparkJobEngine):
+class MeshEngine(SparkEngine):
     """Tensor parallel and data parallel in one graph, on the servers of all workers."""
 
     name = "mesh"
@@ -54,45 +53,6 @@ class MeshEngine(SparkJobEngine):
                 "mesh_tensorflow is not installed",
                 "`make mesh` installs it, on driver and executors; or training.engine: torch",
             ) from None
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        training = config.training
-        refused: tuple[tuple[bool, str, str, str], ...] = (
-            (
-                training.precision == "bf16",
-                "training.precision",
-                "Mesh TensorFlow computes in fp32 here",
-                "set fp32, or training.engine: torch",
-            ),
-            (
-                training.ema is not None,
-                "training.ema",
-                "the mesh keeps no moving averages of the weights",
-                "leave it out, or training.engine: torch",
-            ),
-            (
-                bool(config.encoder.lora.rank),
-                "encoder.lora.rank",
-                "the mesh has no dimensions for matrices of LoRA",
-                "set it to 0, or training.engine: torch",
-            ),
-            (
-                config.encoder.freeze.is_on,
-                "encoder.freeze",
-                "the mesh trains all weights",
-                "leave it out, or training.engine: torch",
-            ),
-            (
-                any(spans_steps(one.objective) for one in config.by_source()),
-                "objective.negatives",
-                "the mesh compares the texts of one granule",
-                "set it to granule, or training.engine: torch",
-            ),
-        )
-        for is_asked, key, problem, remedy in refused:
-            if is_asked:
-                raise InputError(key, problem, remedy)
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule, Mode
-from pipelines.engines.bigdl.jars import SPARK_MAJORS
-from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
-from pipelines.errors import InputError
+from pipelines.engines.bigdl.jars import FRAMEWORKS, SPARK_MAJORS
+from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -23,10 +22,9 @@ NO_GPUS = ConfRule(
 )
 
 
-class OrcaEngine(SparkJobEngine):
-    """Engine `bigdl` where PyTorch computes; see :class:`pipelines.engines.bigdl.engine`."""
+class OrcaEngine(SparkEngine):
+    """Engine `bigdl` where PyTorch computes: Orca is a part of BigDL, chosen by the framework."""
 
-    # Orca is a part of BigDL, and is chosen by the framework.
     name = "bigdl"
     modes: ClassVar = {
         "sync": Mode(
@@ -39,19 +37,13 @@ class OrcaEngine(SparkJobEngine):
             " connections by which they exchange gradients, are unauthenticated.",
         )
     }
-    frameworks = ("torch",)
+    frameworks = FRAMEWORKS
+    options = ("compression",)
     clear_text = "gradients between the workers (Gloo), and the addresses in the driver's store"
     libraries = ("torch", "bigdl", "bigdl.orca")
     rules = (*LASTING_WORKERS, NO_GPUS)
     job_name = "Orca's fit"
     spark_majors = SPARK_MAJORS
-
-    @override
-    def check_settings(self, config: Config) -> None:
-        if config.training.compression != "none":
-            raise InputError(
-                "training.compression", "PyTorch's gradients travel as they are", "leave it none"
-            )
 
     @override
     def python_worker_role(self, config: Config) -> str:

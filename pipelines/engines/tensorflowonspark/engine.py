@@ -115,9 +115,10 @@ class TensorFlowOnSparkEngine(SparkEngine):
         return max(there - servers, 0)
 
     @override
-    def attempt_on(
-        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
+        session = self._required(session)
         # These import the library.
         from pipelines.engines.tensorflowonspark.cluster import (
             GuardedContext,

@@ -1,0 +1,153 @@
+"""Which engine `training.engine: auto` is: the first of a table that fits.
+
+An engine fits if its libraries are installed, it knows all that the settings ask for, and the conf
+of Spark keeps its rules. What a resumed run was begun with comes before the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+
+from pipelines.catalog import LOSSES
+from pipelines.engines.base import Engine, check_conf, check_fit, load_engine
+from pipelines.errors import EngineUnavailable, InputError
+from pipelines.files.run_folder import RunFolder
+from pipelines.libraries import check_installed, is_installed
+from pipelines.runs.job_records import last_settings
+from pipelines.settings import Config
+from pipelines.settings.capabilities import check_limits
+from pipelines.settings.training import AUTO
+from pipelines.spark.shell import ENCRYPTING
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A line of the table.
+
+    Attributes:
+        engine: Name of the engine.
+        framework: What computes.
+        why: Why it stands where it does, for people.
+        modes: Those that it is taken for; None for all that it has.
+    """
+
+    engine: str
+    framework: str
+    why: str
+    modes: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.engine} with {self.framework}"
+
+
+CANDIDATES = (
+    Candidate("torch", "torch", "97, the most of all"),
+    Candidate("horovod", "torch", "75; also where executors come and go"),
+    Candidate("deepspeed", "torch", "49; where `training.sharding` asks for it"),
+    Candidate("tensorflowonspark", "tensorflow", "57; `async` 68. Everything is encrypted"),
+    Candidate("horovod", "tensorflow", "51"),
+    Candidate("elephas", "tensorflow", "69", ("async", "hogwild")),
+    Candidate("bigdl", "bigdl", "where `training.framework` asks for it"),
+    Candidate("local", "torch", "where there is no Spark"),
+    Candidate("local", "tensorflow", "where there is neither Spark nor PyTorch"),
+)
+"""In the order of their rates in docs/strategies.md, PyTorch's before TensorFlow's. Mesh TensorFlow
+and Megatron-Core are not taken unasked, nor what averages, whose result is another one."""
+
+
+def with_engine(config: Config) -> Config:
+    """Name the engine that trains, and its framework, where ``training.engine`` is `auto`.
+
+    Raises:
+        InputError: None fits; why the best one that knows the settings does not.
+    """
+    training = config.training
+    if training.engine != AUTO:
+        return config
+    asked = None if training.chooses_framework else training.framework
+    if training.resume and (recorded := last_settings(RunFolder.of(config).path)):
+        began = Candidate(recorded["training.engine"], recorded["training.framework"], "")
+        if asked in (None, began.framework):
+            logger.info("engine %s goes on, as the run has begun (training.engine: auto)", began)
+            return _taking(config, began)
+    fitting, refusals = [], []
+    for candidate in CANDIDATES:
+        if asked in (None, candidate.framework):
+            try:
+                _check(candidate, _taking(config, candidate))
+                fitting.append(candidate)
+            except InputError as error:
+                refusals.append(error)
+    if not fitting:
+        # One that knows the settings needs the least to be changed.
+        raise min(refusals, key=lambda error: not isinstance(error, EngineUnavailable))
+    others = ", ".join(map(str, fitting[1:])) or "none"
+    logger.info(
+        "engine %s is taken (training.engine: auto); others that fit: %s", fitting[0], others
+    )
+    return _taking(config, fitting[0])
+
+
+def _taking(config: Config, candidate: Candidate) -> Config:
+    """The settings with an engine, which are not checked."""
+    chosen = {"engine": candidate.engine, "framework": candidate.framework}
+    training = config.training.model_copy(update=chosen)
+    return config.model_copy(update={"training": training})
+
+
+def _check(candidate: Candidate, config: Config) -> None:
+    """Refuse an engine that does not fit.
+
+    Raises:
+        InputError: Of settings that it does not know.
+        EngineUnavailable: Of what is not installed, or of the conf.
+    """
+    engine = load_engine(candidate.engine, candidate.framework)
+    if candidate.modes is not None and config.training.mode not in candidate.modes:
+        raise InputError(
+            "training.mode",
+            f"engine {engine.name} has no `{config.training.mode}`",
+            f"one of {', '.join(candidate.modes)}",
+        )
+    check_fit(engine, config)
+    check_limits(config.asked)
+    for alone in config.by_source():
+        LOSSES.load(alone.objective.name).form(candidate.framework)
+    engine.check_libraries(config)
+    if engine.needs_spark:
+        check_installed("training.engine", "pyspark", candidate.engine)
+        _check_conf(engine, config)
+    elif is_installed("pyspark"):
+        raise EngineUnavailable("training.engine", "Spark is installed", "set it to local")
+
+
+def _check_conf(engine: Engine, config: Config) -> None:
+    """Refuse an engine whose rules the conf of the session does not keep, as far as it is known.
+
+    Raises:
+        EngineUnavailable: With the key.
+    """
+    conf = _running_conf() or config.stage_conf("train")
+    check_conf(conf, engine.name, engine.rules)
+    is_set = {key for key, value in conf.items() if value.lower() == "true"}
+    accepted = any(rule.unless in is_set for rule in engine.rules)
+    if engine.clear_text and not accepted and (asking := is_set.intersection(ENCRYPTING)):
+        raise EngineUnavailable(
+            min(asking),
+            f"engine {engine.name} sends in clear text: {engine.clear_text}",
+            "name it in training.engine if you accept that",
+        )
+
+
+def _running_conf() -> dict[str, str]:
+    """The conf of the SparkContext of this process; empty if there is none."""
+    if "pyspark" not in sys.modules:
+        return {}
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return {} if context is None else dict(context.getConf().getAll())
