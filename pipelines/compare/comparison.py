@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pipelines
 from pipelines.compare.prediction import scheme_of
 from pipelines.compare.strategy import OF_PAPER, Strategy
 from pipelines.compare.trial import Reading, reading_of, settled_steps
@@ -21,6 +20,7 @@ from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.storage import LineLog
+from pipelines.jobs.prepare import prepare
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.models.spec import EncoderSpec
@@ -58,7 +58,7 @@ def prepared(
     changed = change(config)
     if not holds_lanes:
         # What was prepared before is kept where nothing has changed.
-        pipelines.prepare(changed)
+        prepare(changed)
     elif changed.prepared != config.prepared:
         raise InputError(
             "--data",

@@ -318,7 +318,7 @@ def test_workloads_change_what_is_trained():
 def test_a_workload_is_made_of_the_data_that_are_named(tmp_path, monkeypatch):
     (tmp_path / "captions-en-train.parquet").touch()
     asked = []
-    monkeypatch.setattr("pipelines.compare.data.prepare", asked.append)
+    monkeypatch.setattr("pipelines.compare.comparison.prepare", asked.append)
     config = parse({"prepared": {"folder": str(tmp_path / "lanes")}})
     masked = named_workload("masked")
     prepared(config, str(tmp_path), lambda config: masked(config, tmp_path))

@@ -4,12 +4,12 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from pipelines.models.static.spec import StaticSpec
 
 from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.spec import BertSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.settings import capabilities
 from pipelines.settings.capabilities import LIMITS
 from pipelines.settings.load import parse

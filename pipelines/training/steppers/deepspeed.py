@@ -19,7 +19,6 @@ from torch.distributed import get_rank, get_world_size
 
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import shapes_of
-from pipelines.models.frameworks.torch import finished
 from pipelines.models.frameworks.torch_division import Part
 from pipelines.models.frameworks.torch_module import Unit, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
@@ -32,7 +31,6 @@ from pipelines.training.steppers.model_parallel import (
     StagedWork,
     StageModule,
     StepLoss,
-    stage_encode,
 )
 from pipelines.training.steppers.sharded import (
     DiskTensors,
@@ -306,15 +304,8 @@ class DeepSpeedPipelineStepper(StagedWork):
     def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[torch.Tensor]:
         """Make the update too; return the loss over all workers, on each of them."""
         assert loss_of is not None, "refused before the start"
-        weights, is_last = self._layer.weights, self._own.is_last
         part = Part(self._own.layers)
-        module = StageModule(
-            lambda: stage_encode(self._spec, weights, self._training.precision, part),
-            [self._inputs(batch) for batch in some],
-            partial(finished, self._spec, weights) if is_last else None,
-            self._training.activation_checkpointing,
-            sparse_words=False,
-        )
+        module = self._stage_module(some, self._layer.weights, part, sparse_words=False)
         # The library divides by the number of micro-batches itself.
         self._layer.begin(module, lambda sides, number: loss_of(sides, number) * len(some))
         return [self._engine.train_batch(_numbers(len(some)))]

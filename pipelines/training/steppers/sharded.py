@@ -32,7 +32,7 @@ from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Batch, Stepper, StepperFactory
 from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
-from pipelines.training.steppers.torch_reconstruction import Part, RewritingModule
+from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
 """The optimiser's names for what checkpoints call m and v."""
@@ -141,7 +141,7 @@ class ShardedStepper(BatchedWork):
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
         return [normalize(side, dim=-1) for side in self._forward(self._inputs(batch))]
 
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         (loss,) = self._forward([part])
         return loss
 

@@ -32,6 +32,7 @@ from pipelines.models.frameworks.torch import (
     prepare,
     to_device,
 )
+from pipelines.models.frameworks.torch_division import WHOLE, Part
 from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
@@ -54,7 +55,7 @@ from pipelines.training.steppers.base import (
     per_batch,
 )
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
-from pipelines.training.steppers.torch_reconstruction import Part, rewriting
+from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
@@ -237,7 +238,7 @@ class BatchedWork(TorchWork):
         """Return the embeddings of each of a batch's texts, of length 1."""
 
     @abstractmethod
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         """Return the loss of an objective that has a part of a granule written out again."""
 
     @abstractmethod
@@ -497,7 +498,7 @@ class TorchStepper(BatchedWork):
             for texts in batch
         ]
 
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         assert self._rewriting is not None
         return self._rewriting.loss(self._effective(), of_objective(self._weights), part)
 
@@ -508,8 +509,13 @@ class TorchStepper(BatchedWork):
         """Return the encoder's weights, of which some may be frozen, or have LoRA's added."""
         return effective(self._weights, self._frozen, self._scale)
 
+    @property
+    def _part(self) -> Part:
+        """What the weights are of the encoder."""
+        return WHOLE
+
     def _encoder(self) -> Encoder:
-        return prepare(self._spec, self._effective(), self._training.precision)
+        return prepare(self._spec, self._effective(), self._training.precision, self._part)
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         return {name: weight.grad for name, weight in self._weights.items()}

@@ -24,7 +24,7 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.steppers.base import bounds, parts_needed
 
 
-class Part(NamedTuple):
+class Noisy(NamedTuple):
     """Texts of a granule under noise.
 
     Attributes:
@@ -59,7 +59,7 @@ class Rewriting:
         lengths = granule.sides[self._side].lengths
         return parts_needed(lengths, self._training.tokens_per_micro_batch)
 
-    def parts(self, granule: Granule, epoch: int, count: int) -> list[Part]:
+    def parts(self, granule: Granule, epoch: int, count: int) -> list[Noisy]:
         """Return a granule's texts under noise, in some parts; the noise is that of the granule.
 
         Args:
@@ -72,9 +72,9 @@ class Rewriting:
         inputs = self._own.noise(side, self._ids, self._settings, draw)
         of_dropout = noise_seed(seed, epoch, granule.number)
         if count == 1:
-            return [Part(of_dropout, inputs)]
+            return [Noisy(of_dropout, inputs)]
         return [
-            Part((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
+            Noisy((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
             for number, (first, last) in enumerate(bounds(granule.examples, count))
         ]
 
@@ -82,7 +82,7 @@ class Rewriting:
         self,
         weights: Mapping[str, torch.Tensor],
         own: Mapping[str, torch.Tensor],
-        part: Part,
+        part: Noisy,
     ) -> torch.Tensor:
         """Return a part's share of the loss of its granule.
 
@@ -114,7 +114,7 @@ class RewritingUnit(Unit):
         super().__init__(shapes)
         self._rewriting = rewriting
 
-    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         weights = self.weights
         encoder, own = without_objective(weights), of_objective(weights)
@@ -142,7 +142,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
         """All parameters; see :attr:`pipelines.models.frameworks.torch_module.Unit.weights`."""
         return self.whole.weights
 
-    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         losses: list[torch.Tensor] = self.whole(parts)
         return losses
