@@ -146,11 +146,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Count a block that is about to be written; others go, if it were too much.
-
-        Returns:
-            Whether there is room: what others write at this moment cannot go.
-        """
+        """Count a block that is about to be written, for which others go; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -182,11 +178,7 @@ class BlockCache:
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove blocks that were used least recently, until no more than some bytes are left.
-
-        Returns:
-            The bytes that are left. Blocks that are being written stay.
-        """
+        """Remove blocks used least recently until few enough bytes are left; return how many are."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.

@@ -149,10 +149,7 @@ def with_profile(rdd: RDD[int], profile: ResourceProfile | None) -> RDD[int]:
 def await_slots(
     session: SparkSession, wanted: int, seconds: float, resources: StageResources
 ) -> int:
-    """Wait until tasks can run at once, since a cluster may still be starting executors.
-
-    Returns:
-        How many can in the end.
+    """Wait until tasks can run at once, as executors start; return how many can in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session.
@@ -173,13 +170,10 @@ def await_room(
     *,
     dynamic: bool = False,
 ) -> int:
-    """Wait until there is room on the cluster.
+    """Wait until there is room on the cluster, and return how much there is in the end.
 
     Args:
         dynamic: Whether Spark starts further executors as they are needed.
-
-    Returns:
-        How much there is in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
@@ -255,16 +249,13 @@ def run_with_timeout(
     state: Callable[[], object] | None = None,
     stall_seconds: float | None = None,
 ) -> Value:
-    """Run a Spark job, and cancel it when it makes no progress.
+    """Return what a Spark job gives, or raise its error; cancel it when it makes no progress.
 
     Args:
         state: Called every second; its value changes as the job makes progress, and an error of it
             ends the job. By default what Spark says of its tasks.
         stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
             :data:`BLIND_SECONDS` where Spark says nothing of its tasks.
-
-    Returns:
-        What ``act`` returned; its errors pass.
 
     Raises:
         PipelineError: No progress was made for so long.
