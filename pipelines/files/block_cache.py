@@ -146,7 +146,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Count a block that is about to be written, for which others go; return whether it fits."""
+        """Count a block that is to be written, for which others go; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -178,7 +178,7 @@ class BlockCache:
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove blocks used least recently until few enough bytes are left; return how many are."""
+        """Remove blocks used least recently until few bytes are left; return how many are."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.
