@@ -95,11 +95,7 @@ class BlockCache:
         (self.folder / name).unlink(missing_ok=True)
 
     def _claim(self, path: Path) -> _Claim | None:
-        """Wait for the right to write a block; None if another process has written it meanwhile.
-
-        Raises:
-            OSError: The folder cannot be written, or another process takes too long.
-        """
+        """Wait for the right to write a block; None if another process has written it meanwhile."""
         deadline = time.monotonic() + self.wait_seconds
         part = path.with_name(path.name + CLAIM_SUFFIX)
         while True:
@@ -134,11 +130,7 @@ class BlockCache:
             os.close(claim.descriptor)
 
     def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
-        """Write a block if there is room for it, and return whether it was written.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a block if there is room for it, and return whether it was written."""
         if len(content) > self.most_bytes or not self._reserve(claim, len(content)):
             return False
         try:
@@ -154,11 +146,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Count a block that is about to be written; others go, if it were too much.
-
-        Returns:
-            Whether there is room: what others write at this moment cannot go.
-        """
+        """Count a block that is to be written, for which others go; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -190,11 +178,7 @@ class BlockCache:
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove blocks that were used least recently, until no more than some bytes are left.
-
-        Returns:
-            The bytes that are left. Blocks that are being written stay.
-        """
+        """Remove blocks used least recently until few bytes are left; return how many are."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.
@@ -250,11 +234,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _opened(path: Path) -> int:
-    """Return a file to lock and to write; it and its folder are made where they are not there.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Return a file to lock and to write; it and its folder are made where they are not there."""
     for _ in range(_ATTEMPTS):
         # Another process may remove the folder while it is empty.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

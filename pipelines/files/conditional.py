@@ -1,7 +1,7 @@
 """Writes to object stores that depend on what is there: the part that pyarrow.fs lacks.
 
 By obstore, which has conditional puts (``If-None-Match``, ``If-Match``) for S3, Google Cloud
-Storage and Azure.
+Storage and Azure. All of it raises an OSError where the store cannot be asked.
 """
 
 from __future__ import annotations
@@ -51,20 +51,12 @@ def can_condition(store: Store) -> str | None:
 
 
 def create(path: RemotePath, content: bytes) -> bool:
-    """Write a file if there is none, and return whether this did.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
+    """Write a file if there is none, and return whether this did."""
     return _put(path, content, "create")
 
 
 def replace(found: Found, content: bytes) -> bool:
-    """Write a file if it is what was found, and return whether this did.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
+    """Write a file if it is what was found, and return whether this did."""
     tags = {"e_tag": found.tag, "version": found.version}
     return _put(found.path, content, {name: tag for name, tag in tags.items() if tag is not None})
 
@@ -80,11 +72,7 @@ def _put(path: RemotePath, content: bytes, mode: Any) -> bool:
 
 
 def read(path: RemotePath) -> Found | None:
-    """Read a file; None where there is none.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
+    """Read a file; None where there is none."""
     from obstore.exceptions import NotFoundError
 
     try:
@@ -96,11 +84,7 @@ def read(path: RemotePath) -> Found | None:
 
 
 def delete(path: RemotePath) -> None:
-    """Delete a file, if it is there.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
+    """Delete a file, if it is there."""
     from obstore.exceptions import NotFoundError
 
     try:

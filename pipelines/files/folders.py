@@ -8,11 +8,11 @@ import mmap
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import locks, storage
@@ -30,9 +30,34 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CONTENT = b"sentence pipelines\n"
 
 
+class JobDecorator(Protocol):
+    """A decorator of jobs, whose first argument is the settings."""
+
+    def __call__(
+        self, job: Callable[Concatenate[Config, _P], _T], /
+    ) -> Callable[Concatenate[Config, _P], _T]:
+        """Return the job with what is done around it."""
+
+
+def around_job(enter: Callable[[str, Config], AbstractContextManager[object]]) -> JobDecorator:
+    """Have a job run inside of a context, which is given its name and the settings."""
+
+    def decorate(
+        job: Callable[Concatenate[Config, _P], _T], /
+    ) -> Callable[Concatenate[Config, _P], _T]:
+        @functools.wraps(job)
+        def work(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
+            with enter(job.__name__, config):
+                return job(config, *args, **options)
+
+        return work
+
+    return decorate
+
+
 def working_in(
     *keys: str, reading: Sequence[str] = (), check: Callable[[Config], object] | None = None
-) -> Callable[[Callable[Concatenate[Config, _P], _T]], Callable[Concatenate[Config, _P], _T]]:
+) -> JobDecorator:
     """Give a job folders of the settings: it alone works in them while it runs.
 
     Args:
@@ -41,23 +66,18 @@ def working_in(
         check: Looks at the folders before anything is written into them.
     """
 
-    def decorate(
-        job: Callable[Concatenate[Config, _P], _T],
-    ) -> Callable[Concatenate[Config, _P], _T]:
-        @functools.wraps(job)
-        def work(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
-            if check is not None:
-                check(config)
-            with ExitStack() as stack:
-                for key in keys:
-                    stack.enter_context(work_folder(key, _folder(config, key), job.__name__))
-                for key in reading:
-                    stack.enter_context(_read_folder(key, _folder(config, key), job.__name__))
-                return job(config, *args, **options)
+    @contextmanager
+    def folders(job: str, config: Config) -> Iterator[None]:
+        if check is not None:
+            check(config)
+        with ExitStack() as stack:
+            for key in keys:
+                stack.enter_context(work_folder(key, _folder(config, key), job))
+            for key in reading:
+                stack.enter_context(_read_folder(key, _folder(config, key), job))
+            yield
 
-        return work
-
-    return decorate
+    return around_job(folders)
 
 
 @contextmanager

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class RangeReader(io.RawIOBase):
-    """A file in a store, of which each read is one request, made again when it is lost.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
+    """A file in a store, of which each read is one request, made again when it is lost."""
 
     def __init__(self, path: RemotePath) -> None:
         super().__init__()
@@ -250,11 +246,7 @@ class RemotePath:
         return bool(self._info.type == FileType.Directory)
 
     def stat(self) -> Status:
-        """Return size and time of the last change.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
+        """Return size and time of the last change."""
         info = self._info
         if not info.type:
             raise FileNotFoundError(f"there is no {self}")
@@ -308,9 +300,6 @@ class RemotePath:
         Args:
             mode: `rb` or `r`.
             buffering: Bytes of a request at least; 0 for as many as are asked for.
-
-        Raises:
-            FileNotFoundError: There is no such file.
         """
         if mode not in ("rb", "r", "rt"):
             raise io.UnsupportedOperation(f"{self} is not written in place")
@@ -321,11 +310,7 @@ class RemotePath:
         return io.TextIOWrapper(buffered, encoding or "utf-8") if mode != "rb" else buffered
 
     def read_bytes(self) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
+        """Return the content of a file."""
 
         def attempt() -> bytes:
             with self.files.open_input_stream(self.fs_path) as stream:
@@ -338,11 +323,7 @@ class RemotePath:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Delete a file.
-
-        Raises:
-            FileNotFoundError: There is none, and there has to be one.
-        """
+        """Delete a file."""
         asked = False
 
         def attempt() -> None:

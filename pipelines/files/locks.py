@@ -363,11 +363,7 @@ def held(
 
 @lru_cache(maxsize=64)
 def _unable(folder: RemotePath) -> str | None:
-    """Return why there can be no lock in a folder of a store; None where there can.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
+    """Return why there can be no lock in a folder of a store; None where there can."""
     problem = conditional.can_condition(folder.store)
     if problem:
         return problem

@@ -33,11 +33,7 @@ _CHUNK = 8 << 20
 
 
 def put_bytes(path: RemotePath, content: bytes) -> None:
-    """Write a file by one request.
-
-    Raises:
-        OSError: The store does not take it.
-    """
+    """Write a file by one request."""
 
     def attempt() -> None:
         fencing.check_own(path)
@@ -48,11 +44,7 @@ def put_bytes(path: RemotePath, content: bytes) -> None:
 
 
 def put_file(source: Location, path: RemotePath) -> None:
-    """Copy a file into a store; from the same store by the store itself.
-
-    Raises:
-        OSError: The store does not take it, or the file cannot be read.
-    """
+    """Copy a file into a store; from the same store by the store itself."""
     if isinstance(source, Path):
         path.store.retried(f"writing {path}", lambda: _copy(source, path))
     elif source.store == path.store:

@@ -92,15 +92,14 @@ def read_attempts(run_folder: Location) -> Attempts:
 
 
 def begin_attempt(run_folder: Location, first_step: int | None) -> int:
-    """Begin the next attempt: earlier ones have lost the run. Runs on the driver.
+    """Begin the next attempt, and return its number: earlier ones have lost the run.
+
+    Runs on the driver.
 
     Args:
         run_folder: Of the run; the caller holds its lock, where there are locks.
         first_step: The attempt goes on from the checkpoint before this step, and takes over those
             that are older; None if it takes over none.
-
-    Returns:
-        Its number.
 
     Raises:
         PipelineError: Another job has taken the run folder over, or the checkpoint.

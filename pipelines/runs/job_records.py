@@ -224,14 +224,11 @@ class Chapter:
 
 
 def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
-    """Record the step from which changed settings apply, and log the changes.
+    """Record and log from which step changed settings apply; return where the run was to end.
 
     Args:
         first_step: The next step. What is known of it and of later ones is forgotten: they are
             made again.
-
-    Returns:
-        Where the run was to end, from the first step on.
     """
     chapters = _read(folder)
     if first_step < last_step:

@@ -93,13 +93,10 @@ def load_best(run_folder: Location) -> Checkpoint:
 def keep_if_best(
     run_folder: Location, metric: Metric, step: int, value: float, written: Path
 ) -> bool:
-    """Keep a state that is better than all before it.
+    """Keep a state if it is better than all before it, and return whether it was.
 
     Args:
         written: The files of the state, on this machine; they are copied.
-
-    Returns:
-        Whether it was better.
     """
     known = read_best(run_folder, str(metric))
     if known is not None and metric.sign * value <= metric.sign * known.value:

@@ -214,7 +214,7 @@ def failed_partition(message: str) -> int | None:
 
 
 def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
-    """Name of the host that a task of a job is on; none if that is not known."""
+    """Return the name of the host that a task of a job is on, if that is known."""
     hosts = [one.host for one in task_places(context, group) if one.partition == partition]
     return name_of(hosts[-1]) if hosts else None
 

@@ -454,12 +454,9 @@ class Scratch:
 def write_arrow(
     frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
 ) -> pa.Table:
-    """Apply a function to Arrow batches, as `mapInArrow` does, and write what it gives.
+    """Write what a function makes of Arrow batches, as of `mapInArrow`; return the totals.
 
     The executors write the files themselves: the rows of the result cost the JVM nothing.
-
-    Returns:
-        The totals of all rows.
     """
     path.mkdir(parents=True)
     write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)

@@ -7,7 +7,6 @@ executor left, and gets none.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import threading
@@ -15,11 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
+from pipelines.files.folders import JobDecorator, around_job
 from pipelines.progress import activity
-from pipelines.settings import Config
 from pipelines.settings.spark import SparkSettings
 from pipelines.spark.capacity import is_connected, tells_tasks
 from pipelines.spark.daemon import PRELOAD
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-_P = ParamSpec("_P")
 
 END_SECONDS = 20.0
 """How long a job that was cancelled, or whose work is done, may take to end."""
@@ -151,10 +149,7 @@ def with_profile(rdd: RDD[int], profile: ResourceProfile | None) -> RDD[int]:
 def await_slots(
     session: SparkSession, wanted: int, seconds: float, resources: StageResources
 ) -> int:
-    """Wait until tasks can run at once, since a cluster may still be starting executors.
-
-    Returns:
-        How many can in the end.
+    """Wait until tasks can run at once, as executors start; return how many can in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session.
@@ -175,13 +170,10 @@ def await_room(
     *,
     dynamic: bool = False,
 ) -> int:
-    """Wait until there is room on the cluster.
+    """Wait until there is room on the cluster, and return how much there is in the end.
 
     Args:
         dynamic: Whether Spark starts further executors as they are needed.
-
-    Returns:
-        How much there is in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
@@ -257,16 +249,13 @@ def run_with_timeout(
     state: Callable[[], object] | None = None,
     stall_seconds: float | None = None,
 ) -> Value:
-    """Run a Spark job, and cancel it when it makes no progress.
+    """Return what a Spark job gives, or raise its error; cancel it when it makes no progress.
 
     Args:
         state: Called every second; its value changes as the job makes progress, and an error of it
             ends the job. By default what Spark says of its tasks.
         stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
             :data:`BLIND_SECONDS` where Spark says nothing of its tasks.
-
-    Returns:
-        What ``act`` returned; its errors pass.
 
     Raises:
         PipelineError: No progress was made for so long.
@@ -413,7 +402,7 @@ class SparkJob(JobThread[object]):
         return None
 
     def host_of(self, rank: int | None) -> str | None:
-        """Name of the host that a worker was started on; none if that is not known."""
+        """Return the name of the host that a worker was started on, if that is known."""
         return host_of_task(self._context, self.group, rank) if self._by_rank else None
 
     def settled_failure(self) -> EngineError | None:
@@ -445,22 +434,9 @@ class SparkJob(JobThread[object]):
             logger.warning("%s", failure)
 
 
-def called_off_when_stalled(
-    work: str,
-) -> Callable[[Callable[Concatenate[Config, _P], Value]], Callable[Concatenate[Config, _P], Value]]:
-    """Give a job whose first argument is the settings the deadlines of :func:`stall_failures`."""
-
-    def decorate(
-        job: Callable[Concatenate[Config, _P], Value],
-    ) -> Callable[Concatenate[Config, _P], Value]:
-        @functools.wraps(job)
-        def watched(config: Config, /, *args: _P.args, **options: _P.kwargs) -> Value:
-            with stall_failures(work, config.spark):
-                return job(config, *args, **options)
-
-        return watched
-
-    return decorate
+def called_off_when_stalled(work: str) -> JobDecorator:
+    """Give a job, whose first argument is the settings, the deadlines of :func:`stall_failures`."""
+    return around_job(lambda _, config: stall_failures(work, config.spark))
 
 
 @contextmanager
