@@ -659,8 +659,8 @@ def _write_lane(
         ):
             for row, granule in rows:
                 batch = granule.select(schema.names).cast(schema)
-                place = f"{path}: granule {row % rows_per_part}"
-                counts[bisect_right(first_rows, row) - 1] += _counted(batch, vocabulary, place)
+                own = counts[bisect_right(first_rows, row) - 1]
+                _count(own, batch, vocabulary, f"{path}: granule {row % rows_per_part}")
                 # The very bytes that the file gets, which end where it ends now.
                 message = batch.serialize()
                 file.write_batch(batch)
@@ -680,13 +680,13 @@ def _write_lane(
     )
 
 
-def _counted(batch: pa.RecordBatch, vocabulary: int, place: str) -> Counter[str]:
-    """Count what is ``COUNTED`` of a granule.
+def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: str) -> None:
+    """Add what is ``COUNTED`` of a granule.
 
     Raises:
         PipelineError: Naming the place: a text has ids that the vocabulary does not have.
     """
-    counts = Counter(granules=1)
+    counts["granules"] += 1
     for name in OPTIONAL:
         if name in batch.schema.names:
             counts[name] += batch.num_rows - batch.column(name).null_count
@@ -701,4 +701,3 @@ def _counted(batch: pa.RecordBatch, vocabulary: int, place: str) -> Counter[str]
             )
         counts["tokens"] += int(lengths.sum())
         counts["slots"] += len(lengths) * padded_width(lengths)
-    return counts

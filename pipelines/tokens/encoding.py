@@ -307,6 +307,8 @@ class ChunkEncoder:
     def encode(self, texts: pa.StringArray) -> Encoded:
         """See :class:`TextEncoder`."""
         parts = [self._encode(part) for part in slices(texts)]
+        if len(parts) == 1:
+            return parts[0]
         if not parts:
             return Encoded(pa.array([], pa.binary()), *np.zeros((2, 0), np.int32))
         ids, lengths, whole = zip(

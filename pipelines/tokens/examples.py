@@ -196,11 +196,11 @@ def tokenise_batch(
     whole = np.concatenate([side.whole for side in encoded.values()])
     lengths = np.concatenate([side.lengths for side in encoded.values()])
     is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
-    ids = {name: side.ids for name, side in encoded.items()}
-    schema = example_schema(batch.schema.names)
-    examples = _example_batch(batch, schema, texts, ids, lengths, lengths < whole)
+    ids = {name: one.holding(encoded[name].ids) for name, one in texts.items()}
+    schema, rows = example_schema(batch.schema.names), _rows_of(texts)
+    examples = _example_batch(batch, schema, ids, rows, lengths, lengths < whole)
     sums = TaskSums(
-        np.bincount(_most(_rows_of(texts), batch.num_rows, whole)),
+        np.bincount(_most(rows, batch.num_rows, whole)),
         np.bincount(whole[is_text]),
         np.bincount(list_lengths(examples["negatives"])),
         frozenset(name for name in OPTIONAL if examples[name].null_count < examples.num_rows),
@@ -213,16 +213,16 @@ def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.Rec
     texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
     cut = {name: shortened(one.values, max_length, behind) for name, one in texts.items()}
     before = np.concatenate([lengths for _, lengths in cut.values()])
-    ids = {name: side for name, (side, _) in cut.items()}
+    ids = {name: one.holding(cut[name][0]) for name, one in texts.items()}
     lengths, is_cut = np.minimum(before, max_length), before > max_length
-    return _example_batch(batch, batch.schema, texts, ids, lengths, is_cut)
+    return _example_batch(batch, batch.schema, ids, _rows_of(texts), lengths, is_cut)
 
 
 def _example_batch(
     batch: pa.RecordBatch,
     schema: pa.Schema,
-    texts: Mapping[str, _Texts],
     ids: Mapping[str, pa.Array],
+    rows: np.ndarray,
     lengths: np.ndarray,
     is_cut: np.ndarray,
 ) -> pa.RecordBatch:
@@ -231,20 +231,20 @@ def _example_batch(
     Args:
         batch: Has what is carried.
         schema: Of the rows.
-        texts: Of the rows, by column.
-        ids: Of the texts, by column.
-        lengths: Tokens of the texts of all columns.
-        is_cut: Whether each of them was longer.
+        ids: Columns of ids, by name.
+        rows: The row of each text of all columns.
+        lengths: Tokens of each of them.
+        is_cut: Whether it was longer.
     """
     carried = (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
-    rows, count = _rows_of(texts), batch.num_rows
+    count = batch.num_rows
     columns = {
         **{name: batch.column(name).cast(schema.field(name).type) for name in carried},
         "length": _most(rows, count, lengths),
         # Exact below 2^53.
         "tokens": np.bincount(rows, lengths, count).astype(np.int64),
         "cut": np.bincount(rows, is_cut, count).astype(np.int32),
-        **{name: one.holding(ids[name]) for name, one in texts.items()},
+        **ids,
     }
     return pa.RecordBatch.from_pydict(columns, schema=schema)
 
