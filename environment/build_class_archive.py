@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -109,7 +109,7 @@ def _dump_classes(folder: Path, archive: Path) -> None:
     from pyspark import SparkContext
 
     with stopped_at_the_end():
-        workflow.prepare(_config(folder, archive))
+        pipelines.prepare(_config(folder, archive))
         gateway: Any = SparkContext._gateway
     # The JVM ends with its standard input, and writes the archive then.
     process = gateway.proc

@@ -232,3 +232,16 @@ def with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
     """
     offsets = np.concatenate([[0], np.cumsum(list_lengths(lists))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=lists.is_null())
+
+
+def text_bytes(texts: pa.StringArray) -> tuple[bytes, np.ndarray]:
+    """Return the bytes of all texts in a row, and where each begins in them and the last one ends.
+
+    The places are int64 [texts + 1].
+    """
+    if not len(texts):
+        return b"", np.zeros(1, np.int64)
+    bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
+    buffer = texts.buffers()[2]
+    data = b"" if buffer is None else buffer[bounds[0] : bounds[-1]].to_pybytes()
+    return data, bounds.astype(np.int64) - bounds[0]

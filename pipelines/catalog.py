@@ -141,7 +141,7 @@ FORMATS = Registry(
         "markdown": "pipelines.corpus.readers.documents:MARKDOWN",
         "wikiextractor": "pipelines.corpus.readers.documents:WIKIEXTRACTOR",
         "jsonl": "pipelines.corpus.readers.json_lines:JSON_LINES",
-        "csv": "pipelines.corpus.readers.csv_format:DELIMITED",
+        "csv": "pipelines.corpus.readers.csv_files:DELIMITED",
         "parquet": "pipelines.corpus.readers.parquet:PARQUET",
         "delta": "pipelines.corpus.readers.tables:DELTA",
         "iceberg": "pipelines.corpus.readers.tables:ICEBERG",
@@ -259,11 +259,21 @@ EVALUATIONS = Registry(
     entries={
         "retrieval": "pipelines.evaluation.retrieval:EVALUATION",
         "geometry": "pipelines.evaluation.geometry:EVALUATION",
-        "similarity": "pipelines.evaluation.similarity:EVALUATION",
-        "classification": "pipelines.evaluation.classification:EVALUATION",
+        "similarity": "pipelines.evaluation.pairs:SIMILARITY",
+        "classification": "pipelines.evaluation.pairs:CLASSIFICATION",
         "retrieval_sets": "pipelines.evaluation.beir:EVALUATION",
     },
 )
+
+TRACKERS = Registry(
+    kind="tracker",
+    key="tracking.trackers",
+    entries={
+        "mlflow": "pipelines.tracking.mlflow:MlflowTracker",
+        "tensorboard": "pipelines.tracking.tensorboard:TensorBoardTracker",
+    },
+)
+"""The name is also that of the extra, and what the tracker's own settings begin with."""
 
 MERGE_FORMATS = Registry(
     "table format",

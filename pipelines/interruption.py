@@ -59,19 +59,6 @@ def terminated_in_order() -> Iterator[Interruption]:
     lines on the terminal. Only the main thread can set signal handlers: elsewhere it does nothing.
     """
     found = Interruption()
-    token = _current.set(found)
-    try:
-        with _terminated(found):
-            yield found
-    finally:
-        _current.reset(token)
-
-
-@contextmanager
-def _terminated(found: Interruption) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         # Only once: a second signal must not interrupt the orderly end.
@@ -79,11 +66,15 @@ def _terminated(found: Interruption) -> Iterator[None]:
         found.number = number
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    token = _current.set(found)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
     try:
-        yield
+        yield found
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+        _current.reset(token)
 
 
 def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:

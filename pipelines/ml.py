@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -110,47 +110,27 @@ class EncoderKeywords(EmbeddingKeywords, total=False):
     settings: Mapping[str, Any] | str | None
 
 
+def _param(name: str, meaning: str, kind: Callable[[Any], Any] = TypeConverters.toString) -> Param:
+    return Param(Params._dummy(), name, meaning, kind)
+
+
 class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
     """How a transformation embeds its texts."""
 
-    backend = Param(
-        Params._dummy(),
-        "backend",
-        "the backend: auto, torch, openvino or tensorflow",
-        TypeConverters.toString,
+    backend = _param("backend", "the backend: auto, torch, openvino or tensorflow")
+    precision = _param("precision", "of the matrix products: auto, fp32 or bf16")
+    batchTokens = _param(  # noqa: N815
+        "batchTokens", "tokens of one forward pass; 0: chosen automatically", TypeConverters.toInt
     )
-    precision = Param(
-        Params._dummy(),
-        "precision",
-        "of the matrix products: auto, fp32 or bf16",
-        TypeConverters.toString,
+    dimensions = _param(
+        "dimensions", "values of an embedding to keep; 0: all", TypeConverters.toInt
     )
-    batchTokens = Param(  # noqa: N815 - as pyspark.ml names Params, here and below
-        Params._dummy(),
-        "batchTokens",
-        "tokens of one forward pass; 0: chosen automatically",
-        TypeConverters.toInt,
+    quantise = _param("quantise", "none, or int8 with a scale column")
+    promptName = _param(  # noqa: N815
+        "promptName", "the model's prompt to put before each text; empty: its default, if any"
     )
-    dimensions = Param(
-        Params._dummy(),
-        "dimensions",
-        "values of an embedding to keep; 0: all",
-        TypeConverters.toInt,
-    )
-    quantise = Param(
-        Params._dummy(), "quantise", "none, or int8 with a scale column", TypeConverters.toString
-    )
-    promptName = Param(  # noqa: N815
-        Params._dummy(),
-        "promptName",
-        "the model's prompt to put before each text; empty: its default, if any",
-        TypeConverters.toString,
-    )
-    outputType = Param(  # noqa: N815
-        Params._dummy(),
-        "outputType",
-        "array of numbers, or vector, which many stages of pyspark.ml need",
-        TypeConverters.toString,
+    outputType = _param(  # noqa: N815
+        "outputType", "array of numbers, or vector, which many stages of pyspark.ml need"
     )
 
     def __init__(self) -> None:
@@ -208,9 +188,7 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
     system. Other stages and pipelines use the default file system: name theirs with `file://`.
     """
 
-    modelFolder = Param(  # noqa: N815
-        Params._dummy(), "modelFolder", "a sentence-transformers folder", TypeConverters.toString
-    )
+    modelFolder = _param("modelFolder", "a sentence-transformers folder")  # noqa: N815
 
     def __init__(self, **params: Unpack[ModelKeywords]) -> None:
         super().__init__()
@@ -310,15 +288,9 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
     Where `inputCol` is not set, the model embeds the first of the `pairCols`.
     """
 
-    pairCols = Param(  # noqa: N815
-        Params._dummy(), "pairCols", "two or more text columns", TypeConverters.toListString
-    )
-    workFolder = Param(  # noqa: N815
-        Params._dummy(), "workFolder", "folder for lanes and run", TypeConverters.toString
-    )
-    settings = Param(
-        Params._dummy(), "settings", "settings on top, as JSON", TypeConverters.toString
-    )
+    pairCols = _param("pairCols", "two or more text columns", TypeConverters.toListString)  # noqa: N815
+    workFolder = _param("workFolder", "folder for lanes and run")  # noqa: N815
+    settings = _param("settings", "settings on top, as JSON")
 
     def __init__(self, **params: Unpack[EncoderKeywords]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from object_stores import (
 from suite_order import CostRecorder, SharedOut, ordered
 from suite_progress import SuiteProgress
 
-from pipelines import workflow
+import pipelines
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
 from pipelines.spark.java import archive_options
@@ -233,5 +233,5 @@ def prepared(spark, tmp_path_factory) -> Path:
     """A prepared folder of the small corpus: lanes, tokens and a held-out evaluation."""
     folder = tmp_path_factory.mktemp("small") / "prepared"
     write_docstrings(folder.parent / "docstrings.jsonl")
-    workflow.prepare(small_config(folder))
+    pipelines.prepare(small_config(folder))
     return folder

@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from golden_artifacts import GOLDEN, golden_config, surface, unpack
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import NothingNew
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.jobs.delete import delete
+from pipelines.jobs.roll_back import roll_back
 from pipelines.lanes.files import LaneManifest
 
 QUERY = "Read a table of texts."
@@ -39,21 +41,21 @@ def read_column(part: Path, name: str) -> list:
 
 
 def test_lanes_give_the_losses_of_then(golden):
-    workflow.train(golden_config(golden, {"run.folder": golden / "again"}))
+    pipelines.train(golden_config(golden, {"run.folder": golden / "again"}))
     np.testing.assert_allclose(losses_in(golden / "again"), losses_in(golden / "run"), rtol=CLOSE)
 
 
 def test_a_run_goes_on_from_its_checkpoint(golden):
     run, expected = golden / "run", losses_in(golden / "run")
     shutil.rmtree(run / "checkpoints" / "step-00000012")
-    workflow.train(golden_config(golden, {"training.resume": "true"}))
+    pipelines.train(golden_config(golden, {"training.resume": "true"}))
     np.testing.assert_allclose(losses_in(run), expected, rtol=CLOSE)
     assert len(list((run / "attempts").iterdir())) == 2
 
 
 def test_a_run_is_measured_as_it_was(spark, golden):
     expected = json.loads((golden / "run" / "metrics.json").read_text())
-    figures = workflow.evaluate(golden_config(golden))
+    figures = pipelines.evaluate(golden_config(golden))
     for state in ("before", "after"):
         for name, values in expected[state].items():
             assert figures[state][name] == pytest.approx(values, rel=CLOSE), (state, name)
@@ -63,9 +65,9 @@ def test_a_run_is_measured_as_it_was(spark, golden):
 def test_preparing_again_gives_the_same_lanes_and_deleting_others(spark, golden):
     config = golden_config(golden)
     before = LaneManifest.load(PreparedFolder.of(config).lanes.path)
-    again = workflow.prepare(config)
+    again = pipelines.prepare(config)
     assert (again.digest, again.examples) == (before.digest, before.examples)
-    deleted = workflow.delete(config, ["d000", "d001"])
+    deleted = delete(config, ["d000", "d001"])
     assert (deleted.rows, deleted.vectors, deleted.unmatched) == (2, 2, ())
     assert {"d000", "d001"}.isdisjoint(keys_of(golden / "vectors"))
 
@@ -74,11 +76,11 @@ def test_vectors_are_searched_and_kept_by_key(spark, golden):
     config = golden_config(golden)
     nearest = ["d123", "d097", "d084"]
     for indexed in (False, True):
-        hits = workflow.search(config, [QUERY], 3, indexed=indexed)
+        hits = pipelines.search(config, [QUERY], 3, indexed=indexed)
         assert [hit.key for hit in hits] == nearest
     with (golden / "pairs.jsonl").open("a") as file:
         file.write(json.dumps({"id": "new", "anchor": "A row.", "positive": "A new row."}) + "\n")
-    made = workflow.embed(config)
+    made = pipelines.embed(config)
     assert (made.rows, made.embedded) == (161, 1)
     assert sorted(keys_of(golden / "vectors")) == [
         *(f"d{number:03}" for number in range(160)),
@@ -87,27 +89,27 @@ def test_vectors_are_searched_and_kept_by_key(spark, golden):
 
 
 def test_negatives_that_were_mined_are_not_mined_again(spark, golden):
-    mined = workflow.mine(golden_config(golden))
+    mined = pipelines.mine(golden_config(golden))
     assert (mined.rows, mined.searched) == (133, 0)
 
 
 def test_the_model_in_service_is_compared_replaced_and_put_back(spark, golden):
     versions = golden / "served" / "versions"
-    assert workflow.promote(golden_config(golden)).version == versions / "00001"
+    assert pipelines.promote(golden_config(golden)).version == versions / "00001"
     with pytest.raises(NothingNew):
-        workflow.train(golden_config(golden, {"run.only_new": "true"}))
+        pipelines.train(golden_config(golden, {"run.only_new": "true"}))
     other = {
         "run.folder": golden / "other",
         "training.seed": 2,
         "promotion.tolerance": "{retrieval.ndcg@10: 100}",
     }
     config = golden_config(golden, other)
-    workflow.train(config)
-    workflow.evaluate(config)
-    promoted = workflow.promote(config)
+    pipelines.train(config)
+    pipelines.evaluate(config)
+    promoted = pipelines.promote(config)
     assert promoted.version == versions / "00002"
     assert promoted.judgements
-    assert workflow.roll_back(config) == versions / "00001"
+    assert roll_back(config) == versions / "00001"
 
 
 def test_no_command_option_or_setting_is_lost():

@@ -54,7 +54,7 @@ def test_before_the_run_is_begun_the_command_is_the_one_that_was_given(arguments
 # In a process of its own: a signal to that of the tests is a signal to all that they have started.
 INTERRUPTED = """
 import os, signal, sys, time
-from pipelines import workflow
+import pipelines.jobs.train
 from pipelines.cli import main
 from pipelines.interruption import run_begun
 
@@ -69,7 +69,7 @@ def train(config):
 
 # As in a terminal: what a shell starts in the background ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-workflow.train = train
+pipelines.jobs.train.train = train
 before = signal.getsignal(signal.SIGTERM)
 code = main(["train", "--set", "training.seed=3"])
 assert signal.getsignal(signal.SIGTERM) == before

@@ -40,7 +40,6 @@ model_card
 promotion
 tracking
 jobs compare
-workflow
 ml notebook
 cli __main__
 """
@@ -55,7 +54,7 @@ TORCH = (
 )
 MESH = ("*.engines.mesh.*",)
 HEAVY = {
-    "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps", *MESH),
+    "tensorflow": ("*tensorflow*", "*.elephas.spark_model", "*.elephas.steps", *MESH),
     "mesh_tensorflow": ("*.mesh.library",),
     "torch": TORCH,
     "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),
@@ -82,7 +81,6 @@ NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
 # What is asked of a place by functions of `pipelines.files`, which know its kind.
 ASKS_FOR_KIND = re.compile(r"isinstance\(.*\b(?:Remote)?Path\b.*\)", re.DOTALL)
-NOT_SWEPT = ("*.vectors.*", "*.promotion.*")
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
 FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
@@ -144,7 +142,7 @@ def test_a_place_knows_what_kind_it_is():
     asking = [
         f"{name}:{node.lineno}"
         for name, module in read_modules().items()
-        if name.split(".")[1:2] != ["files"] and not allowed(name, NOT_SWEPT)
+        if name.split(".")[1:2] != ["files"]
         for node in ast.walk(syntax_of(module.path))
         if isinstance(node, ast.Call) and ASKS_FOR_KIND.fullmatch(ast.unparse(node))
     ]

@@ -2,9 +2,11 @@
 
 import pytest
 
-from pipelines import libraries, workflow
+import pipelines
+from pipelines import libraries
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.jobs.base import say_report
+from pipelines.jobs.report import draw_report, report
 from pipelines.settings.load import parse
 
 
@@ -37,8 +39,8 @@ def test_what_is_missing_is_named_with_the_command(without):
 def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys, tmp_path):
     without("matplotlib")
     config = parse({"run": {"folder": str(tmp_path / "run")}})
-    assert workflow.draw_report(config) is None
-    assert workflow.draw_report(config) is None
+    assert draw_report(config) is None
+    assert draw_report(config) is None
     assert caplog.messages == [
         "the report is left out: matplotlib is not installed, "
         'pip install "sentence-pipelines[report]"'
@@ -46,7 +48,7 @@ def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys,
     say_report(tmp_path / "report.html")
     assert capsys.readouterr().out == ""
     with pytest.raises(InputError, match=r"^report: matplotlib is not installed, .*\[report\]"):
-        workflow.report(config)
+        report(config)
 
 
 @pytest.mark.parametrize("job", ["run", "train"])
@@ -59,11 +61,11 @@ def test_words_of_the_corpus_need_scikit_learn_before_anything_begins(without, t
     tree = {"recipe": "domain", "training": {"engine": "torch", "framework": "torch"}}
     tree["corpus"] = {"format": "jsonl", "inputs": [str(tmp_path / "a.jsonl")]}
     with pytest.raises(InputError, match=r"encoder\.lsa\.dimensions: scikit-learn is not"):
-        getattr(workflow, job)(parse(tree | folders))
+        getattr(pipelines, job)(parse(tree | folders))
     assert not (tmp_path / "prepared" / "corpus").exists()
 
 
 def test_a_search_by_an_index_needs_its_library_before_spark_starts(without):
     without("usearch")
     with pytest.raises(InputError, match=r"--index: usearch is not installed, .*\[search\]"):
-        workflow.search(parse({}), ["a"], 1, indexed=True)
+        pipelines.search(parse({}), ["a"], 1, indexed=True)

@@ -285,3 +285,5 @@ def test_params_are_those_of_spark(small_params=("inputCol", "outputCol", "dimen
     copied = model.copy({model.outputCol: "b"})
     assert [copied.getOrDefault(name) for name in small_params] == ["a", "b", 8]
     assert "dimensions: values of an embedding to keep" in model.explainParams()
+    with pytest.raises(TypeError, match="SentenceEncoder has no Param inputColumn"):
+        SentenceEncoder(inputColumn="a")

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from pipelines.cli import main
 from pipelines.errors import printable
@@ -102,12 +104,14 @@ def _lines_until(capsys, are_enough: Callable[[list[str]], bool]) -> list[str]:
     return lines
 
 
-def test_a_line_at_each_tenth(capsys):
+def test_a_file_has_a_line_at_each_tenth_and_no_signs_of_a_terminal(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
     with WorkProgress("training", 40, 0, "step {done}/{total}  {text}") as bar:
         for step in range(1, 41):
             bar.move(step)
             bar.show(step, "loss 1")
-    lines = capsys.readouterr().err.splitlines()
+    lines = file.getvalue().splitlines()
     assert lines == ["step 0/40", "step 1/40  loss 1"] + [
         f"step {step}/40  loss 1" for step in range(4, 41, 4)
     ]
@@ -121,13 +125,7 @@ def test_a_long_work_fills_no_log(elapsed):
         lines += 1
     assert line_interval(elapsed) >= LINE_SECONDS
     # 20 in the first ten minutes, and after that for each growth by a factor of e.
-    assert lines <= 21 + 21 * max(0.0, 1 + _log(elapsed / 600))
-
-
-def _log(value: float) -> float:
-    import math
-
-    return math.log(value) if value > 0 else 0.0
+    assert lines <= 21 + 21 * max(0.0, 1 + math.log(max(elapsed, 1.0) / 600))
 
 
 def test_on_a_screen_messages_stand_above_what_moves(capsys, screen):
@@ -163,8 +161,6 @@ def _rows(capsys, name: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    from rich.text import Text
-
     return Text.from_ansi(line).plain
 
 
@@ -178,14 +174,6 @@ def test_what_an_activity_raises_is_not_kept(capsys):
     with pytest.raises(ValueError, match="odd"), activity("corpus"):
         raise ValueError("odd")
     assert work._CURRENT.get() is None
-
-
-def test_a_file_gets_no_signs_of_a_terminal(monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    with WorkProgress("training", 2, 0, "step {done}/{total}") as bar:
-        bar.show(2, "")
-    assert file.getvalue() == "step 0/2\nstep 2/2\n"
 
 
 def test_the_lines_of_a_job_say_which_stage_of_how_many_it_is(capsys):
@@ -232,41 +220,27 @@ def test_a_job_has_a_row_for_each_stage_and_one_for_all(capsys, screen):
     assert "writing" not in last[3]
 
 
-def test_a_stage_that_is_left_out_is_passed(capsys):
+def test_a_stage_may_be_left_out_and_a_job_in_another_one_is_a_part_of_it(capsys):
     with job("run", STAGES), WorkProgress("training", 2, 0, "step {done}/{total}"):
         pass
     assert capsys.readouterr().err.splitlines() == ["1/3 starting", "3/3 training: step 0/2"]
-
-
-def test_a_job_in_another_one_is_a_part_of_it(capsys):
     with job("run", STAGES), job("preparing", ("starting", "corpus")), activity("corpus"):
         pass
     assert capsys.readouterr().err.splitlines() == ["1/3 starting", "2/3 corpus"]
 
 
-def test_a_job_that_fails_does_not_say_that_its_stages_are_done(capsys, screen):
-    with (
-        pytest.raises(ValueError, match="odd"),
-        job("run", STAGES),
-        activity("corpus", "reading"),
-    ):
-        raise ValueError("odd")
-    rows = _rows(capsys, "run")
-    assert "1 of 3 stages" in rows[-1]
-    assert work._JOB.get() is None
-
-
 def test_a_job_that_fails_leaves_how_far_it_was(capsys, screen):
-    with (
-        pytest.raises(ValueError, match="odd"),
-        job("run", STAGES),
-        WorkProgress("training", 100, 0, "") as bar,
-    ):
-        bar.show(57, "loss 0.5")
-        raise ValueError("odd")
+    with pytest.raises(ValueError, match="odd"), job("run", STAGES):
+        with activity("corpus", "reading"):
+            pass
+        with WorkProgress("training", 100, 0, "") as bar:
+            bar.show(57, "loss 0.5")
+            raise ValueError("odd")
     shown = _plain(capsys.readouterr().err.replace("\r", "\n"))
-    last = [line for line in shown.splitlines() if line.strip()][-1]
-    assert "57/100 loss 0.5" in last
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert "57/100 loss 0.5" in lines[-1]
+    assert "2 of 3 stages" in [line for line in lines if line.startswith("run")][-1]
+    assert work._JOB.get() is None
 
 
 def test_work_goes_on_after_work_that_was_a_part_of_it(capsys):

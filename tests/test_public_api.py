@@ -7,9 +7,12 @@ import sys
 
 import pytest
 from module_graph import ROOT
+from typer.main import get_command
 
 import pipelines
 from pipelines import notebook
+from pipelines.catalog import COMMANDS
+from pipelines.cli import app
 from pipelines.errors import InputError
 from pipelines.promotion import current
 from pipelines.settings import Config
@@ -44,6 +47,13 @@ def test_the_names_of_the_package():
 def test_each_name_for_notebooks_is_there():
     assert [name for name in notebook.__all__ if not callable(getattr(notebook, name))] == []
     assert callable(current)
+
+
+def test_each_command_is_in_the_catalog_and_has_a_script():
+    commands = {*get_command(app).commands} - {"benchmark"}
+    assert commands == {*COMMANDS}
+    scripts = {path.stem for path in (ROOT / "jobs").glob("*.py")}
+    assert scripts - {"benchmark"} == commands - {"engines", "report", "rollback", "run"}
 
 
 def test_the_package_imports_nothing_before_it_is_used():

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from reference import DOCS, PAGES
 
-from pipelines.corpus.cleaning.paragraphs import PARAGRAPH_RULES, TITLE_LINE
+from pipelines.corpus.cleaning.prose import PARAGRAPH_RULES, TITLE_LINE
 from pipelines.corpus.cleaning.rules import TEXT_RULES
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.pairs import NO_NEIGHBOUR

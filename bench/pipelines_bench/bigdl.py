@@ -18,12 +18,12 @@ from unittest.mock import patch
 
 from rich.table import Table
 
-from pipelines import workflow
-from pipelines.compare.data import prepared
+import pipelines
+from pipelines.compare.comparison import prepared
 from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.training import session_for
+from pipelines.jobs.train import session_for
 from pipelines.lanes.files import LaneManifest
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
@@ -46,7 +46,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: Gives the encoder and the number of workers.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``bigdl_vs_torch_ratio``: examples per second of `bigdl` over those of `torch`, the median
@@ -124,22 +124,22 @@ def _granule(config: Config) -> int:
 def _times(config: Config) -> list[StepTimes]:
     """A run's steps, as dllib tells of them."""
     # Imports BigDL's Python package.
-    from pipelines.engines.bigdl.dllib import StepRecorder
+    from pipelines.engines.bigdl.dllib import Trainer
 
     times: list[StepTimes] = []
-    enter = StepRecorder.enter
+    enter = Trainer.enter
 
-    def recording(recorder: StepRecorder, step: StepTimes) -> Checkpoint | None:
+    def recording(trainer: Trainer, step: StepTimes) -> Checkpoint | None:
         times.append(step)
-        return enter(recorder, step)
+        return enter(trainer, step)
 
     training = {"engine": "bigdl", "framework": "bigdl", "max_steps": STEPS, "epochs": 1000}
     settings = config.training.model_copy(update=training | {"checkpoint_every": 10 * STEPS})
     with tempfile.TemporaryDirectory() as folder:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         ready = config.model_copy(update={"training": settings, "run": run})
-        with patch.object(StepRecorder, "enter", recording):
-            workflow.train(ready)
+        with patch.object(Trainer, "enter", recording):
+            pipelines.train(ready)
     return times
 
 

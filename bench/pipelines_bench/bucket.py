@@ -24,10 +24,9 @@ import pyarrow as pa
 from rich.table import Table
 
 from pipelines.files.locations import RemotePath
-from pipelines.lanes.files import LaneManifest, lane_schema
+from pipelines.lanes.files import COUNTED, LaneManifest, lane_schema, write_lanes
 from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import Fetching, LaneReader
-from pipelines.lanes.writer import COUNTED, write_lanes
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config

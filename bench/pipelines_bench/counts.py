@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.progress import next_part
@@ -131,13 +131,13 @@ def _driver_figures(config: Config, folder: Path) -> dict[str, Any]:
     counts: dict[str, dict[str, int]] = {"jobs": {}, "shuffles": {}, "reads": {}}
     with stopped_at_the_end():
         session = local_session(config)
-        for stage, work in (("prepare", workflow.prepare), ("embed", workflow.embed)):
+        for stage, work in (("prepare", pipelines.prepare), ("embed", pipelines.embed)):
             before = _spark_counts(session)
             work(config)
             after = _spark_counts(session)
             for kind, found in counts.items():
                 found[stage] = after[kind] - before[kind]
-        workflow.train(config)
+        pipelines.train(config)
         megabytes = _most_megabytes()
     loaded = sorted(name for name in HEAVY if name in sys.modules)
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
@@ -29,7 +29,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: Its engine, feed and number of steps are replaced.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``spark_fed_ratio`` and ``lane_fed_ratio``: examples per second over those of the step

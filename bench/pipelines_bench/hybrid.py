@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Form, form_name
+from pipelines.evaluation.base import Form
 from pipelines.evaluation.intervals import Observed, mean_intervals
 from pipelines.evaluation.retrieval import BM25_ALONE
 from pipelines.evaluation.sets import evaluate, named_sets
@@ -59,7 +59,7 @@ def _of_set(
     figures: Mapping[str, Mapping[str, float]],
     observed: Mapping[str, Observed],
 ) -> dict[str, Any]:
-    both = form_name(name, Form(hybrid=True))
+    both = Form(hybrid=True).named(name)
     known = mean_intervals(observed[name].observations, observed[both].observations).get(FIGURE)
     return {
         "queries": int(figures[name]["queries"]),

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.evaluation.intervals import Observations, Observed, mean_intervals
 from pipelines.evaluation.sets import evaluate
@@ -169,7 +169,7 @@ class _Bench:
         config = self._configured(recipe)
         # Reading and tokenising the texts, which every recipe needs, is not counted.
         extra = self._negatives() if recipe.corpus == MINED else 0.0
-        workflow.prepare(config)
+        pipelines.prepare(config)
         per_step = self._seconds_of_a_step(config)
         most = config.training.max_steps
         assert most is not None
@@ -217,7 +217,7 @@ class _Bench:
             config = self._configured(Recipe(name="pairs"))
             mining = {"model": str(start_folder(config)), "output": str(self._folder / "negatives")}
             began = self._meter.seconds()
-            workflow.mine(_changed(config, "mining", **mining, negatives=1))
+            pipelines.mine(_changed(config, "mining", **mining, negatives=1))
             self._mined_seconds = self._meter.seconds() - began
         return self._mined_seconds
 
@@ -226,14 +226,14 @@ class _Bench:
         seconds = []
         for steps in CALIBRATION:
             began = self._meter.seconds()
-            workflow.train(_changed(config, "training", max_steps=steps))
+            pipelines.train(_changed(config, "training", max_steps=steps))
             seconds.append(self._meter.seconds() - began)
         return (seconds[1] - seconds[0]) / (CALIBRATION[1] - CALIBRATION[0])
 
     def _gain(self, config: Config, steps: int, seed: int) -> dict[str, float]:
         """Figures of a training, times 100."""
         config = _changed(config, "training", max_steps=steps, seed=seed)
-        workflow.train(config)
+        pipelines.train(config)
         run = RunFolder.of(config)
         # All recipes go on from the same start, of which the figures take as long as a training.
         self._start = self._start or self._measured(config, run.start)

@@ -16,7 +16,7 @@ from rich.table import Table
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.stages import STAGES
+from pipelines.jobs.prepare import STAGES
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from pipelines import workflow
-from pipelines.compare.data import prepared
+import pipelines
+from pipelines.compare.comparison import prepared
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
@@ -44,7 +44,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Args:
         config: With `training.max_steps` and `evaluation.similarity`.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
 
     Returns:
         ``difference_points``: by file, the median over the seeds of Spearman's correlation (times
@@ -99,7 +99,7 @@ def _trained(config: Config, seed: int) -> Sequence[tuple[str, SentenceTransform
         )
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         config = config.model_copy(update={"training": training, "run": run})
-        here = SentenceTransformer(str(workflow.train(config)), device="cpu")
+        here = SentenceTransformer(str(pipelines.train(config)), device="cpu")
         theirs = SentenceTransformer(f"{folder}/run/start", device="cpu")
         _train_theirs(config, theirs, folder)
     return [("here", here), ("theirs", theirs)]

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipelines import workflow
+import pipelines
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
@@ -25,6 +25,6 @@ def training_rate(config: Config, steps: int, **training: Any) -> float:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
-        workflow.train(config.model_copy(update={"training": settings, "run": run}))
+        pipelines.train(config.model_copy(update={"training": settings, "run": run}))
         figures = storage.read_json(RunFolder(Path(run.folder)).metrics)
     return float(figures["training"]["examples_per_second"])

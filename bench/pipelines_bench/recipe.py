@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, Observations, mean_intervals
 from pipelines.files import storage
@@ -153,8 +153,8 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
         next_part(f"{folder.name}, seed {seed}")
         tree["training"] |= {"seed": seed, "resume": False}
         one = parse(tree)
-        workflow.prepare(one)
-        workflow.train(one)
+        pipelines.prepare(one)
+        pipelines.train(one)
         runs.append(_measured(one))
         logger.info("%s, seed %d: %+.2f", folder.name, seed, _gain(folder.name, runs[-1:])["gain"])
     return runs

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.compare.data import prepared
-from pipelines.engines.base import Engine, load_engine
+from pipelines.compare.comparison import prepared
+from pipelines.engines.base import Engine, engine_of, load_engine
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.training import session_for
+from pipelines.jobs.train import session_for
 from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
@@ -69,8 +69,8 @@ class _FirstStep:
 
 def _measure(config: Config, name: str) -> dict[str, Any]:
     """Two starts of an engine."""
-    engine = load_engine(name)
-    config = _for_engine(config, engine)
+    config = _for_engine(config, load_engine(name))
+    engine = engine_of(config)
     figures: dict[str, Any] = {"engine": name}
     with stopped_at_the_end(), CpuMeter() as meter:
         session = session_for(engine, config)

@@ -31,7 +31,7 @@ from rich.table import Table
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.stages import tokenise
+from pipelines.jobs.prepare import tokenise
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config

@@ -30,7 +30,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.inference.processor import computes_in_bf16
@@ -81,7 +81,7 @@ def measure(config: Config, data: str | None, *, runs: int | None = None) -> dic
 
     Args:
         config: Its training settings are replaced.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
         runs: Rounds; 5 unless given, and of Horovod 3 at most.
 
     Returns:

@@ -40,8 +40,6 @@ class Summary:
     """A strategy with some number of workers, over all rounds.
 
     Attributes:
-        strategy: Its name.
-        workers: How many.
         rounds: How often it was measured.
         examples_per_second: The median.
         spread: Lowest and highest examples per second.
@@ -63,13 +61,13 @@ class Summary:
 
 
 def last_losses(reading: Reading) -> list[float]:
-    """Of the last :data:`LAST` of the steps: that of one step is of one batch."""
+    """Return those of the last :data:`LAST` of the steps: that of one step is of one batch."""
     losses = [loss for _, _, loss in reading.curve]
     return losses[-max(1, round(LAST * len(losses))) :]
 
 
 def summaries(readings: Sequence[Reading]) -> list[Summary]:
-    """One for each strategy and number of workers, in the order in which they come first."""
+    """Return one for each strategy and number of workers, as they come first."""
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in readings:
         found.setdefault((reading.strategy, reading.workers), []).append(reading)
@@ -95,7 +93,7 @@ def _summary(readings: Sequence[Reading]) -> Summary:
 
 
 def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]:
-    """Sentences that follow from the figures by the rule of this module; none without figures.
+    """Return what follows from the figures by the rule of this module; nothing without them.
 
     Args:
         found: Of this package's strategies.
@@ -142,21 +140,21 @@ def _learns(one: Summary, found: Sequence[Summary]) -> bool:
 
 
 def _winner(found: Sequence[Summary]) -> Summary:
-    """By the second point of the rule; `found` is in the order of the strategies."""
+    """Choose by the second point of the rule; `found` is in the order of the strategies."""
     most = max(one.examples_per_second for one in found)
     as_fast = [one for one in found if one.examples_per_second >= (1 - RATE_ROOM) * most]
     return min(as_fast, key=lambda one: one.workers)
 
 
 def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
-    """Whether it is faster by far than all that have one worker."""
+    """Tell whether it is faster by far than all that have one worker."""
     return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
 
 
 def _compared(
     taken: Summary, fastest: Summary, alone: Sequence[Summary], *, has_several: bool
 ) -> list[str]:
-    """What more workers bring, against one; nothing where only either was measured."""
+    """Tell what more workers bring; nothing where only one or only several were measured."""
     if not alone:
         return []
     single = _winner(alone)
@@ -176,12 +174,12 @@ def _compared(
 
 
 def told_workers(count: int) -> str:
-    """A number of workers, for people."""
+    """Format a number of workers."""
     return "one worker" if count == 1 else f"{count} workers"
 
 
 def efficiency(found: Sequence[Summary]) -> Mapping[tuple[str, int], float]:
-    """Examples per second and worker, over those of the same strategy with one worker."""
+    """Return examples per second and worker, over those of the strategy with one worker."""
     alone = {one.strategy: one.examples_per_second for one in found if one.workers == 1}
     return {
         (one.strategy, one.workers): one.examples_per_second / one.workers / alone[one.strategy]

@@ -9,6 +9,7 @@ probabilities with values. Nothing else is counted: no embeddings, norms, activa
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -33,7 +34,7 @@ Product = tuple[int, int, int]
 
 
 def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
-    """The shapes of the weights that tokens are multiplied with."""
+    """Return the shapes of the weights that tokens are multiplied with."""
     shapes = architecture_of(spec).weight_shapes(spec)
     return [
         (shape[0], shape[1])
@@ -43,10 +44,9 @@ def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
 
 
 def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
-    """Floating-point operations of training on one token.
+    """Return the floating-point operations of training on one token.
 
     Args:
-        spec: Of the encoder.
         text_tokens: Tokens of a text, on average.
         predicted: Share of the tokens for which words are predicted, from all of the vocabulary.
     """
@@ -64,12 +64,7 @@ def _layers(spec: EncoderSpec) -> int:
 
 
 def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
-    """How often each product is made for so many tokens, forward and back.
-
-    Args:
-        spec: Of the encoder.
-        tokens: That are multiplied at once.
-    """
+    """Count each product that is made for so many tokens at once, forward and back."""
     return Counter(
         shape
         for rows, columns in matrices(spec)
@@ -82,17 +77,14 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
 
 
 def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
-    """Operations per second that one core makes on products alone, in a process of its own.
+    """Measure operations per second of one core on products alone, in a process of its own.
 
     Args:
         shapes: How often each product is made; one at least.
-        precision: `fp32` or `bf16`.
 
     Raises:
         PipelineError: The process failed.
     """
-    import subprocess
-
     order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
     try:
         done = subprocess.run(
@@ -108,10 +100,7 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
 
 
 def _measured(order: Mapping[str, Any]) -> float:
-    """All operations over all seconds, as many of each product as a training makes.
-
-    Each is repeated for so many seconds as are ordered.
-    """
+    """Return all operations over all seconds, as many of each product as a training makes."""
     import torch
 
     from pipelines.models.frameworks.torch import multiplied

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipelines.compare.advice import advice, summaries, told_workers
 from pipelines.compare.arithmetic import matrix_rate, operations_per_token, products
-from pipelines.compare.comparison import Comparison, Record
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import Comparison, Record, prepared
 from pipelines.compare.prediction import projections
 from pipelines.compare.results import Results
 from pipelines.compare.strategy import named_strategies, provided, worker_counts
@@ -47,7 +46,7 @@ def measure(
     workload: str | None = None,
     output: str | None = None,
 ) -> dict[str, Any]:
-    """Trains by each strategy in turn, for several rounds, and says which to take.
+    """Train by each strategy in turn, for several rounds, and say which to take.
 
     All train on the same lanes with the same seed, and make the same number of steps of the same
     number of examples, each in processes of its own that nothing else runs beside. What was
@@ -55,7 +54,7 @@ def measure(
 
     Args:
         config: Of the trainings; what differs between strategies is replaced.
-        data: See :func:`pipelines.compare.data.prepared`.
+        data: See :func:`pipelines.compare.comparison.prepared`.
         steps: Of each training; 60 unless given. In all of them, `training.granules_per_step` is
             the least common multiple of the numbers of workers.
         runs: Rounds; 3 unless given.
@@ -96,7 +95,7 @@ def measure(
 
 
 def named_workload(name: str | None) -> Callable[[Config, Path], Config]:
-    """What makes of the settings those of a workload, given a folder for what it needs.
+    """Return what makes of settings those of a workload, given a folder for what it needs.
 
     Raises:
         InputError: There is no such workload.
@@ -120,11 +119,7 @@ def _round(
     folder: Path,
     failed: dict[tuple[str, int], str],
 ) -> None:
-    """Makes the trials of a round that were not made before.
-
-    Args:
-        failed: Why a strategy has failed, by name and number of workers; it is not tried again.
-    """
+    """Make the trials of a round that were not made before; none that failed is tried again."""
     known = {reading.key for reading in record}
     trials = comparison.trials()
     # Another one begins each time, so that none always follows the same one.
@@ -163,14 +158,7 @@ def _told(
     folder: Path,
     rates: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Prints and writes what was measured.
-
-    Args:
-        rates: What one core makes of matrix products, by precision.
-
-    Raises:
-        PipelineError: Nothing was.
-    """
+    """Print and write what was measured; raise PipelineError if nothing was."""
     results = _results(comparison, record, failed, rates)
     write = import_module(PAGE_MODULE).write_results
     page = write(results, folder)
@@ -222,7 +210,7 @@ def _results(
 
 
 def _rates(comparison: Comparison) -> Mapping[str, float]:
-    """What one core makes of products of the same shapes, by precision; none where it has none."""
+    """Measure what one core makes of products of the same shapes, by precision."""
     tokens = max(1, round(comparison.manifest.granule * comparison.text_tokens))
     shapes = products(comparison.spec, tokens)
     used = {str(one.training["precision"]) for one in comparison.strategies}

@@ -1,4 +1,4 @@
-"""What the strategies of a comparison have in common, and which of them can be measured."""
+"""What the strategies of a comparison have in common: lanes, settings, a folder of readings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.storage import LineLog
+from pipelines.jobs.prepare import prepare
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.models.spec import EncoderSpec
@@ -32,6 +33,66 @@ FEWEST_STEPS = 5
 _ENOUGH_EPOCHS = 100_000
 _OF_STRATEGIES = {"workers", *OF_PAPER[0].training}
 """Keys of `training` that differ between strategies."""
+
+
+CAPTIONS = "*captions-en-train.parquet"
+
+
+def prepared(
+    config: Config, data: str | None, change: Callable[[Config], Config] = lambda config: config
+) -> Config:
+    """Return the configuration with its lanes prepared.
+
+    Args:
+        data: A prepared folder, or one that holds captions (Parquet, columns `image` and
+            `text`) at any depth; None for the embedded default.
+        change: Of the settings that name the data, before anything is prepared.
+
+    Raises:
+        InputError: The folder holds neither, or lanes that the change does not take.
+    """
+    named = Path(data).absolute() if data is not None else None
+    holds_lanes = named is not None and PreparedFolder(named).lanes.manifest.is_file()
+    if named is not None:
+        config = _with_data(config, named)
+    changed = change(config)
+    if not holds_lanes:
+        # What was prepared before is kept where nothing has changed.
+        prepare(changed)
+    elif changed.prepared != config.prepared:
+        raise InputError(
+            "--data",
+            f"{data} holds lanes, and this is trained on other ones",
+            "name the folder of the texts, or leave it out for the embedded default",
+        )
+    return changed
+
+
+def _with_data(config: Config, folder: Path) -> Config:
+    if PreparedFolder(folder).lanes.manifest.is_file():
+        return _replaced(config, "prepared", folder=str(folder))
+    captions = sorted(folder.rglob(CAPTIONS))
+    if not captions:
+        raise InputError(
+            "--data",
+            f"{folder} holds neither lanes nor {CAPTIONS}",
+            "name a prepared folder, or leave it out for the embedded default",
+        )
+    config = _replaced(
+        config,
+        "corpus",
+        inputs=(str(captions[0]),),
+        format="parquet",
+        pairs="group",
+        group_column="image",
+        text_column="text",
+    )
+    return _replaced(config, "prepared", folder=f"{config.prepared.folder}-captions")
+
+
+def _replaced(config: Config, section: str, **values: object) -> Config:
+    changed = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: changed})
 
 
 @dataclass(frozen=True)
@@ -60,13 +121,7 @@ class Comparison:
     def of(
         cls, config: Config, chosen: Sequence[Strategy], counts: Sequence[int], steps: int
     ) -> Comparison:
-        """The comparison of some strategies on prepared lanes.
-
-        Args:
-            config: Of the trainings.
-            chosen: The strategies.
-            counts: Numbers of workers.
-            steps: Of each training.
+        """Return the comparison of some strategies on prepared lanes.
 
         Raises:
             InputError: So few steps tell no rate.
@@ -115,7 +170,7 @@ class Comparison:
         return self.manifest.tokens / self.manifest.placed / sides
 
     def trials(self) -> list[tuple[Strategy, int]]:
-        """Each strategy with each of its numbers of workers."""
+        """Return each strategy with each of its numbers of workers."""
         return [
             (one, workers)
             for one in self.strategies
@@ -124,7 +179,7 @@ class Comparison:
 
 
 def _shared_settings(config: Config, counts: Sequence[int], steps: int) -> Config:
-    """The settings that all strategies have in common."""
+    """Return the settings that all strategies have in common."""
     training = {
         "granules_per_step": math.lcm(*counts),
         "max_steps": steps,
@@ -163,7 +218,7 @@ def _check_steps(config: Config, strategies: Sequence[Strategy], steps: int) -> 
 
 
 def _compared(config: Config, manifest: LaneManifest) -> dict[str, Any]:
-    """By key, what has to be the same for figures to be comparable."""
+    """Return by key what has to be the same for figures to be comparable."""
     training = config.training.model_dump(mode="json", exclude=_OF_STRATEGIES)
     start = start_folder(config)
     return {
@@ -217,5 +272,5 @@ class Record:
         return map(reading_of, records.read_lines(self._path, dict[str, Any], torn=True))
 
     def add(self, reading: Reading) -> None:
-        """Keeps a reading at once."""
-        self._lines.add(json.dumps(reading.as_json()))
+        """Keep a reading at once."""
+        self._lines.add(json.dumps(asdict(reading)))

@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipelines.compare import advice as rule
 from pipelines.compare.advice import Summary, efficiency, told_workers
 from pipelines.compare.prediction import COUNTS, NETWORKS, TOLD, Projection
-from pipelines.compare.results import COLUMNS, Results, told
+from pipelines.compare.results import COLUMNS, Results, smooth_curve, told
 from pipelines.compare.strategy import PAPER
 from pipelines.files import storage
-from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
+from pipelines.report.page_parts import Bar, Chart, duration, per_cent, render, whole
 from pipelines.report.svg_charts import RUNS, Curve, Readings, Series, chart, picture_of, whole_tick
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _WIDTH, _HEAD, _ROW = 9.6, 1.2, 0.3
 
 
 def comparison_picture(results: Results) -> str:
-    """An SVG document: rates by strategy, and beside them what is predicted, if anything is."""
+    """Return an SVG document: rates by strategy, and what is predicted, if anything is."""
     names = [*dict.fromkeys(one.strategy for one in results.summaries)]
     panels = 1 + bool(results.projections)
 
@@ -65,13 +64,13 @@ def _draw_rates(axes: Axes, found: Sequence[Summary], names: Sequence[str]) -> N
 
 
 def fastest_of(found: Sequence[Projection], network: str) -> list[Projection]:
-    """Of a network, those that are the fastest with most workers, as many as can be told apart."""
+    """Return the fastest on a network with most workers, as many as can be told apart."""
     own = [one for one in found if one.network == network]
     return sorted(own, key=lambda one: -one.rates[max(COUNTS)])[:MOST]
 
 
 def draw_predictions(axes: Axes, found: Sequence[Projection]) -> None:
-    """Draws predicted rates over numbers of workers."""
+    """Draw predicted rates over numbers of workers."""
     for one, colour in zip(found, RUNS, strict=False):
         rates = [one.rates[count] for count in COUNTS]
         axes.plot(COUNTS, rates, color=colour, label=one.strategy, linewidth=1.8)
@@ -85,7 +84,6 @@ def draw_predictions(axes: Axes, found: Sequence[Projection]) -> None:
     axes.legend(loc="upper left", borderpad=0)
 
 
-TEMPLATE = "strategies.html"
 CSV, MARKDOWN = "strategies.csv", "strategies.md"
 PICTURE, PAGE = "strategies.svg", "strategies.html"
 CONCLUDED = (
@@ -96,7 +94,7 @@ CONCLUDED = (
 
 
 def write_results(results: Results, folder: Path) -> Path:
-    """Writes the table as CSV and Markdown, a picture, and the page; returns the path of that."""
+    """Write the table as CSV and Markdown, a picture, and the page; return the path of that."""
     storage.write_text(folder / CSV, results.comma_separated())
     storage.write_text(folder / MARKDOWN, results.markdown())
     storage.write_text(folder / PICTURE, comparison_picture(results))
@@ -105,11 +103,11 @@ def write_results(results: Results, folder: Path) -> Path:
 
 
 def strategies_page(results: Results) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     fastest = max(results.summaries, key=lambda one: one.examples_per_second)
     rows = results.rows()
     return render(
-        TEMPLATE,
+        "strategies.html",
         {
             "name": "Strategies compared",
             "kind": "comparison of strategies",
@@ -131,7 +129,7 @@ def strategies_page(results: Results) -> str:
                     "name": one.strategy,
                     "network": one.network,
                     "rates": [whole(one.rates[count]) for count in TOLD],
-                    "until": _until(one),
+                    "until": f"{'more than ' * (one.pays_until == max(COUNTS))}{one.pays_until}",
                 }
                 for one in results.projections
             ],
@@ -147,7 +145,7 @@ def strategies_page(results: Results) -> str:
 
 
 def rule_points() -> list[str]:
-    """The points of the rule of advice, as the module has them that applies it."""
+    """Return the points of the rule of advice, as the module has them that applies it."""
     text = inspect.cleandoc(rule.__doc__ or "")
     for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
@@ -157,7 +155,7 @@ def rule_points() -> list[str]:
 
 
 def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
-    """The rates by number of workers, the fastest first."""
+    """Return the rates by number of workers, the fastest first."""
     most = max(one.examples_per_second for one in found)
     shares = efficiency(found)
     bars: dict[str, list[Bar]] = {}
@@ -170,23 +168,19 @@ def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
 
 
 def _bar(one: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
-    drawn = bar(one.strategy, 0, one.examples_per_second / most)
     share = shares.get((one.strategy, one.workers))
     told = "" if share is None or one.workers == 1 else per_cent(share)
-    return Bar("kept", drawn.name, whole(one.examples_per_second), told, drawn.left, drawn.width)
+    rate = one.examples_per_second
+    return Bar(one.strategy, whole(rate), 0.0, rate / most, "kept", told)
 
 
 def _charts(results: Results) -> list[Chart]:
-    """Losses over examples and over time, of the fastest strategies."""
+    """Draw losses over examples and over time, of the fastest strategies."""
     chosen = drawn_strategies(results.summaries)
     by_examples, by_time = [], []
     for one, colour in zip(chosen, RUNS, strict=False):
-        curve = results.of(one)[-1].curve
-        losses = _smooth([loss for _, _, loss in curve])
-        behind = len(curve) - len(losses)
+        examples, seconds, losses = smooth_curve(results.of(one)[-1])
         name = f"{one.strategy}, {one.workers}"
-        examples = [float(count) for count, _, _ in curve[behind:]]
-        seconds = [second for _, second, _ in curve[behind:]]
         by_examples.append(Curve(losses, colour, name, steps=examples))
         by_time.append(Curve(losses, colour, name, steps=seconds))
     return [
@@ -196,17 +190,15 @@ def _charts(results: Results) -> list[Chart]:
 
 
 def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
-    """The fastest ones, each with the number of workers that it is fastest with."""
+    """Return the fastest ones, each with the number of workers that it is fastest with."""
+    return _fastest(found)[:MOST]
+
+
+def _fastest(found: Sequence[Summary]) -> list[Summary]:
     best: dict[str, Summary] = {}
     for one in sorted(found, key=lambda one: -one.examples_per_second):
         best.setdefault(one.strategy, one)
-    return [*best.values()][:MOST]
-
-
-def _smooth(losses: Sequence[float]) -> list[float]:
-    """Means of a tenth of the steps: those of single steps are of other batches each."""
-    window = max(1, len(losses) // 10)
-    return [float(one) for one in np.convolve(losses, np.ones(window) / window, "valid")]
+    return [*best.values()]
 
 
 def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
@@ -214,12 +206,8 @@ def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
     return chart(name, places, curves, size=(5.2, 3.2), from_zero=False, axis=axis)
 
 
-def _until(one: Projection) -> str:
-    return f"more than {one.pays_until}" if one.pays_until == max(COUNTS) else str(one.pays_until)
-
-
 def scale_charts(found: Sequence[Projection]) -> list[Chart]:
-    """Predicted rates over numbers of workers, a picture for each network."""
+    """Draw predicted rates over numbers of workers, a picture for each network."""
     return [
         Chart(network, _scale_picture(network, own))
         for network in NETWORKS
@@ -240,11 +228,8 @@ def _scale_picture(network: str, found: Sequence[Projection]) -> str:
 
 
 def paper_lines(results: Results) -> list[dict[str, Any]]:
-    """The strategies of the paper, each with the number of workers that it is fastest with."""
+    """Return the strategies of the paper, each with the workers that it is fastest with."""
     own = [one for one in results.summaries if results.strategies[one.strategy].paper]
-    best: dict[str, Summary] = {}
-    for one in sorted(own, key=lambda one: -one.examples_per_second):
-        best.setdefault(one.strategy, one)
     return [
         {
             "there": results.strategies[one.strategy].paper,
@@ -253,5 +238,5 @@ def paper_lines(results: Results) -> list[dict[str, Any]]:
             "rate": whole(one.examples_per_second),
             "place": place,
         }
-        for place, one in enumerate(best.values(), start=1)
+        for place, one in enumerate(_fastest(own), start=1)
     ]

@@ -33,14 +33,19 @@ from pipelines.compare.trial import Reading
 
 STEPS = 60
 """Simulated steps of each worker."""
+ALL_REDUCED, SHARDED = 2, 3
+"""How often a payload goes around a ring of workers in a step."""
 AVERAGED_ARRAYS = 3
 """Weights, first and second moments."""
 STOPS_PAYING = 0.5
 """Share of what a worker made before that a further one must make."""
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TOLD = (8, 64, 512)
+"""Numbers of workers whose rates are told in a table."""
+_HALVINGS = 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(NamedTuple):
     """What connects machines.
 
     Attributes:
@@ -50,6 +55,14 @@ class Network:
 
     bandwidth: float
     latency: float
+
+
+NETWORKS: Mapping[str, Network] = {
+    "10 Gbit/s, 0.1 ms": Network(bandwidth=1.25e9, latency=1e-4),
+    "1 Gbit/s, 0.5 ms": Network(bandwidth=1.25e8, latency=5e-4),
+}
+_FREE = Network(bandwidth=math.inf, latency=0.0)
+"""The loopback interface, whose costs are those of processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +90,41 @@ class Load:
     round_steps: int = 8
 
 
-Scheme = Callable[[Load, Network, int, np.random.Generator], float]
-"""Seconds of a step of each of so many workers, the mean of :data:`STEPS` at least."""
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The readings that tell what a worker of a strategy does.
+
+    Attributes:
+        several: With several workers, all with the same number of them.
+        alone: With one worker: it shares servers with nobody.
+        unsharded: Of the same engine with as many workers, each of which holds all weights: where
+            weights are sharded an engine cannot tell the exchange from the arithmetic.
+    """
+
+    several: Sequence[Reading]
+    alone: Sequence[Reading] = ()
+    unsharded: Sequence[Reading] = ()
+
+
+class Scheme(NamedTuple):
+    """How workers exchange what they have computed.
+
+    Attributes:
+        seconds: Of a step of each of so many workers, the mean of :data:`STEPS` at least.
+        times_sent: How often the payload passes the network in a step, of all workers together.
+        calibrated: Completes a load, whose payload is known, from the readings of so many workers;
+            None where these do not tell.
+    """
+
+    seconds: Callable[[Load, Network, int, np.random.Generator], float]
+    times_sent: Callable[[Load, int], float]
+    calibrated: Callable[[Load, Evidence, int], Load | None]
 
 
 def predicted_rate(
     scheme: str, load: Load, network: Network, workers: int, seed: int = 17
 ) -> float:
-    """Examples per second of all workers together.
+    """Return the examples per second of all workers together.
 
     Args:
         scheme: A key of :data:`SCHEMES`.
@@ -93,12 +133,12 @@ def predicted_rate(
         workers: How many there are.
         seed: Of what is drawn.
     """
-    seconds = SCHEMES[scheme](load, network, workers, np.random.default_rng(seed))
+    seconds = SCHEMES[scheme].seconds(load, network, workers, np.random.default_rng(seed))
     return workers * load.examples / seconds
 
 
 def pays_until(rates: Mapping[int, float]) -> int:
-    """The number of workers from which on more of them stop paying.
+    """Return the number of workers from which on more of them stop paying.
 
     Args:
         rates: Examples per second by the number of workers.
@@ -120,218 +160,52 @@ def pays_until(rates: Mapping[int, float]) -> int:
 def _drawn(
     load: Load, workers: int, generator: np.random.Generator, steps: int = STEPS
 ) -> np.ndarray:
-    """Seconds of each step and worker without the exchange."""
+    """Draw the seconds of each step and worker without the exchange."""
     return generator.choice(np.asarray(load.computing), (steps, workers))
 
 
-def _rounds(load: Load, network: Network, workers: int, times: int) -> float:
-    """Seconds in which parts go around a ring so many times, all links at once."""
-    if workers == 1:
-        return 0.0
-    part = load.payload / workers
-    each = network.latency + part / network.bandwidth + part * load.seconds_per_byte
-    return times * (workers - 1) * each
+def _ring(rounds: int) -> Scheme:
+    """Return the scheme in which parts go around a ring so many times, all links at once."""
 
+    def seconds(
+        load: Load, network: Network, workers: int, generator: np.random.Generator
+    ) -> float:
+        slowest = _drawn(load, workers, generator).max(axis=1).mean()
+        part = load.payload / workers
+        each = network.latency + part / network.bandwidth + part * load.seconds_per_byte
+        return float(slowest + rounds * (workers - 1) * each)
 
-def _all_reduce(
-    load: Load, network: Network, workers: int, generator: np.random.Generator
-) -> float:
-    slowest = _drawn(load, workers, generator).max(axis=1).mean()
-    return float(slowest + _rounds(load, network, workers, 2))
-
-
-def _sharded(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    slowest = _drawn(load, workers, generator).max(axis=1).mean()
-    return float(slowest + _rounds(load, network, workers, 3))
-
-
-def _averaging(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    rounds = -(-STEPS // load.round_steps)
-    seconds = _drawn(load, workers, generator, rounds * load.round_steps)
-    by_round = seconds.reshape(rounds, load.round_steps, workers)
-    slowest = float(by_round.sum(axis=1).max(axis=1).mean())
-    sent = AVERAGED_ARRAYS * load.payload * workers
-    # All of it passes the server's link, in and then out, and its processor.
-    exchange = 2 * (network.latency + sent / network.bandwidth + sent * load.seconds_per_byte)
-    return (slowest + load.own_seconds + exchange) / load.round_steps
-
-
-class _Server:
-    """One of those that share the parameters: two directions of a link, and a processor."""
-
-    def __init__(self, load: Load, network: Network) -> None:
-        part = load.payload / load.servers
-        self._travel = part / network.bandwidth
-        self._work = part * load.seconds_per_byte
-        self._latency = network.latency
-        self._sends = self._receives = self._works = 0.0
-
-    def pull(self, now: float) -> float:
-        """When a worker that asks now has this part of the parameters."""
-        self._sends = max(now + self._latency, self._sends) + self._travel
-        return self._sends + self._latency
-
-    def push(self, now: float) -> float:
-        """When a worker that sends a gradient now knows that it was applied."""
-        self._receives = max(now + self._latency, self._receives) + self._travel
-        self._works = max(self._receives, self._works) + self._work
-        return self._works + self._latency
-
-
-def _servers(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    return served(load, network, _drawn(load, workers, generator)).step
-
-
-class Served(NamedTuple):
-    """What comes of a simulation of servers.
-
-    Attributes:
-        step: Seconds of a step, until the last worker has made its last one.
-        exchange: Seconds that a worker spent on the exchange of a step, on average.
-    """
-
-    step: float
-    exchange: float
-
-
-def served(load: Load, network: Network, seconds: np.ndarray) -> Served:
-    """Simulates workers at their servers.
-
-    Args:
-        load: Of each worker.
-        network: That they are connected by.
-        seconds: Without the exchange, of each step (rows) and worker (columns).
-    """
-    steps, workers = seconds.shape
-    servers = [_Server(load, network) for _ in range(load.servers)]
-    # A worker's own link carries the parts of all servers.
-    own = load.payload / network.bandwidth
-    events = [(0.0, worker, 0, False) for worker in range(workers)]
-    ended = exchanged = 0.0
-    while events:
-        now, worker, step, computed = heapq.heappop(events)
-        if computed:
-            applied = max(now + own, *(server.push(now) for server in servers))
-            applied += load.own_seconds
-            exchanged += applied - now
-            if step + 1 < steps:
-                heapq.heappush(events, (applied, worker, step + 1, False))
-            ended = max(ended, applied)
+    def calibrated(load: Load, evidence: Evidence, workers: int) -> Load | None:
+        if rounds == ALL_REDUCED:
+            exchange, computing = exchange_seconds(evidence.several), _computing(evidence.several)
         else:
-            pulled = max(now + own, *(server.pull(now) for server in servers))
-            exchanged += pulled - now
-            heapq.heappush(events, (pulled + seconds[step, worker], worker, step, True))
-    return Served(ended / steps, exchanged / seconds.size)
+            exchange, computing = _of_sharded(evidence)
+        if exchange is None:
+            return None
+        handled = load.payload * rounds * (workers - 1) / workers
+        return replace(load, computing=computing, seconds_per_byte=exchange / handled)
+
+    return Scheme(seconds, lambda load, workers: float(rounds * (workers - 1)), calibrated)
 
 
-SCHEMES: Mapping[str, Scheme] = {
-    "all-reduce": _all_reduce,
-    "sharded": _sharded,
-    "averaging": _averaging,
-    "servers": _servers,
-}
+def _of_sharded(evidence: Evidence) -> tuple[float | None, list[float]]:
+    """Take for the exchange what a step takes longer than where all weights are whole."""
+    known = [one.computing for one in evidence.unsharded]
+    known += [one.step_seconds for one in evidence.several]
+    if not evidence.unsharded or not all(known):
+        return None, []
+    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
+    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several]
+    exchange = max(float(np.median(sharded) - np.median(whole)), 0.0)
+    return exchange, _computing(evidence.unsharded)
 
 
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_FREE = Network(bandwidth=math.inf, latency=0.0)
-"""The loopback interface, whose costs are those of processors."""
-_HALVINGS = 40
-TOLD = (8, 64, 512)
-"""Numbers of workers whose rates are told in a table."""
-NETWORKS: Mapping[str, Network] = {
-    "10 Gbit/s, 0.1 ms": Network(bandwidth=1.25e9, latency=1e-4),
-    "1 Gbit/s, 0.5 ms": Network(bandwidth=1.25e8, latency=5e-4),
-}
-
-
-@dataclass(frozen=True)
-class Projection:
-    """What more workers of a strategy would make.
-
-    Attributes:
-        strategy: Its name.
-        scheme: How its workers exchange; see :mod:`pipelines.compare.prediction`.
-        network: A key of :data:`NETWORKS`.
-        rates: Examples per second by the number of workers.
-    """
-
-    strategy: str
-    scheme: str
-    network: str
-    rates: Mapping[int, float]
-
-    @property
-    def pays_until(self) -> int:
-        """From how many workers on more of them stop paying."""
-        return pays_until(self.rates)
-
-
-def scheme_of(strategy: Strategy) -> str:
-    """How the workers of a strategy exchange what they have computed."""
-    training = strategy.training
-    if training["mode"] != "sync":
-        return "servers"
-    if training["engine"] == "elephas":
-        return "averaging"
-    return "sharded" if training["sharding"] == "parameters" else "all-reduce"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """The readings that tell what a worker of a strategy does.
-
-    Attributes:
-        several: With several workers, all with the same number of them.
-        alone: With one worker: it shares servers with nobody.
-        unsharded: Of the same engine with as many workers, each of which holds all weights: where
-            weights are sharded an engine cannot tell the exchange from the arithmetic.
-    """
-
-    several: Sequence[Reading]
-    alone: Sequence[Reading] = ()
-    unsharded: Sequence[Reading] = ()
-
-
-def load_of(
-    evidence: Evidence, strategy: Strategy, step_examples: int, round_steps: int
-) -> Load | None:
-    """What one worker does in a step; None where the readings do not tell.
-
-    Args:
-        evidence: Of a strategy.
-        strategy: It.
-        step_examples: Examples of a whole step.
-        round_steps: Steps between two averages, where it averages.
-    """
-    workers, scheme = evidence.several[0].workers, scheme_of(strategy)
-    sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
-    if len(sent) < len(evidence.several):
-        return None
-    servers = int(strategy.training["parameter_servers"])
-    blank = Load(
-        computing=(),
-        payload=statistics.median(sent) / _times_sent(scheme, workers, round_steps),
-        seconds_per_byte=0.0,
-        # Of servers a step is one worker's.
-        examples=step_examples if scheme == "servers" else step_examples // workers,
-        servers=servers,
-        round_steps=round_steps,
-    )
-    return _CALIBRATIONS[scheme](blank, evidence, workers)
-
-
-def _times_sent(scheme: str, workers: int, round_steps: int) -> float:
-    """How often the payload passes the network in a step, of all workers together."""
-    return {
-        "all-reduce": 2.0 * (workers - 1),
-        "sharded": 3.0 * (workers - 1),
-        "averaging": 2.0 * AVERAGED_ARRAYS * workers / round_steps,
-        "servers": 2.0,
-    }[scheme]
+def _computing(readings: Sequence[Reading]) -> list[float]:
+    return [second for one in readings for rank in one.computing for second in rank]
 
 
 def exchange_seconds(readings: Sequence[Reading], block: int = 1) -> float | None:
-    """Seconds of exchange of a worker's step, without those it waited for slower workers.
+    """Return the seconds of exchange of a worker's step, without the wait for slower workers.
 
     Args:
         readings: Of a strategy; the median of them counts.
@@ -356,46 +230,19 @@ def _exchange_seconds(reading: Reading, block: int) -> float | None:
     return max(exchange - waited, 0.0)
 
 
-def _seconds_at_servers(readings: Sequence[Reading]) -> float | None:
-    """Seconds of exchange of a step, where nobody waits for the slowest."""
-    found = [[second for rank in one.exchange for second in rank] for one in readings]
-    if not found or not all(found):
-        return None
-    return statistics.median(statistics.fmean(one) for one in found)
-
-
-def _computing(readings: Sequence[Reading]) -> list[float]:
-    return [second for one in readings for rank in one.computing for second in rank]
-
-
-def _of_ring(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    exchange = exchange_seconds(evidence.several)
-    if exchange is None:
-        return None
-    handled = load.payload * 2 * (workers - 1) / workers
-    return replace(
-        load, computing=_computing(evidence.several), seconds_per_byte=exchange / handled
-    )
-
-
-def _of_sharded(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """What a step takes longer than where all weights are whole is the exchange."""
-    known = [one.computing for one in evidence.unsharded] + [
-        one.step_seconds for one in evidence.several
-    ]
-    if not evidence.unsharded or not all(known):
-        return None
-    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
-    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several]
-    exchange = max(float(np.median(sharded) - np.median(whole)), 0.0)
-    handled = load.payload * 3 * (workers - 1) / workers
-    return replace(
-        load, computing=_computing(evidence.unsharded), seconds_per_byte=exchange / handled
-    )
+def _averaging(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
+    rounds = -(-STEPS // load.round_steps)
+    seconds = _drawn(load, workers, generator, rounds * load.round_steps)
+    by_round = seconds.reshape(rounds, load.round_steps, workers)
+    slowest = float(by_round.sum(axis=1).max(axis=1).mean())
+    sent = AVERAGED_ARRAYS * load.payload * workers
+    # All of it passes the server's link, in and then out, and its processor.
+    exchange = 2 * (network.latency + sent / network.bandwidth + sent * load.seconds_per_byte)
+    return (slowest + load.own_seconds + exchange) / load.round_steps
 
 
 def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """What grows with the workers is the server's, who takes them one after the other."""
+    """Take for the server's what grows with the workers, whom it takes one after the other."""
     alone = exchange_seconds(evidence.alone, load.round_steps)
     several = exchange_seconds(evidence.several, load.round_steps)
     if alone is None or several is None:
@@ -409,8 +256,64 @@ def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
     )
 
 
+class _Server:
+    """One of those that share the parameters: two directions of a link, and a processor."""
+
+    def __init__(self, load: Load, network: Network) -> None:
+        part = load.payload / load.servers
+        self._travel = part / network.bandwidth
+        self._work = part * load.seconds_per_byte
+        self._latency = network.latency
+        self._sends = self._receives = self._works = 0.0
+
+    def pull(self, now: float) -> float:
+        """Return when a worker that asks now has this part of the parameters."""
+        self._sends = max(now + self._latency, self._sends) + self._travel
+        return self._sends + self._latency
+
+    def push(self, now: float) -> float:
+        """Return when a worker that sends a gradient now knows that it was applied."""
+        self._receives = max(now + self._latency, self._receives) + self._travel
+        self._works = max(self._receives, self._works) + self._work
+        return self._works + self._latency
+
+
+def _served(load: Load, network: Network, seconds: np.ndarray) -> tuple[float, float]:
+    """Simulate workers at their servers.
+
+    Args:
+        load: Of each worker.
+        network: That they are connected by.
+        seconds: Without the exchange, of each step (rows) and worker (columns).
+
+    Returns:
+        Seconds of a step, until the last worker has made its last one; and those that a worker
+        spent on the exchange of a step, on average.
+    """
+    steps, workers = seconds.shape
+    servers = [_Server(load, network) for _ in range(load.servers)]
+    # A worker's own link carries the parts of all servers.
+    own = load.payload / network.bandwidth
+    events = [(0.0, worker, 0, False) for worker in range(workers)]
+    ended = exchanged = 0.0
+    while events:
+        now, worker, step, computed = heapq.heappop(events)
+        if computed:
+            applied = max(now + own, *(server.push(now) for server in servers))
+            applied += load.own_seconds
+            exchanged += applied - now
+            if step + 1 < steps:
+                heapq.heappush(events, (applied, worker, step + 1, False))
+            ended = max(ended, applied)
+        else:
+            pulled = max(now + own, *(server.pull(now) for server in servers))
+            exchanged += pulled - now
+            heapq.heappush(events, (pulled + seconds[step, worker], worker, step, True))
+    return ended / steps, exchanged / seconds.size
+
+
 def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """Bisects how much of a worker's exchange is the servers', who take one after the other.
+    """Bisect how much of a worker's exchange is the servers', who take one after the other.
 
     With it the simulation spends as much on the exchange as was measured, with one worker and
     with several.
@@ -430,20 +333,94 @@ def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
     low, high = 0.0, several
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if served(shared(middle), _FREE, seconds).exchange < several:
-            low = middle
-        else:
-            high = middle
+        _, exchange = _served(shared(middle), _FREE, seconds)
+        low, high = (middle, high) if exchange < several else (low, middle)
     return shared(high)
 
 
-_CALIBRATIONS: Mapping[str, Callable[[Load, Evidence, int], Load | None]] = {
-    "all-reduce": _of_ring,
-    "sharded": _of_sharded,
-    "averaging": _of_averaging,
-    "servers": _of_servers,
+def _seconds_at_servers(readings: Sequence[Reading]) -> float | None:
+    """Return the seconds of exchange of a step, where nobody waits for the slowest."""
+    found = [[second for rank in one.exchange for second in rank] for one in readings]
+    if not found or not all(found):
+        return None
+    return statistics.median(statistics.fmean(one) for one in found)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "all-reduce": _ring(ALL_REDUCED),
+    "sharded": _ring(SHARDED),
+    "averaging": Scheme(
+        _averaging,
+        lambda load, workers: 2.0 * AVERAGED_ARRAYS * workers / load.round_steps,
+        _of_averaging,
+    ),
+    "servers": Scheme(
+        lambda load, network, workers, generator: _served(
+            load, network, _drawn(load, workers, generator)
+        )[0],
+        lambda load, workers: 2.0,
+        _of_servers,
+    ),
 }
-"""By scheme: what completes a load, whose payload is known, from the readings."""
+
+
+def scheme_of(strategy: Strategy) -> str:
+    """Return how the workers of a strategy exchange what they have computed."""
+    training = strategy.training
+    if training["mode"] != "sync":
+        return "servers"
+    if training["engine"] == "elephas":
+        return "averaging"
+    return "sharded" if training["sharding"] == "parameters" else "all-reduce"
+
+
+def load_of(
+    evidence: Evidence, strategy: Strategy, step_examples: int, round_steps: int
+) -> Load | None:
+    """Return what one worker of a strategy does in a step; None where the readings do not tell.
+
+    Args:
+        evidence: Of the strategy.
+        strategy: It.
+        step_examples: Examples of a whole step.
+        round_steps: Steps between two averages, where it averages.
+    """
+    workers, name = evidence.several[0].workers, scheme_of(strategy)
+    sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
+    if len(sent) < len(evidence.several):
+        return None
+    blank = Load(
+        computing=(),
+        payload=1.0,
+        seconds_per_byte=0.0,
+        # Of servers a step is one worker's.
+        examples=step_examples if name == "servers" else step_examples // workers,
+        servers=int(strategy.training["parameter_servers"]),
+        round_steps=round_steps,
+    )
+    scheme = SCHEMES[name]
+    payload = statistics.median(sent) / scheme.times_sent(blank, workers)
+    return scheme.calibrated(replace(blank, payload=payload), evidence, workers)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What more workers of a strategy would make.
+
+    Attributes:
+        strategy: Its name.
+        network: A key of :data:`NETWORKS`.
+        rates: Examples per second by the number of workers.
+    """
+
+    strategy: str
+    network: str
+    rates: Mapping[int, float]
+
+    @property
+    def pays_until(self) -> int:
+        """From how many workers on more of them stop paying."""
+        return pays_until(self.rates)
 
 
 def projections(
@@ -452,7 +429,7 @@ def projections(
     step_examples: int,
     round_steps: int,
 ) -> list[Projection]:
-    """Of each strategy that was measured with several workers, on each network.
+    """Return those of each strategy that was measured with several workers, on each network.
 
     Args:
         readings: Of all trials.
@@ -466,17 +443,18 @@ def projections(
         load = load_of(evidence, strategy, step_examples, round_steps) if evidence else None
         if load is None:
             continue
-        scheme = scheme_of(strategy)
         for network, link in NETWORKS.items():
-            rates = {count: predicted_rate(scheme, load, link, count) for count in COUNTS}
-            found.append(Projection(name, scheme, network, rates))
+            rates = {
+                count: predicted_rate(scheme_of(strategy), load, link, count) for count in COUNTS
+            }
+            found.append(Projection(name, network, rates))
     return found
 
 
 def _evidence(
     readings: Sequence[Reading], strategies: Mapping[str, Strategy], name: str
 ) -> Evidence | None:
-    """That of the greatest number of workers; None where there is none with several."""
+    """Return that of the greatest number of workers; None where there is none with several."""
     most = max((one.workers for one in readings if one.strategy == name), default=1)
     if most == 1:
         return None

@@ -42,7 +42,7 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """The command that runs a stage in a process of its own; writes its settings.
+    """Return the command that runs a stage in a process of its own; write its settings.
 
     Args:
         stage: A verb of the command line.
@@ -54,13 +54,13 @@ def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
 
 
 def cli_command(*arguments: str) -> list[str]:
-    """The command line of this package, by the Python that runs this."""
+    """Return the command line of this package, by the Python that runs this."""
     call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", call, *arguments]
 
 
 def own_environment() -> dict[str, str]:
-    """The variables of this process, without those by which spark-submit leads to its driver."""
+    """Return the variables of this process, without those that lead to a driver of spark-submit."""
     gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     return {key: value for key, value in os.environ.items() if key not in gateway}
 
@@ -73,7 +73,7 @@ def measure_command(
     on_look: Callable[[], None] = lambda: None,
     log: Path | None = None,
 ) -> Usage:
-    """Runs a command and watches its processes, four times a second.
+    """Run a command and watch its processes, four times a second.
 
     Whatever happens, none of its processes is left.
 
@@ -117,7 +117,7 @@ def measure_command(
 
 
 def _last_words(log: Path) -> str:
-    """The error that a command has printed; if there is none, its last line."""
+    """Return the error that a command has printed; if there is none, its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ")
@@ -158,7 +158,7 @@ def _observe(leader: int) -> _Observed:
 
 
 def _descendants(leader: int) -> set[int]:
-    """Those too that have sessions of their own, as torchrun gives its workers."""
+    """Return those too that have sessions of their own, as torchrun gives its workers."""
     import psutil
 
     try:
@@ -168,7 +168,7 @@ def _descendants(leader: int) -> set[int]:
 
 
 def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
-    """Ends what is left of a session: kindly at first, so that Spark removes its files.
+    """End what is left of a session: kindly at first, so that Spark removes its files.
 
     Whoever presses ctrl-c a second time does not leave processes behind.
 
@@ -189,7 +189,7 @@ def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignores ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
+    """Ignore ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -217,14 +217,9 @@ def _members(leader: int, seen: Collection[tuple[int, float]]) -> list[int]:
 def started(
     command: Sequence[str], output: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a command in a session of its own, which :func:`end_session` ends.
+    """Start a command in a session of its own, which :func:`end_session` ends.
 
     The session tells its processes from others, even those whose parent has ended.
-
-    Args:
-        command: Program and arguments.
-        output: The file descriptor for all that it prints.
-        environment: All of its environment variables.
     """
     return subprocess.Popen(
         command,

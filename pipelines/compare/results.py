@@ -41,17 +41,6 @@ COLUMNS: Mapping[str, str] = {
     "gain_high": "to",
 }
 """What is told of a strategy, and what it is called in tables."""
-SHORT = (
-    "strategy",
-    "workers",
-    "examples/s",
-    "efficiency",
-    "of the matrix rate",
-    "communication",
-    "GB",
-    "loss",
-)
-"""Columns of a terminal."""
 SHARES = ("efficiency", "of_matrix_rate", "communication")
 
 
@@ -80,23 +69,20 @@ class Results:
     missing: Mapping[str, str]
 
     def rows(self) -> list[Row]:
-        """A row of :data:`COLUMNS` for each summary; None where something is not known."""
+        """Return a row of :data:`COLUMNS` for each summary; None where something is not known."""
         shares = efficiency(self.summaries)
         moment = self.equal_time()
         return [self._row(one, shares, moment) for one in self.summaries]
 
     def equal_time(self) -> float:
-        """Seconds of training in which every strategy has come to an end, or some way towards it.
-
-        It is the time of the fastest: of all others the loss on the way is told.
-        """
+        """Return the seconds of the fastest training: of others the loss on the way is told."""
         return min(
             statistics.median(one.curve[-1][1] for one in self.of(summary))
             for summary in self.summaries
         )
 
     def of(self, summary: Summary) -> list[Reading]:
-        """The readings of a summary."""
+        """Return the readings of a summary."""
         key = (summary.strategy, summary.workers)
         return [one for one in self.readings if (one.strategy, one.workers) == key]
 
@@ -125,30 +111,24 @@ class Results:
         }
 
     def table(self) -> Table:
-        """For a terminal: what fits side by side; the files have all of it."""
-        table = Table(*SHORT)
+        """Return what fits side by side on a terminal; the files have all of it."""
+        further = ("efficiency", "of_matrix_rate", "communication", "gigabytes", "loss")
+        heads = ({**COLUMNS, "gigabytes": "GB"}[name] for name in further)
+        table = Table("strategy", "workers", "examples/s", *heads)
         for row in self.rows():
-            cells = {
-                "strategy": row["strategy"],
-                "workers": str(row["workers"]),
-                "examples/s": f"{told('rate', row['examples_per_second'])} {_between(row)}",
-                "efficiency": told("efficiency", row["efficiency"]),
-                "of the matrix rate": told("of_matrix_rate", row["of_matrix_rate"]),
-                "communication": told("communication", row["communication"]),
-                "GB": told("gigabytes", row["gigabytes"]),
-                "loss": told("loss", row["loss"]),
-            }
-            table.add_row(*(cells[name] for name in SHORT))
+            rate = f"{told('rate', row['examples_per_second'])} {_between(row)}"
+            cells = (told(name, row[name]) for name in further)
+            table.add_row(row["strategy"], str(row["workers"]), rate, *cells)
         return table
 
     def markdown(self) -> str:
-        """The table, and what follows from it."""
+        """Return the table, and what follows from it."""
         lines = [_line(COLUMNS.values()), _line("---" for _ in COLUMNS)]
         lines += [_line(told(name, row[name]) for name in COLUMNS) for row in self.rows()]
         return "\n".join([*lines, "", *self.advice, ""])
 
     def comma_separated(self) -> str:
-        """All figures as they are, under their names."""
+        """Return all figures as they are, under their names."""
         text = io.StringIO()
         writer = csv.DictWriter(text, [*COLUMNS], lineterminator="\n")
         writer.writeheader()
@@ -156,7 +136,7 @@ class Results:
         return text.getvalue()
 
     def figures(self) -> dict[str, Any]:
-        """For the line of JSON."""
+        """Return what the line of JSON has."""
         return {
             "strategies": [
                 {
@@ -180,21 +160,29 @@ class Results:
 
 
 def loss_at(reading: Reading, moment: float) -> float | None:
-    """The loss when so many seconds of training were over, the mean of some steps before.
+    """Return the loss when so many seconds of training were over, the mean of some steps before.
 
     None where fewer steps than that were made by then.
     """
-    losses = [loss for _, _, loss in reading.curve]
-    seconds = [second for _, second, _ in reading.curve]
-    window = max(1, len(losses) // 10)
-    smooth = np.convolve(losses, np.ones(window) / window, "valid")
-    # The first mean is known when the last of its steps is done.
-    loss = float(np.interp(moment, seconds[window - 1 :], smooth, left=np.nan))
+    _, seconds, losses = smooth_curve(reading)
+    loss = float(np.interp(moment, seconds, losses, left=np.nan))
     return None if np.isnan(loss) else loss
 
 
+def smooth_curve(reading: Reading) -> tuple[list[float], list[float], list[float]]:
+    """Return examples, seconds and losses; the latter are means of a tenth of the steps.
+
+    Losses of single steps are of other batches each. The first mean is known when the last of its
+    steps is done.
+    """
+    examples, seconds, losses = zip(*reading.curve, strict=True)
+    window = max(1, len(losses) // 10)
+    smooth = np.convolve(losses, np.ones(window) / window, "valid").tolist()
+    return [*map(float, examples[window - 1 :])], [*seconds[window - 1 :]], smooth
+
+
 def _gain(readings: Sequence[Reading]) -> dict[str, float | None]:
-    """Of the held-out pairs, in points; nothing where no model was evaluated."""
+    """Return the gain on held-out pairs, in points; None where no model was evaluated."""
     for one in readings:
         figures = one.figures or {}
         try:
@@ -213,7 +201,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def told(name: str, value: Any) -> str:
-    """A figure for people."""
+    """Format a figure."""
     if value is None:
         return ""
     if not isinstance(value, float):
@@ -228,7 +216,7 @@ def told(name: str, value: Any) -> str:
 
 
 def _between(row: Row) -> str:
-    """Lowest and highest of several rounds; empty where they are one."""
+    """Tell lowest and highest of several rounds; empty where they are one."""
     low, high = told("rate", row["lowest"]), told("rate", row["highest"])
     return "" if low == high else f"({low} to {high})"
 

@@ -33,11 +33,7 @@ of the workload."""
 
 
 def provided(kind: str) -> dict[str, Any]:
-    """What installed distributions add, by name.
-
-    Args:
-        kind: `peers` or `workloads`.
-    """
+    """Return the `peers` or `workloads` that installed distributions add, by name."""
     return {
         name: value
         for point in entry_points(group=GROUP, name=kind)
@@ -61,7 +57,7 @@ class Peer(Protocol):
         """Takes settings, and whether the lanes hold hard negatives; see `Strategy.missing`."""
 
     def command(self, config: Config, settings: Path) -> list[str]:
-        """The command that trains, with its settings written to a file."""
+        """Return the command that trains, with its settings written to a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +87,18 @@ class Strategy:
         return bool(self.training["engine"] == "local") and not self.is_peer
 
     def configured(self, config: Config, workers: int) -> Config:
-        """The settings of a training with so many workers, each with one thread."""
+        """Return the settings of a training with so many workers, each with one thread."""
         training = {**self.training, "workers": workers}
         return config.model_copy(update={"training": config.training.model_copy(update=training)})
 
     def command(self, config: Config, settings: Path) -> list[str]:
-        """The command of a training, whose settings are written to a file."""
+        """Return the command of a training, whose settings are written to a file."""
         if self.peer is not None:
             return self.peer.command(config, settings)
         return stage_command("train", config, settings)
 
     def missing(self, config: Config, *, has_negatives: bool = False) -> str:
-        """Why it cannot be measured here; empty if it can.
+        """Tell why it cannot be measured here; empty if it can.
 
         Args:
             config: Of the trainings.
@@ -120,45 +116,38 @@ class Strategy:
         return ""
 
 
-def _of_paper(paper: str, name: str, **training: Any) -> Strategy:
-    return Strategy(
-        name=name, training={**_BASE, "framework": "tensorflow", **training}, paper=paper
-    )
+def _of_paper(paper: str, name: str, training: Mapping[str, Any]) -> Strategy:
+    training = {**_BASE, "framework": "tensorflow", **training}
+    return Strategy(name=name, training=training, paper=paper)
 
 
-_SERVED = {"engine": "tensorflowonspark", "mode": "async"}
+_ONE_SERVER = {"engine": "tensorflowonspark", "mode": "async"}
+_SERVERS = _ONE_SERVER | {"parameter_servers": 2}
+_HOROVOD = {"engine": "horovod"}
+_BF16 = {"precision": "bf16"}
+_MIXED_SERVERS = "distributed parameter server, mixed precision"
 OF_PAPER = (
-    _of_paper("single worker", "single-worker", engine="local"),
-    _of_paper("single parameter server", "single-server", **_SERVED),
-    _of_paper(
-        "distributed parameter server", "distributed-servers", **_SERVED, parameter_servers=2
-    ),
-    _of_paper("Horovod", "horovod", engine="horovod"),
-    _of_paper(
-        "distributed parameter server, mixed precision",
-        f"distributed-servers{MIXED}",
-        **_SERVED,
-        parameter_servers=2,
-        precision="bf16",
-    ),
-    _of_paper("Horovod, mixed precision", f"horovod{MIXED}", engine="horovod", precision="bf16"),
+    _of_paper("single worker", "single-worker", {"engine": "local"}),
+    _of_paper("single parameter server", "single-server", _ONE_SERVER),
+    _of_paper("distributed parameter server", "distributed-servers", _SERVERS),
+    _of_paper("Horovod", "horovod", _HOROVOD),
+    _of_paper(_MIXED_SERVERS, f"distributed-servers{MIXED}", _SERVERS | _BF16),
+    _of_paper("Horovod, mixed precision", f"horovod{MIXED}", _HOROVOD | _BF16),
 )
 """The six of the paper, all with one framework, so that nothing else differs between them."""
 
 
 def all_strategies() -> dict[str, Strategy]:
-    """Those of the paper by name, each engine with its modes, frameworks and shardings, peers."""
+    """Return by name those of the paper, each engine with all that it can do, and peers."""
     found = {one.name: one for one in OF_PAPER}
     for engine in ENGINES:
         for strategy in _of_engine(engine):
             if all(strategy.training != one.training for one in OF_PAPER):
                 found[strategy.name] = strategy
-    return found | {name: _of_peer(peer) for name, peer in provided("peers").items()}
-
-
-def _of_peer(peer: Peer) -> Strategy:
-    training = {**_BASE, "engine": "local", "framework": peer.framework}
-    return Strategy(name=peer.name, training=training, peer=peer)
+    for name, peer in provided("peers").items():
+        training = {**_BASE, "engine": "local", "framework": peer.framework}
+        found[name] = Strategy(name=peer.name, training=training, peer=peer)
+    return found
 
 
 def _of_engine(name: str) -> Iterator[Strategy]:
@@ -181,7 +170,7 @@ def _of_engine(name: str) -> Iterator[Strategy]:
 
 
 def named_strategies(names: str | None) -> list[Strategy]:
-    """The strategies of a list with commas; all of them by default.
+    """Return the strategies of a list with commas; all of them by default.
 
     Any name may be followed by ``-bf16``, for the same in mixed precision.
 
@@ -205,7 +194,7 @@ def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
 
 
 def worker_counts(text: str | None) -> Sequence[int]:
-    """The numbers of workers of a list with commas; 1 and 2 by default.
+    """Return the numbers of workers of a list with commas; 1 and 2 by default.
 
     Raises:
         InputError: One is no whole number above 0.

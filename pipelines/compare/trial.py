@@ -7,7 +7,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +94,22 @@ class Reading:
             for steps in zip(self.step_seconds, self.exchange, strict=False)
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """For :func:`reading_of`."""
-        return asdict(self)
-
 
 def reading_of(told: Mapping[str, Any]) -> Reading:
-    """A reading from its JSON."""
+    """Return a reading from its JSON."""
     lists = ("step_seconds", "exchange", "curve")
     return Reading(**{**told, **{name: tuple(map(tuple, told[name])) for name in lists}})
 
 
 class Wire:
-    """Counts the bytes of the loopback interface while a run makes steps.
-
-    Args:
-        run: Of which ``metrics.jsonl`` says how far it is.
-    """
+    """Count the bytes of the loopback interface while a run makes steps."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._seen: list[tuple[int, int]] = []
 
     def look(self) -> None:
-        """Notes the last step and the bytes so far, if there is another step."""
+        """Note the last step and the bytes so far, if there is another step."""
         import psutil
 
         step = _last_step(self._run)
@@ -127,7 +119,7 @@ class Wire:
                 self._seen.append((step, loopback.bytes_sent))
 
     def bytes_per_step(self, first: int) -> float | None:
-        """Between the first moment behind a step and the last; None where nothing is known."""
+        """Return those between a step and the last one; None where nothing is known."""
         settled = [one for one in self._seen if one[0] >= first]
         if len(settled) < 2:
             return None
@@ -151,7 +143,7 @@ def run_trial(
     step_examples: int,
     evaluated: bool,
 ) -> Reading:
-    """Trains in a folder, which a caller removes.
+    """Train in a folder, which a caller removes.
 
     Args:
         config: Of the strategy, on prepared lanes; a line of metrics for each step.
@@ -197,39 +189,35 @@ def run_trial(
 
 
 def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
-    """What the model is worth; None, with a warning, where that fails: rates are known then."""
+    """Evaluate the model; None, with a warning, where that fails: rates are known then."""
     try:
-        return _figures(config, folder)
+        measure_command(
+            stage_command("evaluate", config, folder / "evaluate.yaml"),
+            environment=own_environment(),
+            deadline_seconds=DEADLINE_SECONDS,
+            log=folder / "evaluate.log",
+        )
+        told: dict[str, Any] = storage.read_json(RunFolder.of(config).metrics)
     except PipelineError as error:
         logger.warning("strategies: its model was not evaluated: %s", error)
         return None
-
-
-def _figures(config: Config, folder: Path) -> Mapping[str, Any]:
-    measure_command(
-        stage_command("evaluate", config, folder / "evaluate.yaml"),
-        environment=own_environment(),
-        deadline_seconds=DEADLINE_SECONDS,
-        log=folder / "evaluate.log",
-    )
-    told: dict[str, Any] = storage.read_json(RunFolder.of(config).metrics)
     return {name: told[name] for name in ("before", "after", "interval") if name in told}
 
 
 def settled_step(steps: int) -> int:
-    """The last step of the warm-up."""
+    """Return the last step of the warm-up."""
     return max(1, min(max(WARM_UP_STEPS, round(WARM_UP * steps)), steps // 2))
 
 
 def settled_steps(steps: int) -> int:
-    """How many of the steps count."""
+    """Return how many of the steps count."""
     return steps - settled_step(steps)
 
 
 def read_trial(
     lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **told: Any
 ) -> Reading:
-    """The reading of a run's metrics lines, one for each step.
+    """Return the reading of a run's metrics lines, one for each step.
 
     Args:
         lines: Of ``metrics.jsonl``.
@@ -264,7 +252,7 @@ def read_trial(
 
 
 def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of the exchange in all seconds of all workers."""
+    """Return the share of the exchange in all seconds of all workers."""
     if not workers or not all("communication" in one for one in workers):
         return None
     seconds = math.fsum(one["seconds"] for one in workers)
@@ -272,7 +260,7 @@ def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _by_rank(workers: Sequence[Mapping[str, Any]], part: str) -> tuple[tuple[float, ...], ...]:
-    """Seconds of a part of each worker's steps; empty where one does not tell it."""
+    """Return the seconds of a part of each worker's steps; empty where one is not told."""
     if not all(part in one for one in workers):
         return ()
     ranks = sorted({one["rank"] for one in workers})

@@ -7,6 +7,7 @@ the unit changes (files hold docstrings, paragraphs hold sentences) a new level 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +27,6 @@ class FunnelLine:
     """One line of the funnel.
 
     Attributes:
-        level: What is counted.
         kind: `in`, `dropped`, `quarantined` (could not be read) or `kept`.
         name: The stage or, for what is not kept, the reason, in words for people.
         rows: How many.
@@ -38,7 +38,7 @@ class FunnelLine:
     rows: int
 
     def as_json(self) -> dict[str, str | int]:
-        """The form of `funnel.json`: `reason` for what is not kept, `stage` for the rest."""
+        """Return the form of `funnel.json`: `reason` for what is not kept, `stage` for the rest."""
         label = "reason" if self.kind in ("dropped", "quarantined") else "stage"
         return {"level": self.level, "kind": self.kind, label: self.name, "rows": self.rows}
 
@@ -50,7 +50,7 @@ def level_lines(
     kept: Mapping[str, int],
     quarantined: Mapping[str, int] | None = None,
 ) -> list[FunnelLine]:
-    """The lines of one level, the most frequent reason first."""
+    """Return the lines of one level, the most frequent reason first."""
     return [
         FunnelLine(level, "in", *entered),
         *(FunnelLine(level, "dropped", *line) for line in _by_rows(dropped)),
@@ -64,14 +64,14 @@ def _by_rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def losses(lines: Iterable[FunnelLine]) -> list[str]:
-    """A line for people for each level that has lost something: how much, and for which reasons.
+    """Return a line for people for each level that has lost something: how much, and why.
 
     Reasons beyond the first :data:`MAX_REASONS` are one number.
     """
     told = []
-    by_level: dict[str, list[FunnelLine]] = {}
+    by_level: dict[str, list[FunnelLine]] = defaultdict(list)
     for line in lines:
-        by_level.setdefault(line.level, []).append(line)
+        by_level[line.level].append(line)
     for level, own in by_level.items():
         entered = sum(line.rows for line in own if line.kind == "in")
         lost = sorted(
@@ -88,19 +88,18 @@ def losses(lines: Iterable[FunnelLine]) -> list[str]:
 
 
 def check_adds_up(lines: Iterable[FunnelLine]) -> None:
-    """Makes sure that in each level in = dropped + quarantined + kept.
+    """Make sure that in each level in = dropped + quarantined + kept.
 
     Raises:
         ValueError: Naming the level and both sums.
     """
-    entered: dict[str, int] = {}
-    left: dict[str, int] = {}
+    entered, left = Counter[str](), Counter[str]()
     for line in lines:
         sums = entered if line.kind == "in" else left
-        sums[line.level] = sums.get(line.level, 0) + line.rows
+        sums[line.level] += line.rows
     for level in {**entered, **left}:
-        if entered.get(level, 0) != left.get(level, 0):
+        if entered[level] != left[level]:
             raise ValueError(
-                f"the funnel of {level} has {entered.get(level, 0)} in and "
-                f"{left.get(level, 0)} dropped, quarantined or kept"
+                f"the funnel of {level} has {entered[level]} in and {left[level]} dropped, "
+                "quarantined or kept"
             )

@@ -1,9 +1,8 @@
-"""What is held out for the retrieval evaluation, by hash, and nothing of it in training.
+"""Part the pairs of all sources into what is trained on and what is held out for evaluation.
 
 Whole units (packages, groups) are held out, chosen by their hashes. Of each group one pair is
-asked, because the other texts of a group would be right answers that count as wrong ones.
-
-Documents that held-out queries search besides those of their own pairs.
+asked, because the other texts of a group would be right answers that count as wrong ones. Nothing
+that is asked is trained on.
 
 A query finds its document among a few thousand held-out ones far more often than among all of the
 corpus, so figures of these alone would flatter every model. Users search what is trained on as
@@ -13,6 +12,7 @@ well, so its documents are searched too; of a large corpus a part is drawn, by h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,27 +21,39 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.rules import text_key
+from pipelines.corpus.kept_units import below_one_another
 from pipelines.corpus.pairs import known_keys, text_columns
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
-from pipelines.spark.frames import read_parquet
+from pipelines.spark.frames import Kept, Scratch, read_parquet, rows_by_partition, write_parquet
 
-_DISTRACTOR_SALT = "distractor"
+PAIR_COLUMNS = ("id", "group", "anchor", "positive", "negatives", "score", "candidate_scores")
+SOURCE = "source"
+SAME_GROUP = "another pair of its group is held out"
+SAME_QUERY = "its query is held out already"
+NOT_SIMILAR = "held out, but not similar enough to ask for"
+BEYOND = "held out beyond corpus.evaluation_pairs"
+LEAK = "a text of it is held out"
+
+_SALT, _DISTRACTOR_SALT = "held out", "distractor"
 _BUCKETS = 1_000_000
 # Pairs may share a document, so more pairs are looked at than documents are wanted. Only a corpus
 # whose documents are in more pairs than this, on average, gives fewer.
 _PAIRS_FOR_ONE = 8
+# A scored pair asks for its other side only if people found the two to mean about the same: 4 of
+# 5 in STS-B's scale, "mostly equivalent".
+_SIMILAR = 0.8
+# Of a held-out pair, the query and the document.
+_ASKED = ("anchor", "positive")
 
 
 def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
-    """The documents of pairs for training, each once: all of them, or so many by their hashes.
+    """Return the documents of pairs for training, each once: all, or so many by their hashes.
 
     Args:
         pairs: With `positive`, which is null for single texts.
-        written: How many pairs there are.
-        most: How many documents are wanted at most.
 
     Returns:
         ``document_id`` (the hash of the text) and ``text``, which depend on the texts alone.
@@ -55,23 +67,8 @@ def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
     return each.orderBy(place, "document_id").limit(most)
 
 
-SAME_GROUP = "another pair of its group is held out"
-SAME_QUERY = "its query is held out already"
-NOT_SIMILAR = "held out, but not similar enough to ask for"
-BEYOND = "held out beyond corpus.evaluation_pairs"
-LEAK = "a text of it is held out"
-
-# A scored pair asks for its other side only if people found the two to mean about the same: 4 of
-# 5 in STS-B's scale, "mostly equivalent".
-_SIMILAR = 0.8
-# Of a held-out pair, the query and the document.
-_ASKED = ("anchor", "positive")
-
-_SALT = "held out"
-
-
 def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | None:
-    """The pairs that are asked in a corpus which is about to be replaced, as they were written.
+    """Return the pairs that are asked in a corpus which is about to be replaced.
 
     Returns:
         `query_id` and `document_id`; None where there is no such corpus, or nothing is held out.
@@ -83,7 +80,7 @@ def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | 
 
 
 def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
-    """Adds the column `earlier`: whether a pair is asked in the corpus of before.
+    """Add the column `earlier`: whether a pair is asked in the corpus of before.
 
     Args:
         pairs: With `anchor` and `positive`.
@@ -100,7 +97,7 @@ def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
 
 
 def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Adds the column `held`: whether the unit of a pair is held out.
+    """Add the column `held`: whether the unit of a pair is held out.
 
     Groups are many and small: one is held out if its hash is in the lowest `evaluation_share`.
     Packages are few and of very different sizes; see :func:`packages_to_hold_out`.
@@ -131,14 +128,13 @@ def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 def packages_to_hold_out(
     sizes: Sequence[tuple[int, int]], share: float, earlier: Sequence[int] = ()
 ) -> list[int]:
-    """The first packages that together have at least the share of all pairs.
+    """Return the first packages that together have at least the share of all pairs.
 
     A package that alone has more than the share is passed over, so that at most twice the share
     is held out whatever the packages are. What was held out before stays.
 
     Args:
         sizes: Packages and their pairs, in the order of their hashes.
-        share: Of the pairs.
         earlier: The packages that were held out before.
     """
     wanted = share * sum(pairs for _, pairs in sizes)
@@ -158,7 +154,7 @@ def _salted(unit: Column) -> Column:
 
 
 def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The held-out pairs; a null `reason` means that the pair may be asked.
+    """Return the held-out pairs; a null `reason` means that the pair may be asked.
 
     Of pairs that exclude one another one that was asked before stays, or else the first by hash.
     """
@@ -173,7 +169,7 @@ def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The pairs that are asked: `evaluation_pairs`, those of before and then the first by hash.
+    """Return the pairs that are asked, those of before and then the first by hash.
 
     Returns:
         `anchor` and `positive`, their hashes as `query_id` and `document_id`, and `unit`.
@@ -188,14 +184,13 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def write_evaluation(chosen: pa.Table, folder: Location) -> int:
-    """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
+    """Write `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
 
     Queries have the unit that they are of as their `group`: what is learnt of a package or a
     document shows in all its queries.
 
     Args:
         chosen: Of :func:`choose_held_out`; of several sources, `source` is in the queries too.
-        folder: Of the corpus.
 
     Returns:
         How many documents there are.
@@ -217,16 +212,14 @@ def write_evaluation(chosen: pa.Table, folder: Location) -> int:
 
 
 def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The training pairs that share no text with the evaluation.
+    """Return the training pairs that share no text with the evaluation.
 
     A hard negative of training counts as its other texts do: a held-out text that training pushes
     away from a query has been seen, too. That of a held-out pair is neither asked nor ranked, so it
     may be trained on.
 
     Args:
-        pairs: Those that are not held out.
         chosen: The pairs that are asked: few enough to be sent to every executor.
-        settings: Of the corpus.
     """
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
     # A text alone has no other side, and null is no text that two of them share.
@@ -237,12 +230,126 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
     return pairs
 
 
-def without_units(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
-    """The training pairs of no group, document or package of which another source asks a pair.
+@dataclass(frozen=True)
+class JudgedPairs:
+    """The pairs of a source, before they are parted.
+
+    Attributes:
+        settings: Of the corpus, as if the source were alone.
+        name: Of the source; empty where there is one without a name.
+        rows: What the pairs were made of, with reasons.
+        pairs: All pairs, with `held`.
+        judged: Those that are held out, with their reasons; None where none are held out.
+        chosen: Of these, the pairs of the evaluation.
+    """
+
+    settings: CorpusSettings
+    name: str
+    rows: DataFrame
+    pairs: DataFrame
+    judged: DataFrame | None = None
+    chosen: Kept | None = None
+
+    @property
+    def asked(self) -> int:
+        """How many pairs of the evaluation there are."""
+        return self.chosen.rows if self.chosen is not None else 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is for training and what for evaluation.
+
+    Attributes:
+        documents: Texts that it searches, those of pairs for training included.
+        written: Pairs for training, of each source.
+    """
+
+    asked: int
+    documents: int
+    written: tuple[int, ...]
+
+
+def judge_pairs(
+    scratch: Scratch, rows: DataFrame, pairs: DataFrame, settings: CorpusSettings, name: str
+) -> JudgedPairs:
+    """Decide which pairs are held out, and which of them are asked.
 
     Args:
-        pairs: With `unit`.
-        chosen: The pairs that are asked, of all sources.
+        settings: Of the corpus, as if the source were alone.
     """
-    units = F.broadcast(chosen.select("unit").where("unit is not null").distinct())
-    return pairs.join(units, "unit", "left_anti")
+    if not settings.evaluation_share or settings.pairs == "single":
+        return JudgedPairs(settings, name, rows, pairs.withColumn("held", F.lit(False)))
+    pairs = mark_held_out(pairs, settings)
+    judged = scratch.keep(judge_held_out(pairs, settings))
+    chosen = scratch.keep_counted(choose_held_out(judged, settings))
+    return JudgedPairs(settings, name, rows, pairs, judged, chosen)
+
+
+def write_split(session: SparkSession, sources: Sequence[JudgedPairs], aside: Location) -> Split:
+    """Write the pairs for training and those of the evaluation into the folder of the corpus."""
+    corpus = CorpusFolder(aside)
+    asking = [(one.name, one.chosen) for one in sources if one.chosen and one.chosen.rows]
+    documents, chosen = 0, None
+    if asking:
+        chosen = below_one_another([kept.frame for _, kept in asking])
+        documents = write_evaluation(pa.concat_tables(_asked(*one) for one in asking), aside)
+    training = [_training(number, one, chosen) for number, one in enumerate(sources)]
+    write_parquet(below_one_another(training).sortWithinPartitions("id"), corpus.pairs)
+    names = [one.name for one in sources]
+    if any(names):
+        counted = read_parquet(session, corpus.pairs).groupBy(SOURCE).count().collect()
+        rows = {row[SOURCE]: row["count"] for row in counted}
+        written = tuple(rows.get(number, 0) for number, _ in enumerate(names))
+    else:
+        written = (sum(rows_by_partition(corpus.pairs).values()),)
+    most = sources[0].settings.evaluation_documents
+    if asking and most:
+        documents += _write_distractors(session, corpus, written, most, names)
+    return Split(sum(one.asked for one in sources), documents, written)
+
+
+def _asked(name: str, chosen: Kept) -> pa.Table:
+    """Return pairs of the evaluation, with the name of their source where it has one."""
+    table = chosen.to_arrow()
+    column = pa.array([name] * len(table), pa.string())
+    return table.append_column(SOURCE, column) if name else table
+
+
+def _training(number: int, source: JudgedPairs, chosen: DataFrame | None) -> DataFrame:
+    """Return the pairs for training of a source, as they are written."""
+    left = source.pairs.where("reason is null and not held")
+    if chosen is not None:
+        left = without_leaks(left, chosen, source.settings)
+        if source.name:
+            # Nothing is trained on of a group, document or package that another source asks of.
+            asked = F.broadcast(chosen.select("unit").where("unit is not null").distinct())
+            left = left.join(asked, "unit", "left_anti")
+    columns = left.select(*PAIR_COLUMNS)
+    if not source.name:
+        return columns
+    # One pair may be in several sources.
+    own = F.xxhash64(F.lit(source.name), "id")
+    return columns.withColumn("id", own).withColumn(SOURCE, F.lit(number))
+
+
+def _write_distractors(
+    session: SparkSession,
+    corpus: CorpusFolder,
+    written: Sequence[int],
+    most: int,
+    names: Sequence[str],
+) -> int:
+    """Write what held-out queries search of the pairs for training; return how many there are.
+
+    Args:
+        names: Of the sources; one that is empty where there is one without a name.
+    """
+    pairs = read_parquet(session, corpus.pairs)
+    drawn = []
+    for number, name in enumerate(names):
+        own = pairs.where(F.col(SOURCE) == number) if name else pairs
+        documents = draw_distractors(own, written[number], most)
+        drawn.append(documents.withColumn(SOURCE, F.lit(name)) if name else documents)
+    write_parquet(below_one_another(drawn), corpus.distractors)
+    return sum(rows_by_partition(corpus.distractors).values())

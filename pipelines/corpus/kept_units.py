@@ -1,15 +1,15 @@
 """What each input file gave, kept beside the corpus: only new and changed files are read again.
 
-The files of kept units.
-
     <prepared.folder>/units/
       1/  2/  ...        a generation: what one preparation has cut
         rows/            Parquet files of :data:`pipelines.corpus.unit_rows.SCHEMA`
         totals.parquet   what they add up to, by source
         sources.json     the settings that they were cut with, and the sources
 
-A generation never changes. Where some of its sources are gone, the others are written once more,
-into a new one, before it is removed.
+A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
+memory nor the list of what is kept grows with the number of files. A generation never changes.
+Where some of its sources are gone, the others are written once more, into a new one, before it is
+removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.redaction import check_redactor
-from pipelines.corpus.readers.formats import Damaged
-from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.formats import Damaged, Format
+from pipelines.corpus.readers.inputs import find_files, stamp_of
 from pipelines.corpus.readers.spark_reader import (
     check_settings,
     read_files,
@@ -38,16 +38,7 @@ from pipelines.corpus.readers.spark_reader import (
 )
 from pipelines.corpus.readers.streams import may_pass, sort_key
 from pipelines.corpus.texts import unit_batches
-from pipelines.corpus.unit_rows import (
-    SCHEMA,
-    Naming,
-    Source,
-    code_versions,
-    deleted_keys,
-    find_sources,
-    naming_for,
-    unchanged,
-)
+from pipelines.corpus.unit_rows import SCHEMA, Naming, code_versions, deleted_keys
 from pipelines.errors import PipelineError
 from pipelines.files import records, storage
 from pipelines.files.locations import Location, arrow_source
@@ -66,13 +57,90 @@ from pipelines.spark.frames import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+logger = logging.getLogger(__name__)
+
+MOST_SOURCES = 4096
+"""Of more files, those whose paths have the same hash are one source."""
+MOST_GENERATIONS = 8
+"""With more of them, all but the largest are made one."""
+SOURCES = "sources"
+"""Folder of the units of several sources, a folder each."""
+
+COUNTS_FROM: Mapping[str, Literal["corpus", "later"]] = {
+    **dict.fromkeys(("inputs", "follow_links", "sources"), "corpus"),
+    **dict.fromkeys(("score_range", "pairs_per_group", "near_duplicates"), "corpus"),
+    **dict.fromkeys(("exclude", "exclude_columns", "max_dropped", "max_quarantined"), "corpus"),
+    **dict.fromkeys(("evaluation_share", "evaluation_pairs", "evaluation_documents"), "corpus"),
+    **dict.fromkeys(("prompts", "weight", "objective"), "later"),
+}
+"""Settings of the corpus and its sources that change nothing of what is made of one file: whether
+they count for the corpus as a whole, or only for later stages. Any other decides what a file
+gives, so that it is read again when that setting changes."""
 
 _TOTALS_FILE = "totals.parquet"
-_SOURCES = "sources.json"
+_SOURCES_FILE = "sources.json"
+_TOTALS = Totals(
+    ("level", "quarantined", "language"), ("rows", "bytes", "titled"), numbers=("source",)
+)
+_TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
+# Of pieces of 64 KiB: 32 MiB.
+_PIECES_PER_BATCH = 512
+
+
+def settings_of_corpus(settings: CorpusSettings) -> dict[str, Any]:
+    """Return the settings that the corpus follows from, as JSON has them."""
+    later = {name for name, stage in COUNTS_FROM.items() if stage == "later"}
+    left_out: dict[str, Any] = {**dict.fromkeys(later, True), "sources": {"__all__": later}}
+    return settings.model_dump(mode="json", exclude=left_out)
+
+
+def settings_key(settings: CorpusSettings) -> str:
+    """Return a digest of all that the units of a file follow from, besides the file."""
+    values = settings.model_dump(mode="json", exclude={*COUNTS_FROM})
+    redactor = settings.redact and check_redactor(settings.redact)
+    content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
-class KeptSource:
+class Source:
+    """Files that are read together or not at all.
+
+    Attributes:
+        stamp: A digest of their paths, sizes and times of change; None where one of them is gone.
+    """
+
+    files: tuple[Location, ...]
+    stamp: str | None
+
+
+def naming_for(files: Sequence[Location], generation: int) -> Naming:
+    """Return how the sources of these files are called."""
+    return Naming(MOST_SOURCES if len(files) > MOST_SOURCES else 0, generation)
+
+
+def find_sources(files: Iterable[Location], naming: Naming) -> dict[str, Source]:
+    """Return the sources of the files as they are now, by name."""
+    members: dict[str, list[Location]] = {}
+    for file in files:
+        members.setdefault(naming.name_of(str(file)), []).append(file)
+    return {name: Source(tuple(own), _stamp(own)) for name, own in members.items()}
+
+
+def unchanged(sources: Mapping[str, Source]) -> dict[str, str | None]:
+    """Return the stamps of sources that still have theirs after they were read; None for others."""
+    now = {name: _stamp(source.files) for name, source in sources.items()}
+    return {name: now[name] if now[name] == one.stamp else None for name, one in sources.items()}
+
+
+def _stamp(files: Iterable[Location]) -> str | None:
+    stamps = [stamp_of(file) for file in files]
+    if any(len(stamp) == 1 for stamp in stamps):
+        return None
+    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]
+
+
+class KeptSource(NamedTuple):
     """A source whose units are kept.
 
     Attributes:
@@ -85,13 +153,8 @@ class KeptSource:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """All of ``sources.json``.
-
-    Attributes:
-        settings: See :class:`Generation`.
-        sources: Stamp and id of each source, by name.
-    """
+class _Listed:
+    """All of ``sources.json``: settings as of :class:`Generation`, stamp and id of each source."""
 
     settings: str
     sources: dict[str, tuple[str | None, int]]
@@ -102,10 +165,8 @@ class Generation:
     """A generation on the disk.
 
     Attributes:
-        place: Its folder.
         path: Where the content of the folder is: in a store, a version of it.
         settings: A digest of what its rows follow from besides the files.
-        sources: By name.
     """
 
     place: Location
@@ -115,25 +176,20 @@ class Generation:
 
     @classmethod
     def load(cls, place: Location) -> Generation:
-        """Reads what a folder says.
+        """Read what a folder says.
 
         Raises:
             DamagedFileError: It says something else.
         """
         path = current(place)
-        told: _Told = records.read(path / _SOURCES, _Told)
-        sources = {name: KeptSource(*one) for name, one in told.sources.items()}
-        return cls(place, path, told.settings, sources)
+        listed: _Listed = records.read(path / _SOURCES_FILE, _Listed)
+        sources = {name: KeptSource(*one) for name, one in listed.sources.items()}
+        return cls(place, path, listed.settings, sources)
 
     @property
     def number(self) -> int:
         """Higher ones are newer."""
         return int(self.place.name)
-
-    @property
-    def rows(self) -> Location:
-        """The folder of its Parquet files."""
-        return self.path / "rows"
 
     @cached_property
     def totals(self) -> pa.Table:
@@ -145,16 +201,22 @@ class Generation:
         """Of all its files."""
         return int(pc.sum(self.totals["written"]).as_py() or 0)
 
+    def rows(self, session: SparkSession) -> DataFrame:
+        """Return all its rows."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return read_parquet(session, self.path / "rows", from_arrow_schema(SCHEMA))
+
     def without(self, ids: Collection[int]) -> Generation:
-        """The same, of which sources must be read again."""
+        """Return the same, of which some sources must be read again."""
         sources = {
-            name: replace(one, stamp=None) if one.id in ids else one
+            name: one._replace(stamp=None) if one.id in ids else one
             for name, one in self.sources.items()
         }
         return replace(self, sources=sources)
 
     def totals_of(self, ids: Iterable[int]) -> pa.Table:
-        """The totals of some of its sources."""
+        """Return the totals of some of its sources."""
         wanted = pa.array(list(ids), pa.int64())
         return self.totals.filter(pc.is_in(self.totals["source"], wanted))
 
@@ -162,11 +224,17 @@ class Generation:
 def write_generation(
     folder: Location, settings: str, sources: Mapping[str, KeptSource], totals: pa.Table
 ) -> None:
-    """Adds to the rows in a folder what says where they are from."""
+    """Add to the rows in a folder what says where they are from."""
     with storage.built_file(folder / _TOTALS_FILE) as aside:
         pq.write_table(totals, aside, compression="zstd")
-    listed = {name: [one.stamp, one.id] for name, one in sources.items()}
-    storage.write_json(folder / _SOURCES, {"settings": settings, "sources": listed})
+    storage.write_json(folder / _SOURCES_FILE, {"settings": settings, "sources": {**sources}})
+
+
+def find_generations(folder: Location) -> list[Generation]:
+    """Return those in the folder of units, the newest first."""
+    places = [place for place in folder.glob("*") if place.name.isdigit()]
+    there = [place for place in places if (current(place) / _SOURCES_FILE).is_file()]
+    return sorted(map(Generation.load, there), key=lambda generation: -generation.number)
 
 
 @dataclass(frozen=True)
@@ -174,7 +242,6 @@ class Claim:
     """What of a generation is part of the corpus as it is to be.
 
     Attributes:
-        generation: The generation.
         live: Its sources that are as they were when it was cut, by name.
     """
 
@@ -192,68 +259,29 @@ class Claim:
         return [one.id for one in self.live.values()]
 
 
-def find_generations(folder: Location) -> list[Generation]:
-    """Those in the folder of units, the newest first."""
-    places = [place for place in folder.glob("*") if place.name.isdigit()]
-    found = [Generation.load(place) for place in places if (current(place) / _SOURCES).is_file()]
-    return sorted(found, key=lambda generation: -generation.number)
-
-
 def claims(
     generations: Iterable[Generation], settings: str, sources: Mapping[str, Source]
 ) -> list[Claim]:
-    """What can be taken from each generation; a source is taken from the newest that has it.
+    """Return what can be taken from each generation; a source is taken from the newest that has it.
 
     Args:
         generations: The newest first.
-        settings: What rows follow from now.
-        sources: As they are now.
     """
     taken: set[str] = set()
     found = []
     for generation in generations:
+        usable = generation.sources if generation.settings == settings else {}
         live = {
             name: one
-            for name, one in generation.sources.items()
-            if generation.settings == settings
+            for name, one in usable.items()
+            if name in sources
             and name not in taken
             and one.stamp is not None
-            and name in sources
             and sources[name].stamp == one.stamp
         }
         taken |= live.keys()
         found.append(Claim(generation, live))
     return found
-
-
-logger = logging.getLogger(__name__)
-
-MOST_GENERATIONS = 8
-"""With more of them, all but the largest are made one."""
-
-_TOTALS = Totals(
-    ("level", "quarantined", "language"), ("rows", "bytes", "titled"), numbers=("source",)
-)
-_TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
-# Of pieces of 64 KiB: 32 MiB.
-_PIECES_PER_BATCH = 512
-_SETTINGS_OF_THE_WHOLE = {
-    "follow_links",
-    "inputs",
-    "score_range",
-    "pairs_per_group",
-    "near_duplicates",
-    "max_dropped",
-    "max_quarantined",
-    "evaluation_share",
-    "evaluation_pairs",
-    "evaluation_documents",
-    "exclude",
-    "exclude_columns",
-    "prompts",
-    "sources",
-}
-"""Settings of the corpus that change nothing of what is made of one file."""
 
 
 @dataclass(frozen=True)
@@ -271,61 +299,48 @@ class Units:
     tables: tuple[str, ...] = ()
 
 
-SOURCES = "sources"
-"""Folder of the units of several sources, a folder each."""
-
-
 def units_folders(units: Location, names: Sequence[str]) -> list[Location]:
-    """Where the units of each source are kept; of a corpus that is one, where there are no names.
+    """Return where the units of each source are kept; of a corpus without names, where all are.
 
     What is kept of other sources, that a corpus had before, is removed.
-
-    Args:
-        units: The folder of all units.
-        names: Of the sources.
     """
     used = [units / SOURCES / name for name in names] or [units]
-    there = [*units.glob("*")] if units.is_dir() else []
-    sources = [*(units / SOURCES).glob("*")] if (units / SOURCES).is_dir() else []
-    others = [place for place in there if place.name.isdigit()] if names else []
-    for place in (*others, *(place for place in sources if place not in used)):
+    others = [place for place in units.glob("*") if place.name.isdigit()] if names else []
+    others += [place for place in (units / SOURCES).glob("*") if place not in used]
+    for place in others:
         storage.remove_folder(place)
     return used
 
 
 def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: Location) -> Units:
-    """The units of `corpus.inputs`: of files that were read before, as they were kept.
+    """Return the units of `corpus.inputs`: of files that were read before, as they were kept.
 
     Args:
-        session: Reads what is new.
-        config: The settings.
         scratch: For the units of what is read as a whole each time: tables, and formats that
             Spark reads.
-        folder: Where units are kept.
 
     Raises:
         InputError: See :func:`pipelines.corpus.readers.spark_reader.read_rows`.
     """
     settings = config.corpus
+    known: Format = FORMATS.load(settings.format)
     deleted = deleted_keys(PreparedFolder.of(config), settings.key_column)
-    if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
+    if known.read is None and config.prepared.keep_units:
         kept = _KeptUnits(session, settings, folder, deleted, config.storage)
         return kept.units(reuse=config.prepared.reuse)
     _remove(folder)
-    pin = FORMATS.load(settings.format).pin
-    tables = tuple(pin(session, given) for given in settings.inputs) if pin else ()
+    tables = tuple(known.pin(session, given) for given in settings.inputs) if known.pin else ()
     if tables:
         logger.info("reading %s", ", ".join(tables))
         settings = settings.model_copy(update={"inputs": tables})
+    work = partial(unit_batches, settings=settings, deleted=deleted)
+
+    def cut(damaged: Damaged) -> tuple[DataFrame, pa.Table]:
+        rows = read_rows(session, settings, config.storage, damaged)
+        return scratch.keep_arrow(rows, work, SCHEMA, _TOTALS_OF_ALL)
+
+    files = [] if known.files is None else _files(settings, config.storage)
     with batches_of(session, _PIECES_PER_BATCH):
-        work = partial(unit_batches, settings=settings, deleted=deleted)
-
-        def cut(damaged: Damaged) -> tuple[DataFrame, pa.Table]:
-            rows = read_rows(session, settings, config.storage, damaged)
-            return scratch.keep_arrow(rows, work, SCHEMA, _TOTALS_OF_ALL)
-
-        is_table = FORMATS.load(settings.format).files is None
-        files = [] if is_table else _files(settings, config.storage)
         frame, totals = without_damaged(session, settings, files, cut)
     return Units(frame, totals, tables)
 
@@ -340,11 +355,8 @@ class _KeptUnits:
     """The folder of kept units, for one preparation.
 
     Attributes:
-        session: Of the driver.
-        settings: Of the corpus.
         folder: Is made if there is none; no other process works in it.
         deleted: Hashes of the keys whose rows are kept nowhere.
-        stores: How object stores are reached.
     """
 
     session: SparkSession
@@ -354,7 +366,7 @@ class _KeptUnits:
     stores: StorageSettings
 
     def units(self, *, reuse: bool) -> Units:
-        """Reads what is new, and forgets what is gone."""
+        """Read what is new, and forget what is gone."""
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
@@ -371,17 +383,18 @@ class _KeptUnits:
             logger.info("%d of %d inputs are as they were, and kept", len(kept), len(sources))
         if new:
             found.insert(0, self._cut(files, new, naming, key))
-        return self._of(self._settled(found, key))
+        settled = self._settled(found, key)
+        totals = pa.concat_tables(generation.totals for generation in settled)
+        merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
+        return Units(below_one_another([one.rows(self.session) for one in settled]), merged)
 
     def _cut(
         self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
     ) -> Claim:
-        """Reads sources into a generation of their own."""
+        """Read sources into a generation of their own."""
+        read = sorted((file for one in new.values() for file in one.files), key=sort_key)
+        work = partial(unit_batches, settings=self.settings, naming=naming, deleted=self.deleted)
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
-            read = sorted((file for one in new.values() for file in one.files), key=sort_key)
-            work = partial(
-                unit_batches, settings=self.settings, naming=naming, deleted=self.deleted
-            )
 
             def cut(damaged: Damaged) -> pa.Table:
                 # Of an attempt that failed.
@@ -391,29 +404,38 @@ class _KeptUnits:
                     return write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
 
             totals = without_damaged(self.session, self.settings, read, cut)
-            passing = _sources_with_passing_errors(totals)
+            # Of these something could not be read that perhaps can be the next time.
+            errors = zip(
+                totals["source"].to_pylist(), totals["quarantined"].to_pylist(), strict=True
+            )
+            passing = {source for source, reason in errors if reason and may_pass(reason)}
             kept = {}
             for name, stamp in unchanged(new).items():
                 number = naming.id_of(str(new[name].files[0]))
                 kept[name] = KeptSource(None if number in passing else stamp, number)
-            _check_all_known(totals, kept)
+            # Rows of no known source would be lost, or stay, when a generation is written again.
+            strange = {*totals["source"].to_pylist()} - {one.id for one in kept.values()}
+            if strange:
+                raise PipelineError(
+                    f"{len(strange)} of the inputs that executors read were not asked for"
+                )
             write_generation(aside, key, kept, totals)
         generation = Generation.load(self.folder / str(naming.generation))
         return Claim(generation, generation.sources)
 
     def _without_deleted(self, generation: Generation, key: str) -> Generation:
-        """Has the sources read again that hold rows of keys which were deleted since."""
+        """Have the sources read again that hold rows of keys which were deleted since."""
         from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
         has_keys = self.settings.key_column is not None and generation.settings == key
         if not (self.deleted and has_keys):
             return generation
-        held = self._rows(generation).where(F.col("key").isin(list(self.deleted)))
+        held = generation.rows(self.session).where(F.col("key").isin(list(self.deleted)))
         ids = {row["source"] for row in held.select("source").distinct().collect()}
         return generation.without(ids)
 
     def _settled(self, found: list[Claim], key: str) -> list[Generation]:
-        """The generations that hold what was claimed and nothing else, and not too many of them."""
+        """Return generations that hold what was claimed and nothing else, and not too many."""
         largest = max(found, key=lambda claim: claim.generation.number_of_rows)
         stay = found if len(found) <= MOST_GENERATIONS else [largest]
         written = [claim for claim in found if not claim.is_whole or claim not in stay]
@@ -438,49 +460,13 @@ class _KeptUnits:
     def _live_rows(self, claim: Claim) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-        rows = self._rows(claim.generation)
+        rows = claim.generation.rows(self.session)
         return rows if claim.is_whole else rows.where(F.col("source").isin(claim.ids))
-
-    def _rows(self, generation: Generation) -> DataFrame:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return read_parquet(self.session, generation.rows, from_arrow_schema(SCHEMA))
-
-    def _of(self, generations: Sequence[Generation]) -> Units:
-        totals = pa.concat_tables(generation.totals for generation in generations)
-        merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
-        return Units(below_one_another(list(map(self._rows, generations))), merged)
 
 
 def below_one_another(frames: Sequence[DataFrame]) -> DataFrame:
-    """The rows of frames with the same columns."""
+    """Return the rows of frames with the same columns."""
     return reduce(type(frames[0]).unionByName, frames)
-
-
-def settings_key(settings: CorpusSettings) -> str:
-    """A digest of all that the units of a file follow from, besides the file."""
-    values = settings.model_dump(mode="json", exclude=_SETTINGS_OF_THE_WHOLE)
-    redactor = settings.redact and check_redactor(settings.redact)
-    content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _check_all_known(totals: pa.Table, kept: Mapping[str, KeptSource]) -> None:
-    """Rows of no known source would be lost, or stay, when a generation is written again.
-
-    Raises:
-        PipelineError: There are some.
-    """
-    strange = {*totals["source"].to_pylist()} - {one.id for one in kept.values()}
-    if strange:
-        raise PipelineError(f"{len(strange)} of the inputs that executors read were not asked for")
-
-
-def _sources_with_passing_errors(totals: pa.Table) -> set[int]:
-    """Those of which something could not be read that perhaps can be the next time."""
-    reasons = totals["quarantined"].to_pylist()
-    passing = pa.array([reason is not None and may_pass(reason) for reason in reasons], pa.bool_())
-    return set(pc.filter(totals["source"], passing).to_pylist())
 
 
 def _remove(folder: Location) -> None:

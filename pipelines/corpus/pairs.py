@@ -1,15 +1,13 @@
-"""How rows become pairs: one function for each form of `corpus.pairs`, and what drops a pair.
+"""How rows become pairs, by the forms of `corpus.pairs`, and what drops a pair.
 
-Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negatives`,
-`score`, `candidate_scores`, `unit`, `reason`, and `anchor_key` and `positive_key`: what is known
-of the keys of :mod:`pipelines.corpus.cleaning.rules`. `group` (no two of it in one granule)
-and `unit` (held out as a whole) are hashes here. Nothing is filtered before it is counted: what
-is dropped keeps its reason.
+Rows are those of :func:`hashed`; pairs have the columns of a row that say what they are made of,
+and `id`. `anchor_key` and `positive_key` are what is known of the keys of
+:mod:`pipelines.corpus.cleaning.rules`; `group` (no two of it in one granule) and `unit` (held out
+as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped keeps its
+reason.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
@@ -48,7 +46,7 @@ _PAIR = (
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuses what can be seen to be wrong without any input.
+    """Refuse what can be seen to be wrong without any input.
 
     Raises:
         InputError: `corpus.score_range` is empty.
@@ -59,25 +57,25 @@ def check_settings(settings: CorpusSettings) -> None:
 
 
 def drops_duplicates(settings: CorpusSettings) -> bool:
-    """Whether each text counts once in the corpus: where texts are cut out of documents."""
+    """Return whether each text counts once in the corpus: where documents are cut into texts."""
     return unit_of(settings) in ("sentences", "paragraphs", "lines")
 
 
 def text_columns(settings: CorpusSettings) -> list[Column]:
-    """The texts of a row, a column each; null where it has no such text."""
+    """Return the texts of a row, a column each; null where it has no such text."""
     places = range(settings.hard_negatives)
     negatives = (F.get("negatives", F.lit(place)) for place in places)
     return [F.col("anchor"), F.col("positive"), *negatives]
 
 
 def known_keys(settings: CorpusSettings) -> list[Column]:
-    """What is known of the keys of the texts of :func:`text_columns`."""
+    """Return what is known of the keys of the texts of :func:`text_columns`."""
     none = F.lit(None).cast("long")
     return [F.col("anchor_key"), F.col("positive_key"), *[none] * settings.hard_negatives]
 
 
 def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The rows of :mod:`~pipelines.corpus.texts` with their owners as hashes, scores judged.
+    """Return the rows of :mod:`.corpus.texts` with their owners as hashes, scores judged.
 
     Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
     `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`
@@ -97,7 +95,8 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
         reason = F.coalesce(reason, F.when(score.isNull(), NO_SCORE), F.when(outside, OUT_OF_RANGE))
     scores = F.expr(f"transform(candidate_scores, score -> {number_in('score', 'float')})")
     if settings.score_columns:
-        reason = F.coalesce(reason, F.when(F.exists(scores, _is_no_number), NO_SCORE))
+        numbers = F.filter(scores, lambda value: F.abs(value) < _INFINITY)
+        reason = F.coalesce(reason, F.when(F.size(numbers) < F.size(scores), NO_SCORE))
     return units.where("quarantined is null").select(
         "level",
         group.alias("group"),
@@ -116,28 +115,23 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     )
 
 
-def _is_no_number(value: Column) -> Column:
-    return value.isNull() | F.isnan(value) | (F.abs(value) == _INFINITY)
-
-
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Says which rows become pairs, for the forms that need more than the row to know."""
-    return MEMBERS[settings.pairs](rows, settings) if settings.pairs in MEMBERS else rows
+    """Say which rows become pairs, for the forms that need more than the row to know."""
+    form = {"adjacent": _neighbours, "group": _members}.get(settings.pairs)
+    return rows if form is None else form(rows, settings)
 
 
 def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Gives each sentence the one that follows it, as `positive`.
+    """Give each sentence the one that follows it, as `positive`.
 
     Two sentences are neighbours if nothing stood between them, not even what was dropped.
     """
-    kept = _kept(settings)
+    kept = is_kept(settings)
     order = Window.partitionBy("level", "run", "reason").orderBy("place", "anchor")
     follows = kept & (F.lead("place").over(order) == F.col("place") + 1)
     precedes = kept & (F.lag("place").over(order) == F.col("place") - 1)
-    alone = F.when(
-        kept & ~F.coalesce(follows, F.lit(False)) & ~F.coalesce(precedes, F.lit(False)),
-        NO_NEIGHBOUR,
-    )
+    has_neighbour = F.coalesce(follows, F.lit(False)) | F.coalesce(precedes, F.lit(False))
+    alone = F.when(kept & ~has_neighbour, NO_NEIGHBOUR)
     return (
         rows.withColumn("positive", F.when(follows, F.lead("anchor").over(order)))
         .withColumn("positive_key", F.when(follows, F.lead("anchor_key").over(order)))
@@ -148,8 +142,8 @@ def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """In a group each text counts once, and no more are needed than pairs are made and one."""
-    kept = _kept(settings)
+    """Keep each text of a group once, and no more of them than pairs are made and one."""
+    kept = is_kept(settings)
     by_text = Window.partitionBy("level", "group", "reason", "anchor").orderBy("unit")
     repeated = F.when(kept & (F.row_number().over(by_text) > 1), REPEATED_IN_GROUP)
     distinct = rows.withColumn("reason", F.coalesce("reason", repeated))
@@ -172,9 +166,14 @@ def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The pairs of the rows that are kept, each with its reason where it is dropped."""
-    kept = rows.where(_kept(settings))
-    pairs = PAIR_FORMS[settings.pairs](kept, settings)
+    """Return the pairs of the rows that are kept, each with its reason where it is dropped."""
+    kept = rows.where(is_kept(settings))
+    if settings.pairs == "group":
+        pairs = _group_pairs(kept, settings)
+    else:
+        # A row is a pair already. The last of some neighbours is in a pair as `positive`.
+        is_pair = "positive is not null" if settings.pairs == "adjacent" else "true"
+        pairs = kept.where(is_pair).select(*_PAIR)
     key = F.xxhash64("anchor", "positive", "negatives")
     same = F.when(F.col("anchor") == F.col("positive"), SAME_SIDES)
     judged = pairs.withColumn("id", key).withColumn("reason", F.coalesce("reason", same))
@@ -186,7 +185,8 @@ def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     return _without_boilerplate(judged) if settings.pairs == "summary" else judged
 
 
-def _kept(settings: CorpusSettings) -> Column:
+def is_kept(settings: CorpusSettings) -> Column:
+    """Return whether a row is one of the texts, and nothing has dropped it."""
     return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
 
 
@@ -200,18 +200,8 @@ def _without_boilerplate(pairs: DataFrame) -> DataFrame:
     return joined.withColumn("reason", F.coalesce("reason", "_boilerplate")).select(*pairs.columns)
 
 
-def _row_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """A row is a pair already."""
-    return rows.select(*_PAIR)
-
-
-def _adjacent_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Each sentence with the next; the last one of its neighbours is in a pair as `positive`."""
-    return rows.where("positive is not null").select(*_PAIR)
-
-
 def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Pairs of the members of each group, at most `pairs_per_group`.
+    """Return pairs of the members of each group, at most `pairs_per_group`.
 
     The members lie on a ring in the order of their hashes. Pair k joins member k mod n to the
     one that is 1 + k div n places further, so that every pair comes once and each member comes
@@ -221,40 +211,15 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     groups = rows.groupBy("group").agg(
         F.sort_array(F.collect_list(member)).alias("members"), F.min("unit").alias("unit")
     )
-    n = F.size("members")
-    count = F.least(
-        F.lit(settings.pairs_per_group), F.expr("size(members) * (size(members) - 1) div 2")
-    )
+    all_pairs = F.expr("size(members) * (size(members) - 1) div 2")
+    count = F.least(F.lit(settings.pairs_per_group), all_pairs)
     numbered = groups.withColumn("k", F.explode(F.sequence(F.lit(0), (count - 1).cast("int"))))
-    k = F.col("k")
-    return numbered.select(
-        "group",
-        _member(k % n).alias("anchor"),
-        _member((k % n + 1 + F.floor(k / n)) % n).alias("positive"),
-        F.lit(None).cast("array<string>").alias("negatives"),
-        F.lit(None).cast("float").alias("score"),
-        F.lit(None).cast("array<float>").alias("candidate_scores"),
-        "unit",
-        F.lit(None).cast("string").alias("reason"),
-        F.lit(None).cast("long").alias("anchor_key"),
-        F.lit(None).cast("long").alias("positive_key"),
-    )
-
-
-def _member(place: Column) -> Column:
-    return F.col("members")[place.cast("int")]["text"]
-
-
-PairForm = Callable[[DataFrame, CorpusSettings], DataFrame]
-
-MEMBERS: Mapping[str, PairForm] = {"adjacent": _neighbours, "group": _members}
-PAIR_FORMS: Mapping[str, PairForm] = {
-    "summary": _row_pairs,
-    "adjacent": _adjacent_pairs,
-    "title": _row_pairs,
-    "document": _row_pairs,
-    "columns": _row_pairs,
-    "triplets": _row_pairs,
-    "group": _group_pairs,
-    "single": _row_pairs,
-}
+    k, n, members = F.col("k"), F.size("members"), F.col("members")
+    sides = {
+        "anchor": members[(k % n).cast("int")]["text"],
+        "positive": members[((k % n + 1 + F.floor(k / n)) % n).cast("int")]["text"],
+    }
+    types = dict(rows.select(*_PAIR).dtypes)
+    nothing = {name: F.lit(None).cast(types[name]) for name in _PAIR}
+    own = {"group": F.col("group"), "unit": F.col("unit"), **sides}
+    return numbered.select(*({**nothing, **own}[name].alias(name) for name in _PAIR))

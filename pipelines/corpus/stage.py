@@ -24,25 +24,20 @@ from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
 from pipelines.corpus.kept_units import below_one_another, cut_inputs, units_folders
-from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
-from pipelines.corpus.readers.csv_parser import Dialect
+from pipelines.corpus.readers.formats import Dialect
 from pipelines.corpus.readers.spark_reader import texts_of
-from pipelines.corpus.splitting import (
-    PAIR_COLUMNS,
-    JudgedPairs,
-    check_dropped,
-    check_scores_differ,
-    judge_pairs,
-    write_split,
-)
 from pipelines.corpus.statistics import (
     added_up,
+    check_dropped,
+    check_quarantined,
+    check_scores_differ,
     check_some_left,
     count_reasons,
     example_texts,
-    is_dropped,
+    first_places,
     lines_before_pairs,
     lines_of_pairs,
+    write_quarantine,
 )
 from pipelines.corpus.unit_rows import DELETED
 from pipelines.files.locations import Location
@@ -51,8 +46,6 @@ from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
 from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import Scratch, shuffle_partitions
-
-__all__ = ["PAIR_COLUMNS", "CorpusSummary", "prepare_corpus"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +60,9 @@ class CorpusSummary:
 
     Attributes:
         folder: `<prepared.folder>/corpus`.
-        pairs: Pairs for training.
-        queries: Held-out pairs; 0 where there is no evaluation folder.
         documents: Texts that the queries search, of pairs for training too.
         quarantined: Rows that could not be read.
         funnel: What became of every row.
-        seconds: Wall clock of the whole stage.
     """
 
     folder: Location
@@ -90,7 +80,7 @@ class CorpusSummary:
 
 
 def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
-    """Reads, cleans, pairs, splits and writes the corpus; runs on the driver.
+    """Read, clean, pair, split and write the corpus; runs on the driver.
 
     In `<prepared.folder>/corpus`, which is replaced as a whole or left as it was:
 
@@ -128,45 +118,39 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         places = units_folders(prepared.units, names)
         texts = [
-            _read_texts(session, one, scratch, place)
-            for one, place in zip(alone, places, strict=True)
+            _read_texts(session, one, name, scratch, place)
+            for one, name, place in zip(alone, names or [""], places, strict=True)
         ]
-        unread = any(one.quarantined for one in texts)
-        write_quarantine(below_one_another([one.frame for one in texts]), aside, empty=not unread)
+        frames = [one.frame for one in texts]
+        empty = not any(one.quarantined for one in texts)
+        write_quarantine(below_one_another(frames), aside, empty=empty)
         most_bytes = max(one.bytes for one in texts)
         with shuffle_partitions(session, most_bytes // _BYTES_PER_PARTITION):
             judged = [_judged(session, one, excluded, config, scratch) for one in texts]
-            split = write_split(session, judged, names, aside)
+            split = held_out.write_split(session, judged, aside)
             next_part("counting")
             of_sources = [
-                _lines(read, own, written, some_asked=split.asked > 0)
+                _checked_lines(read, own, written, some_asked=split.asked > 0)
                 for read, own, written in zip(texts, judged, split.written, strict=True)
             ]
-            for name, lines, read in zip(names or [""], of_sources, texts, strict=True):
-                of = f" of source {name}" if name else ""
-                check_adds_up(lines)
-                check_some_left(lines, of)
-                check_dropped(lines, read.frame, read.settings, of)
-            alone_settings = [one.settings for one in texts]
-            check_scores_differ(session, CorpusFolder(aside).pairs, alone_settings, names)
+            settings = [one.settings for one in texts]
+            check_scores_differ(session, CorpusFolder(aside).pairs, settings, names)
             lines = added_up(of_sources)
-            shown = config.corpus.report_examples if any(map(is_dropped, lines)) else 0
-            examples = _examples(judged, shown) if shown else {}
+            examples = _examples(judged, config.corpus.report_examples, lines)
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
+        languages = sum((one.languages for one in texts), Counter[str]())
         statistics = {
             "bytes": sum(one.bytes for one in texts),
             "titled": sum(one.titled for one in texts),
-            "languages": _languages(texts),
+            "languages": dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
             "tables": tuple(table for one in texts for table in one.tables),
-            "deleted": _deleted_marks(texts, lines),
+            "deleted": _deleted_marks(frames, lines),
         }
         if names:
-            statistics["sources"] = {
-                name: [line.as_json() for line in own]
-                for name, own in zip(names, of_sources, strict=True)
-            }
+            told = ([line.as_json() for line in own] for own in of_sources)
+            statistics["sources"] = dict(zip(names, told, strict=True))
         write_json(CorpusFolder(aside).statistics, statistics)
     for line in losses(lines):
         logger.info("corpus: %s", line)
@@ -177,17 +161,17 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         sum(split.written),
         split.asked,
         split.documents,
-        sum(sum(one.quarantined.values()) for one in texts),
+        sum(one.quarantined.total() for one in texts),
         tuple(lines),
         time.monotonic() - started,
     )
 
 
-def _deleted_marks(texts: Sequence[_Texts], lines: Iterable[FunnelLine]) -> list[int]:
+def _deleted_marks(frames: Sequence[DataFrame], lines: Iterable[FunnelLine]) -> list[int]:
     """Return the marks of the deleted keys that have rows, sorted."""
     if not any(line.name == DELETED for line in lines):
         return []
-    rows = below_one_another([one.frame.select("reason", "key") for one in texts])
+    rows = below_one_another([frame.select("reason", "key") for frame in frames])
     marks = rows.where(F.col("reason") == DELETED).select("key").distinct().collect()
     # Units that an earlier release has kept have none.
     return sorted(row["key"] for row in marks if row["key"] is not None)
@@ -215,31 +199,28 @@ class _Texts:
 
     Attributes:
         settings: Of the corpus, as if the source were alone.
-        frame: Its texts.
+        name: Of the source; empty where there is one without a name.
         tables: Its inputs, where they are tables that have versions.
         quarantined: Rows that could not be read, by reason.
-        languages: Texts of those whose language was looked at, by language, the most first.
+        languages: Texts of those whose language was looked at, by language.
         bytes: Of its inputs, unpacked.
         titled: How many more documents have a title than have none, of `pairs: document`.
     """
 
     settings: CorpusSettings
+    name: str
     frame: DataFrame
     tables: tuple[str, ...]
-    quarantined: Mapping[str, int]
-    languages: Mapping[str, int]
+    quarantined: Counter[str]
+    languages: Counter[str]
     bytes: int
     titled: int
 
 
-def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: Location) -> _Texts:
-    """Reads a source.
-
-    Args:
-        session: Reads it.
-        config: As if the source were alone.
-        scratch: For what is kept of this preparation alone.
-        place: The folder of the source's units.
+def _read_texts(
+    session: SparkSession, config: Config, name: str, scratch: Scratch, place: Location
+) -> _Texts:
+    """Read a source.
 
     Raises:
         InputError: Too much could not be read, or an input is wrong.
@@ -248,8 +229,7 @@ def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: 
     cut = cut_inputs(session, config, scratch, place)
     totals: Sequence[Mapping[str, Any]] = cut.totals.to_pylist()
     lost = [total for total in totals if total["quarantined"]]
-    reasons: Counter[str] = Counter()
-    languages: Counter[str] = Counter()
+    reasons, languages = Counter[str](), Counter[str]()
     for total in totals:
         if total["quarantined"]:
             reasons[total["quarantined"]] += total["rows"]
@@ -267,19 +247,7 @@ def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: 
         settings.max_quarantined,
     )
     read, titled = (sum(row[name] or 0 for row in totals) for name in ("bytes", "titled"))
-    return _Texts(settings, cut.frame, cut.tables, reasons, _most_first(languages), read, titled)
-
-
-def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _languages(texts: Iterable[_Texts]) -> dict[str, int]:
-    """Of all sources."""
-    total: Counter[str] = Counter()
-    for one in texts:
-        total.update(one.languages)
-    return _most_first(total)
+    return _Texts(settings, name, cut.frame, cut.tables, reasons, languages, read, titled)
 
 
 def _judged(
@@ -288,43 +256,11 @@ def _judged(
     excluded: DataFrame | None,
     config: Config,
     scratch: Scratch,
-) -> JudgedPairs:
-    """The pairs of a source, with the reasons for which some are dropped or held out."""
+) -> held_out.JudgedPairs:
+    """Return the pairs of a source, with the reasons why some are dropped or held out."""
+    settings = texts.settings
     next_part("looking for duplicates")
-    rows = _judged_rows(scratch, texts.frame, excluded, texts.settings)
-    next_part("making pairs")
-    pairs = scratch.keep(pair_forms.make_pairs(rows, texts.settings))
-    next_part("holding out pairs for evaluation")
-    corpus = PreparedFolder.of(config).corpus
-    earlier = held_out.earlier_choices(session, corpus) if config.prepared.reuse else None
-    return judge_pairs(scratch, rows, held_out.mark_earlier(pairs, earlier), texts.settings)
-
-
-def _lines(
-    texts: _Texts, judged: JudgedPairs, written: int, *, some_asked: bool
-) -> list[FunnelLine]:
-    """The funnel of a source."""
-    counts = count_reasons(judged.rows, judged.pairs, judged.judged)
-    before = lines_before_pairs(counts, texts.quarantined, texts.settings)
-    return before + lines_of_pairs(counts, judged.asked, written, some_asked=some_asked)
-
-
-def _examples(sources: Iterable[JudgedPairs], most: int) -> dict[str, dict[str, list[str]]]:
-    """A few texts of each level and reason, of the first sources that have some."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for source in sources:
-        for level, reasons in example_texts(source.rows, source.pairs, most).items():
-            for reason, texts in reasons.items():
-                known = found.setdefault(level, {}).setdefault(reason, [])
-                known += [text for text in texts if text not in known][: most - len(known)]
-    return found
-
-
-def _judged_rows(
-    scratch: Scratch, units: DataFrame, excluded: DataFrame | None, settings: CorpusSettings
-) -> DataFrame:
-    """The rows with all their reasons."""
-    hashed = rows = pair_forms.hashed(units, settings)
+    hashed = rows = pair_forms.hashed(texts.frame, settings)
     rows = overlaps.mark_duplicates(rows, settings)
     if rows is not hashed:
         rows = scratch.keep(rows)
@@ -333,4 +269,40 @@ def _judged_rows(
         rows = overlaps.mark_excluded(rows, excluded, settings, scratch)
     rows = pair_forms.choose_members(rows, settings)
     # What follows from a row alone is computed again more cheaply than it is written and read.
-    return rows if rows is hashed else scratch.keep(rows)
+    rows = rows if rows is hashed else scratch.keep(rows)
+    next_part("making pairs")
+    pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
+    next_part("holding out pairs for evaluation")
+    corpus = PreparedFolder.of(config).corpus
+    earlier = held_out.earlier_choices(session, corpus) if config.prepared.reuse else None
+    pairs = held_out.mark_earlier(pairs, earlier)
+    return held_out.judge_pairs(scratch, rows, pairs, settings, texts.name)
+
+
+def _checked_lines(
+    texts: _Texts, judged: held_out.JudgedPairs, written: int, *, some_asked: bool
+) -> list[FunnelLine]:
+    """Return the funnel of a source, which adds up and leaves enough."""
+    counts = count_reasons(judged.rows, judged.pairs, judged.judged)
+    lines = lines_before_pairs(counts, texts.quarantined, texts.settings)
+    lines += lines_of_pairs(counts, judged.asked, written, some_asked=some_asked)
+    of = f" of source {texts.name}" if texts.name else ""
+    check_adds_up(lines)
+    check_some_left(lines, of)
+    check_dropped(lines, texts.frame, texts.settings, of)
+    return lines
+
+
+def _examples(
+    sources: Iterable[held_out.JudgedPairs], most: int, lines: Iterable[FunnelLine]
+) -> dict[str, dict[str, list[str]]]:
+    """Return a few texts of each level and reason, of the first sources that have some."""
+    found: dict[str, dict[str, list[str]]] = {}
+    if not most or all(line.kind != "dropped" for line in lines):
+        return found
+    for source in sources:
+        for level, reasons in example_texts(source.rows, source.pairs, most).items():
+            for reason, texts in reasons.items():
+                known = found.setdefault(level, {}).setdefault(reason, [])
+                known += [text for text in texts if text not in known][: most - len(known)]
+    return found

@@ -1,22 +1,29 @@
-"""What the funnel and the corpus report tell: rows by reason, and examples of them.
+"""What became of the rows of a corpus: counts and examples, the quarantine, and what is refused.
 
 All counts come from one Spark job and all examples from another: of a small corpus, starting a job
-costs far more than counting.
+costs far more than counting. A rule for texts may drop most of a corpus, and does what it is for.
+A row whose score, group or text is not there, or is not what the settings say, is most often a
+wrong setting; and what is left of scores out of their range is biased. Runs on the driver.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
-from pipelines.corpus.cleaning import prose
+from pipelines.corpus.cleaning.prose import NO_PROSE, NOTHING_AFTER
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import (
     FILES,
@@ -28,10 +35,16 @@ from pipelines.corpus.funnel import (
     FunnelLine,
     level_lines,
 )
+from pipelines.corpus.readers.csv_files import WRONG_FIELDS, WRONG_QUOTES
+from pipelines.corpus.readers.inputs import number_in
 from pipelines.corpus.texts import EXAMPLE_CHARACTERS, NO_TITLE, text_level
-from pipelines.corpus.unit_rows import DELETED
+from pipelines.corpus.unit_rows import DELETED, shows_excerpts
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
+from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
+from pipelines.spark.frames import read_parquet, write_single_file
 
 Reasons = Mapping[str | None, int]
 """Rows by reason; the reason of what is kept is None."""
@@ -57,7 +70,7 @@ class Counts:
 
 
 def count_reasons(rows: DataFrame, pairs: DataFrame, judged: DataFrame | None) -> Counts:
-    """Counts rows and pairs by reason.
+    """Count rows and pairs by reason.
 
     Args:
         rows: With `level`, `reason` and `rows`.
@@ -70,20 +83,16 @@ def count_reasons(rows: DataFrame, pairs: DataFrame, judged: DataFrame | None) -
         _grouped(pairs, _PAIRS, held, one),
     ]
     if judged is not None:
-        parts.append(_grouped(judged, _HELD_OUT, F.lit(None).cast("string"), one))
-    by_level: dict[str, dict[str | None, int]] = {}
-    of_pairs: Counter[str | None] = Counter()
-    of_held_out: dict[str | None, int] = {}
-    trainable = 0
+        parts.append(_grouped(judged, _HELD_OUT, F.lit(""), one))
+    found: dict[tuple[str, str], Counter[str | None]] = defaultdict(Counter)
     for table, group, reason, number in reduce(DataFrame.unionAll, parts).collect():
-        if table == _ROWS:
-            by_level.setdefault(group, {})[reason] = number
-        elif table == _HELD_OUT:
-            of_held_out[reason] = number
-        else:
-            of_pairs[reason] += number
-            trainable += number if reason is None and group == "false" else 0
-    return Counts(by_level, of_pairs, trainable, of_held_out)
+        found[table, group][reason] += number
+    return Counts(
+        rows={level: reasons for (table, level), reasons in found.items() if table == _ROWS},
+        pairs=found[_PAIRS, "true"] + found[_PAIRS, "false"],
+        trainable=found[_PAIRS, "false"][None],
+        held_out=found[_HELD_OUT, ""],
+    )
 
 
 def _grouped(frame: DataFrame, table: str, group: Column, number: Column) -> DataFrame:
@@ -91,13 +100,12 @@ def _grouped(frame: DataFrame, table: str, group: Column, number: Column) -> Dat
     return grouped.agg(F.sum(number).alias("number"))
 
 
-def dropped(reasons: Reasons) -> dict[str, int]:
-    """What is not kept."""
+def _dropped(reasons: Reasons) -> dict[str, int]:
     return {reason: number for reason, number in reasons.items() if reason is not None}
 
 
 def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dict[str, list[str]]]:
-    """A few texts of each level and reason, chosen by their hashes: the same for the same corpus.
+    """Return a few texts of each level and reason by their hashes: the same for the same corpus.
 
     Args:
         rows: With `level`, `reason`, `anchor` and `positive`.
@@ -122,7 +130,6 @@ def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dic
 
 TRAINING = "pairs for training"
 HELD_OUT = "held out for evaluation"
-_GIVES_PAIRS = "that give pairs"
 _LEVELS: Mapping[str, tuple[str, str]] = {
     FILES: ("source files found", "source files with docstrings"),
     ROWS: ("rows read", "rows that hold texts"),
@@ -152,8 +159,8 @@ _REMEDIES: Mapping[str, str] = {
     overlaps.NEARLY_EXCLUDED: "see corpus.exclude and corpus.near_duplicates",
     overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
     pair_forms.OUT_OF_RANGE: "set corpus.score_range",
-    prose.NO_PROSE: "name inputs of whole sentences, or set corpus.pairs to columns or single",
-    prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
+    NO_PROSE: "name inputs of whole sentences, or set corpus.pairs to columns or single",
+    NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
     **dict.fromkeys(
         (held_out.LEAK, held_out.SAME_GROUP, held_out.SAME_QUERY, held_out.BEYOND),
         "set corpus.evaluation_share=0",
@@ -164,41 +171,36 @@ _REMEDIES: Mapping[str, str] = {
 def lines_before_pairs(
     counts: Counts, quarantined: Mapping[str, int], settings: CorpusSettings
 ) -> list[FunnelLine]:
-    """The levels before the pairs.
+    """Return the levels before the pairs.
 
     Args:
-        counts: Of what was read.
         quarantined: Rows that could not be read, by reason.
-        settings: Of the corpus.
     """
     lines: list[FunnelLine] = []
     for level, (found, remaining) in _LEVELS.items():
         unread = quarantined if level == ROWS else {}
         reasons = counts.rows.get(level, {})
         total = sum(reasons.values()) + sum(unread.values())
-        last = level == text_level(settings)
-        if total or level in (ROWS, text_level(settings)):
-            name = f"{level} {_GIVES_PAIRS}" if last else remaining
+        is_last = level == text_level(settings)
+        if total or is_last or level == ROWS:
+            name = f"{level} that give pairs" if is_last else remaining
             kept = {name: reasons.get(None, 0)}
-            lines += level_lines(level, (found, total), dropped(reasons), kept, unread)
+            lines += level_lines(level, (found, total), _dropped(reasons), kept, unread)
     return lines
 
 
 def lines_of_pairs(
     counts: Counts, asked: int, written: int, *, some_asked: bool
 ) -> list[FunnelLine]:
-    """The level of pairs.
+    """Return the level of pairs.
 
     Args:
-        counts: Of the pairs.
-        asked: Pairs of the evaluation.
-        written: Pairs for training.
         some_asked: Whether any source has pairs of the evaluation, whose texts may be in this one.
 
     Raises:
         PipelineError: Fewer or more pairs lie in the files than were to be written.
     """
-    reasons = dropped(counts.pairs) | dropped(counts.held_out)
+    reasons = _dropped(counts.pairs) | _dropped(counts.held_out)
     others = {
         held_out.BEYOND: counts.held_out.get(None, 0) - asked,
         held_out.LEAK: counts.trainable - written,
@@ -214,7 +216,7 @@ def lines_of_pairs(
 
 
 def added_up(of_sources: Sequence[Sequence[FunnelLine]]) -> list[FunnelLine]:
-    """The lines of several sources as those of one corpus: equal ones are summed up."""
+    """Return the lines of several sources as those of one corpus: equal ones are summed up."""
     if len(of_sources) == 1:
         return [*of_sources[0]]
     rows: Counter[tuple[str, str, str]] = Counter()
@@ -232,17 +234,197 @@ def added_up(of_sources: Sequence[Sequence[FunnelLine]]) -> list[FunnelLine]:
     return lines
 
 
-def is_dropped(line: FunnelLine) -> bool:
-    """Whether a line says what was not kept, though it could be read."""
-    return line.kind == "dropped"
+QUARANTINE_SCHEMA = pa.schema(
+    {
+        "file": pa.string(),
+        "offset": pa.int64(),
+        "reason": pa.string(),
+        "rows": pa.int64(),
+        "excerpt": pa.string(),
+    }
+)
+"""Of `quarantine.parquet`."""
+_MOST_TO_ALLOW = 0.5
+_UNREAD_REMEDIES = {
+    WRONG_QUOTES: 'mend the input; where it has \\" within quotes, set corpus.csv_escape to \\',
+    WRONG_FIELDS: "mend the input; see corpus.csv_separator and corpus.csv_escape",
+}
+
+_MAX_WRITTEN = 1_000_000
+
+
+def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None:
+    """Write `quarantine.parquet`: one row a place that could not be read, sorted.
+
+    Args:
+        empty: Whether everything could be read, which needs no Spark job.
+    """
+    if empty:
+        with storage.built_file(CorpusFolder(folder).quarantine) as aside:
+            pq.write_table(QUARANTINE_SCHEMA.empty_table(), aside)
+        return
+    unread = units.where("quarantined is not null").selectExpr(
+        "file",
+        "offset",
+        "quarantined as reason",
+        "rows",
+        r"trim(both ' \r\n\t' from anchor) as excerpt",
+    )
+    ordered = unread.orderBy("file", "offset", "reason", "excerpt").limit(_MAX_WRITTEN)
+    write_single_file(ordered, CorpusFolder(folder).quarantine)
+
+
+def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
+    """Refuse a corpus of which too much could not be read.
+
+    Args:
+        total: All rows or bytes, those that could not be read among them.
+        measure: `rows` or `bytes`.
+        units: The rows of :mod:`pipelines.corpus.texts`, to name the first one.
+
+    Raises:
+        InputError: Naming the first place and its reason.
+    """
+    if not unread or unread <= most * total:
+        return
+    place = ("file", "offset", "quarantined")
+    first = units.where("quarantined is not null").orderBy(*place).select(*place).first()
+    assert first is not None, "there are reasons, so there are rows"
+    remedy, share = _UNREAD_REMEDIES.get(first["quarantined"], "mend the input"), unread / total
+    # To allow so much is no cure where little would be left.
+    is_most = share > _MOST_TO_ALLOW
+    remedy += ", or name another" if is_most else f", or set it to at least {_rounded_up(share)}"
+    raise InputError(
+        "corpus.max_quarantined",
+        f"{unread} of {total} {measure} cannot be read, first {first['file']} at byte "
+        f"{first['offset'] or 0} ({first['quarantined']})",
+        remedy,
+    )
+
+
+def _rounded_up(share: float) -> float:
+    return math.ceil(1000 * share) / 1000
+
+
+def first_places(folder: Location, most: int) -> list[dict[str, Any]]:
+    """Return the first rows of `quarantine.parquet` in a corpus, without their excerpts."""
+    columns = [name for name in QUARANTINE_SCHEMA.names if name != "excerpt"]
+    with pq.ParquetFile(arrow_source(CorpusFolder(folder).quarantine)) as file:
+        for batch in file.iter_batches(batch_size=most, columns=columns):
+            rows: list[dict[str, Any]] = batch.to_pylist()
+            return rows
+    return []
+
+
+MOST_SCORES = 0.1
+MOST_OTHERS = 0.5
+"""Shares of the rows that may lack a usable score, and another value, unless settings say so."""
+_FEW = 5
+"""So few rows say nothing of a corpus."""
+_MISSING = ("no text", "empty text", pair_forms.NO_GROUP, NO_TITLE)
+_EXCERPT = 20
+
+
+def check_dropped(
+    lines: Iterable[FunnelLine], units: DataFrame, settings: CorpusSettings, of: str = ""
+) -> None:
+    """Refuse a corpus of which too many rows lack a usable value.
+
+    Args:
+        settings: Of the corpus, as if the source were alone.
+
+    Raises:
+        InputError: With the setting of the values, or `corpus.max_dropped`.
+    """
+    rows = [line for line in lines if line.level == ROWS]
+    dropped = Counter({line.name: line.rows for line in rows if line.kind == "dropped"})
+    unread = sum(line.rows for line in rows if line.kind == "quarantined")
+    total = sum(line.rows for line in rows if line.kind == "in") - unread - dropped[DELETED]
+
+    def is_too_much(lost: Mapping[str, int], most: float) -> bool:
+        share = most if settings.max_dropped is None else settings.max_dropped
+        return sum(lost.values()) > max(_FEW, share * total)
+
+    scoreless = {name: dropped[name] for name in (pair_forms.OUT_OF_RANGE, pair_forms.NO_SCORE)}
+    if is_too_much(scoreless, MOST_SCORES):
+        raise _wrong_scores(scoreless, total, units, settings, of)
+    # Documents have no columns: whether one has a title is no setting.
+    missing = {name: dropped[name] for name in _MISSING}
+    if FORMATS.load(settings.format).columns and is_too_much(missing, MOST_OTHERS):
+        lacking = ", ".join(f"{rows} {name}" for name, rows in missing.items() if rows)
+        lost = sum(missing.values())
+        raise InputError(
+            "corpus.max_dropped",
+            f"{lost} of {total} rows{of} lack a value ({lacking})",
+            f"name columns that hold values, or set it to at least {_rounded_up(lost / total)}",
+        )
+
+
+def _wrong_scores(
+    scoreless: Mapping[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
+) -> InputError:
+    """Return what is wrong with most of the scores that are not used."""
+    outside, missing = scoreless.values()
+    number = F.expr(number_in("score"))
+    share = _rounded_up((outside + missing) / total)
+    # Where most would go, to allow it is no cure.
+    or_more = f", or set corpus.max_dropped to at least {share}" if share <= MOST_OTHERS else ""
+    if outside >= missing:
+        finite = units.where(number.isNotNull() & ~F.isnan(number))
+        found = finite.agg(F.min(number).alias("low"), F.max(number).alias("high")).collect()[0]
+        low, high = settings.score_range
+        return InputError(
+            "corpus.score_range",
+            f"{outside} of {total} rows{of} have a score outside of [{low:g}, {high:g}]; the"
+            f" column goes from {found['low']} to {found['high']}",
+            f"set it to the lowest and the highest score{or_more}",
+        )
+    named = settings.score_column or ", ".join(settings.score_columns)
+    key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
+    problem = f"{missing} of {total} rows{of} have no number in `{named}`"
+    remedy = f"name a column of numbers, or mend them{or_more}"
+    wrong = units.where(F.col("score").isNotNull() & number.isNull())
+    shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
+    if shown is None:
+        return InputError(key, problem, remedy)
+    remedy = f"write numbers with a decimal point, as in 3.4{or_more}" if "," in shown else remedy
+    return InputError(key, f"{problem}, such as `{shown[:_EXCERPT]}`", remedy)
+
+
+def check_scores_differ(
+    session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
+) -> None:
+    """Refuse a source whose pairs for training have one score, of which nothing is learnt.
+
+    Args:
+        names: Of the sources; empty where there is one without a name.
+
+    Raises:
+        InputError: With the setting that names the scores.
+    """
+    lowest = F.least("score", F.array_min("candidate_scores"))
+    highest = F.greatest("score", F.array_max("candidate_scores"))
+    asked = [one.score_column is not None or bool(one.score_columns) for one in sources]
+    if not any(asked):
+        return
+    rows = read_parquet(session, pairs)
+    number = F.col(held_out.SOURCE) if names else F.lit(0)
+    measured = rows.groupBy(number.alias(held_out.SOURCE)).agg(
+        F.count(lowest).alias("rows"), F.min(lowest).alias("low"), F.max(highest).alias("high")
+    )
+    for found in measured.orderBy(held_out.SOURCE).collect():
+        if found["rows"] > 1 and found["low"] == found["high"]:
+            of = f" of source {names[found[held_out.SOURCE]]}" if names else ""
+            is_alone = sources[found[held_out.SOURCE]].score_column is not None
+            raise InputError(
+                "corpus.score_column" if is_alone else "corpus.score_columns",
+                f"all {found['rows']} pairs for training{of} have the same score",
+                "name a column whose scores differ, or a loss without scores",
+            )
 
 
 def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
-    """Refuses a corpus of which nothing is left to train on.
-
-    Args:
-        lines: Of its funnel.
-        of: Which source of the corpus it is, in words.
+    """Refuse a corpus of which nothing is left to train on.
 
     Raises:
         InputError: With the reason for which most was dropped.

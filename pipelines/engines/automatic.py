@@ -69,7 +69,8 @@ def with_engine(config: Config) -> Config:
     if training.engine != AUTO:
         return config
     asked = None if training.chooses_framework else training.framework
-    if training.resume and (recorded := last_settings(RunFolder.of(config).path)):
+    recorded = last_settings(RunFolder.of(config).path) if training.resume else {}
+    if recorded.get("training.engine", AUTO) != AUTO:
         began = Candidate(recorded["training.engine"], recorded["training.framework"], "")
         if asked in (None, began.framework):
             logger.info("engine %s goes on, as the run has begun (training.engine: auto)", began)
@@ -93,7 +94,7 @@ def with_engine(config: Config) -> Config:
 
 
 def _taking(config: Config, candidate: Candidate) -> Config:
-    """The settings with an engine, which are not checked."""
+    """Return the settings with an engine, which are not checked."""
     chosen = {"engine": candidate.engine, "framework": candidate.framework}
     training = config.training.model_copy(update=chosen)
     return config.model_copy(update={"training": training})
@@ -144,7 +145,7 @@ def _check_conf(engine: Engine, config: Config) -> None:
 
 
 def _running_conf() -> dict[str, str]:
-    """The conf of the SparkContext of this process; empty if there is none."""
+    """Return the conf of the SparkContext of this process; empty if there is none."""
     if "pyspark" not in sys.modules:
         return {}
     from pyspark import SparkContext

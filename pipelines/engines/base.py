@@ -60,7 +60,7 @@ class ConfRule:
     unless: str | None = None
 
     def is_kept(self, conf: Mapping[str, str]) -> bool:
-        """Whether a conf follows the rule."""
+        """Return whether a conf follows the rule."""
         if self.unless is not None and conf.get(self.unless, "false").lower() == "true":
             return True
         if self.most is not None:
@@ -91,7 +91,7 @@ GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
-    """Refuses a Spark conf with which an engine cannot run.
+    """Refuse a Spark conf with which an engine cannot run.
 
     Raises:
         EngineUnavailable: Naming the first key that contradicts a rule.
@@ -161,7 +161,7 @@ class Engine(ABC):
         return 0
 
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        """What a session that is started for a run needs besides, both by whole keys.
+        """Return what a session that is started for a run needs besides, both by whole keys.
 
         Args:
             conf: What the session has so far.
@@ -169,7 +169,7 @@ class Engine(ABC):
         return {}
 
     def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
-        """What spark-submit is to be given besides executors, cores and the rules."""
+        """Return what spark-submit is to be given besides executors, cores and the rules."""
         return {}
 
     def preloads(self, config: Config) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class Engine(ABC):
         return ()
 
     def check_libraries(self, config: Config) -> None:
-        """Looks for the libraries on the driver; called before Spark starts.
+        """Look for the libraries on the driver; called before Spark starts.
 
         Raises:
             EngineUnavailable: One is missing, or is for another Spark; with what to install.
@@ -201,14 +201,14 @@ class Engine(ABC):
     def check_session(  # noqa: B027 - not all engines train in a session
         self, session: SparkSession, config: Config
     ) -> None:
-        """Refuses a session that the engine cannot train in, before anything is prepared in it.
+        """Refuse a session that the engine cannot train in, before anything is prepared in it.
 
         Raises:
             InputError: With the key of the conf that stands against it.
         """
 
     def check(self, session: SparkSession | None, config: Config) -> None:  # noqa: B027 - as above
-        """Refuses a session or a cluster in which the start would fail. Runs on the driver.
+        """Refuse a session or a cluster in which the start would fail. Runs on the driver.
 
         Settings and libraries have been checked before.
 
@@ -239,7 +239,7 @@ class Engine(ABC):
     def attempt(
         self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        """Starts the workers once, and returns when all are done and gone. Runs on the driver.
+        """Start the workers once, and return when all are done and gone. Runs on the driver.
 
         Args:
             session: Not None if ``needs_spark``.
@@ -254,7 +254,7 @@ class Engine(ABC):
     def room(
         self, session: SparkSession | None, config: Config, wanted: int, seconds: float
     ) -> int:
-        """Workers that can be started now; waits some seconds for those that cannot yet.
+        """Return workers that can be started now; waits some seconds for those that cannot yet.
 
         Args:
             session: Not None if ``needs_spark``.
@@ -264,7 +264,7 @@ class Engine(ABC):
         return wanted
 
     def with_any_workers(self, config: Config) -> bool:
-        """Whether the result of a run does not depend on the number of its workers."""
+        """Return whether the result of a run does not depend on the number of its workers."""
         return True
 
 
@@ -309,7 +309,7 @@ def monitor_for(
     servers: int = 0,
     identity: Identity | None = None,
 ) -> Monitor:
-    """The driver's monitor with the deadlines of a run.
+    """Return the driver's monitor with the deadlines of a run.
 
     Args:
         host: Address by which the executors reach the driver.
@@ -345,120 +345,85 @@ RECOVERY_SECONDS = 180.0
 def train_with_restarts(
     engine: Engine, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
 ) -> TrainingOutcome:
-    """Trains, and goes on after workers are lost, at most ``training.restarts`` times.
+    """Train, and go on after workers are lost, at most ``training.restarts`` times.
+
+    The first start is not tried again: a cluster that never had all workers ready is too small.
+    Later ones are, for a time: Spark may not know yet which executors are gone.
 
     Raises:
+        WorkerLostError: No restart is left, or no worker, or the time for a start is over.
         EngineError: The run failed; no process of it is left.
+        PipelineError: Another job has taken the run over.
     """
     step_metrics = StepMetrics(run, engine.workers(run.config), on_metrics)
-    recovery = Recovery(engine, session, run, step_metrics)
-    part = run
+    part, left, until = run, run.config.training.restarts, -math.inf
     while part.first_step < part.last_step:
         try:
             return engine.attempt(session, part, step_metrics)
         except WorkerLostError as lost:
-            part = recovery.rest(lost)
+            if lost.began and left:
+                left, until = left - 1, time.monotonic() + RECOVERY_SECONDS
+            elif lost.began or time.monotonic() > until:
+                raise
+            # As text: with the error, whoever keeps the log would keep all that the attempt held.
+            logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
+            workers = _workers_there(engine, session, run.config)
+            rest = rest_of(run, step_metrics.next_step, workers)
+            if rest is None:
+                raise
+            part = _restarted(engine, rest, step_metrics, lost)
+            logger.warning("restarts left: %s (training.restarts)", left)
     return step_metrics.outcome()
 
 
-class Recovery:
-    """Decides what follows when workers are lost.
+def _workers_there(engine: Engine, session: SparkSession | None, config: Config) -> int:
+    """Return the workers that there is room for now; waits where there is none for any."""
+    wanted = engine.workers(config)
+    fewest = config.training.placement.per_replica
+    least = fewest if engine.with_any_workers(config) else wanted
+    there = engine.room(session, config, wanted, RETURN_SECONDS)
+    if there < least:
+        there = engine.room(session, config, least, config.spark.wait_seconds)
+    return there if there >= least else 0
+
+
+def _restarted(
+    engine: Engine, rest: TrainingRun, step_metrics: StepMetrics, lost: WorkerLostError
+) -> TrainingRun:
+    """Begin a new attempt at what is left of a run, and record it.
 
     Args:
-        engine: Which trains.
-        session: Where it trains.
-        run: The whole run.
-        step_metrics: Of the whole run.
+        lost: How the part before ended; no worker of it is left.
     """
-
-    def __init__(
-        self,
-        engine: Engine,
-        session: SparkSession | None,
-        run: TrainingRun,
-        step_metrics: StepMetrics,
-    ) -> None:
-        self._engine = engine
-        self._session = session
-        self._run = run
-        self._step_metrics = step_metrics
-        self._left = run.config.training.restarts
-        self._until = -math.inf
-
-    def rest(self, lost: WorkerLostError) -> TrainingRun:
-        """What is left of a run, for workers that the cluster has room for.
-
-        The first start is not tried again: a cluster that never had all workers ready is too
-        small. Later ones are, for a time: Spark may not know yet which executors are gone.
-
-        Args:
-            lost: How the part before ended; no worker of it is left.
-
-        Raises:
-            WorkerLostError: No restart is left, or no worker, or the time for a start is over.
-            PipelineError: Another job has taken the run over.
-        """
-        if lost.began:
-            if self._left == 0:
-                raise lost
-            self._left -= 1
-            self._until = time.monotonic() + RECOVERY_SECONDS
-        elif time.monotonic() > self._until:
-            raise lost
-        # As text: with the error, whoever keeps the log would keep all that the attempt held.
-        logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
-        made = self._step_metrics.next_step
-        rest = rest_of(self._run, made, self._workers_there())
-        if rest is None:
-            raise lost
-        remove_torn_checkpoints(self._run.run_folder)
-        # Workers that were given up may be cut off from the driver alone, and go on for a while.
-        attempt = begin_attempt(self._run.run_folder, rest.first_step)
-        self._note(rest, made, lost)
-        return replace(rest, attempt=attempt)
-
-    def _workers_there(self) -> int:
-        """Workers that there is room for now; waits where there is none for any."""
-        config = self._run.config
-        wanted = self._engine.workers(config)
-        fewest = config.training.placement.per_replica
-        least = fewest if self._engine.with_any_workers(config) else wanted
-        there = self._engine.room(self._session, config, wanted, RETURN_SECONDS)
-        if there < least:
-            seconds = config.spark.wait_seconds
-            there = self._engine.room(self._session, config, least, seconds)
-        return there if there >= least else 0
-
-    def _note(self, rest: TrainingRun, made: int, lost: WorkerLostError) -> None:
-        workers = self._engine.workers(rest.config)
-        restart = Restart(
-            step=rest.first_step,
-            workers=workers,
-            made=made,
-            time=datetime.now(UTC).isoformat(timespec="seconds"),
-            engine=lost.engine,
-            cause=lost.cause,
-            rank=lost.rank,
-            host=lost.host,
-            lane=lost.lane,
-        )
-        add_restart(self._run.run_folder, restart)
-        self._step_metrics.go_back(restart)
-        logger.warning(
-            "the run goes on from step %s of %s that were made; workers: %s, restarts left: %s "
-            "(training.restarts)",
-            rest.first_step,
-            made,
-            workers,
-            self._left,
-        )
+    remove_torn_checkpoints(rest.run_folder)
+    # Workers that were given up may be cut off from the driver alone, and go on for a while.
+    attempt = begin_attempt(rest.run_folder, rest.first_step)
+    restart = Restart(
+        step=rest.first_step,
+        workers=engine.workers(rest.config),
+        made=step_metrics.next_step,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        engine=lost.engine,
+        cause=lost.cause,
+        rank=lost.rank,
+        host=lost.host,
+        lane=lost.lane,
+    )
+    add_restart(rest.run_folder, restart)
+    step_metrics.go_back(restart)
+    logger.warning(
+        "the run goes on from step %s of %s that were made; workers: %s",
+        restart.step,
+        restart.made,
+        restart.workers,
+    )
+    return replace(rest, attempt=attempt)
 
 
 def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
-    """What is left of a run that has lost workers.
+    """Return what is left of a run that has lost workers.
 
     Args:
-        run: The whole run.
         made: The driver has the metrics of all steps before this one.
         most: The largest number of workers that there is room for.
 

@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed, started by Spark's DeepspeedTorchDistributor."""
+"""ZeRO and pipelines by DeepSpeed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from pipelines.engines.barrier_engine import NEEDS, BarrierEngine, barrier_rules
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
 
 if TYPE_CHECKING:
-    from pipelines.engines.distributor import MonitoredDistributor
     from pipelines.settings import Config
 
 
-class DeepSpeedEngine(DistributorEngine):
+class DeepSpeedEngine(BarrierEngine):
     """The state of training split between the workers, by one of ZeRO's stages."""
 
     name = "deepspeed"
@@ -35,19 +34,10 @@ class DeepSpeedEngine(DistributorEngine):
     shardings = tuple(steppers)
     options = ("offload", "pipeline_parallel")
     libraries = ("deepspeed", "torch")
-    rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
+    rules = barrier_rules("deepspeed.spark.distributor.ignoreSsl")
 
     @override
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:
         # DeepSpeed looks for accelerators while it is imported: a process forked after that cannot
         # use a GPU, and all workers would have the device that the daemon found.
         return ("pipelines.training.steppers.sharded",)
-
-    @override
-    def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
-        from pipelines.engines.distributor import MonitoredDeepspeedDistributor
-
-        # No configuration: the library would write it to a file, and leave that behind.
-        return MonitoredDeepspeedDistributor(
-            numGpus=1, nnodes=workers, localMode=False, useGpu=use_gpu, deepspeedConfig=None
-        )

@@ -92,18 +92,14 @@ def main() -> None:
 
 
 class _Watch:
-    """Tells of a process that died before it could connect to the monitor, which sees the others.
-
-    Args:
-        process: The worker.
-    """
+    """Tells of a process that died before it could connect to the monitor, which sees others."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._dead_since: float | None = None
 
     def failure(self) -> WorkerLostError | None:
-        """The error, once the monitor has had the time to see the end of a connection."""
+        """Return the error, once the monitor has had the time to see the end of a connection."""
         code = self._process.poll()
         if code in (None, 0):
             return None

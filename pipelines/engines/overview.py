@@ -15,7 +15,7 @@ from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
 
 
 def engines_overview(names: Iterable[str]) -> Table:
-    """What each engine needs, mode by mode, and what it requires of Spark's conf.
+    """Return what each engine needs, mode by mode, and what it requires of Spark's conf.
 
     One column below the other, so that the keys are whole on a narrow screen too.
     """
@@ -58,7 +58,7 @@ _BACKSLASH = "\\"
 
 
 def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
-    """What spark-submit is to be given for a run; empty for an engine that needs no Spark.
+    """Return what spark-submit is to be given for a run; empty for an engine that needs no Spark.
 
     What the configuration itself sets of Spark's conf wins.
     """
@@ -85,7 +85,7 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
 
 
 def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
-    """A Spark conf, ready to paste.
+    """Yield a Spark conf, ready to paste.
 
     Args:
         conf: By whole key.

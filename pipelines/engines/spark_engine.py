@@ -10,9 +10,10 @@ import logging
 import multiprocessing
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
@@ -46,7 +47,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 
 
 def end_with_parent() -> None:
-    """Ends this process with its parent, even where it is stopped and takes no other signal."""
+    """End this process with its parent, even where it is stopped and takes no other signal."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -55,7 +56,7 @@ def run_in_child(
     work: Callable[[WorkerTask], object],
     listener: socket.socket | None = None,
 ) -> None:
-    """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
+    """Run a worker in a child process, and wait for its end. Runs in a Spark task.
 
     Errors are reported to the monitor and not raised: Spark would start a failed task again.
 
@@ -82,6 +83,11 @@ def _work(work: Callable[[WorkerTask], object], task: WorkerTask) -> None:
     work(task)
 
 
+def _run_rank(task: WorkerTask, work: Callable[[WorkerTask], object], ranks: Iterable[int]) -> None:
+    (rank,) = ranks
+    run_in_child(replace(task, rank=rank), work)
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -90,7 +96,6 @@ class DriverSide:
     """The driver's end of a run's workers.
 
     Attributes:
-        context: Where the job runs.
         conf: What holds of the Spark conf while the job runs.
         profile: Of the tasks of the job; None for the session's.
         host: Address by which the executors reach the driver.
@@ -108,8 +113,17 @@ class DriverSide:
     resources: ExitStack
 
     def ranks(self, workers: int) -> RDD[int]:
-        """The numbers of the workers, one a task."""
+        """Return the numbers of the workers, one a task."""
         return ranks_of(self.context, workers, self.profile)
+
+    def run_ranks(self, task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
+        """Run each worker in a child of its Spark task; return when all have ended.
+
+        Args:
+            task: Of rank 0.
+            work: What a child does; travels to the executors.
+        """
+        self.ranks(task.workers).foreachPartition(partial(_run_rank, task, work))
 
 
 class SparkEngine(Engine):
@@ -153,7 +167,7 @@ class SparkEngine(Engine):
         check_conf(resources.conf, self.name, self.rules)
 
     def check_cluster(self, session: SparkSession, config: Config) -> None:
-        """Waits until the cluster has room for all workers; its conf follows the rules.
+        """Wait until the cluster has room for all workers; its conf follows the rules.
 
         Raises:
             EngineUnavailable: There is none within ``spark.wait_seconds``, or the cluster
@@ -197,19 +211,18 @@ class SparkEngine(Engine):
         return super().train(session, run, on_metrics)
 
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        """Opens on the driver what the workers need, and gives the call that runs their job.
+        """Open on the driver what the workers need, and give the call that runs their job.
 
         The call blocks until the job ends. It runs on a thread of its own, while the thread of
         the run listens to the monitor; what it raises ends the run.
 
         Args:
-            driver: The driver's end.
             task: Of rank 0; the others differ by their rank alone.
         """
         raise NotImplementedError
 
     def python_worker_role(self, config: Config) -> str:
-        """Runs of different roles share no Python worker of Spark's; see ``spark.jobs``."""
+        """Return a role, by which runs share Spark's Python workers; see ``spark.jobs``."""
         return self.name
 
     @override
@@ -267,5 +280,5 @@ def if_late(config: Config) -> str:
 
 
 def driver_identity(context: SparkContext) -> Identity | None:
-    """What the driver's servers of a run encrypt with; none where the cluster does not."""
+    """Return what the driver's servers of a run encrypt with; none where the cluster does not."""
     return None if encrypting_key(context) is None else make_identity()

@@ -1,19 +1,14 @@
-"""PyTorch's own ways between workers, started by Spark's TorchDistributor."""
+"""PyTorch's own ways between workers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from typing_extensions import override
-
+from pipelines.engines.barrier_engine import NEEDS, BarrierEngine, barrier_rules
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
-
-if TYPE_CHECKING:
-    from pipelines.engines.distributor import MonitoredDistributor
 
 
-class TorchEngine(DistributorEngine):
+class TorchEngine(BarrierEngine):
     """Data parallel, fully sharded, or with the encoder divided between workers."""
 
     name = "torch"
@@ -37,10 +32,4 @@ class TorchEngine(DistributorEngine):
     shardings = tuple(steppers)
     options = ("model_parallel", "offload", "pipeline_parallel")
     libraries = ("torch",)
-    rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
-
-    @override
-    def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
-        from pipelines.engines.distributor import MonitoredDistributor
-
-        return MonitoredDistributor(workers, local_mode=False, use_gpu=use_gpu)
+    rules = barrier_rules("pytorch.spark.distributor.ignoreSsl")

@@ -66,21 +66,13 @@ class Doubt:
 
 
 def doubts(figures: Mapping[str, Any]) -> list[Doubt]:
-    """Return every doubt about the model of a run.
-
-    Args:
-        figures: As ``metrics.json`` has them.
-    """
+    """Return every doubt about the model of a run."""
     about_figures = [seen_in_training(figures), chosen_by_judge(figures)]
     return alarms(figures) + [one for one in about_figures if one is not None]
 
 
 def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
-    """Return the doubts about the training and the model itself.
-
-    Args:
-        figures: As ``metrics.json`` has them.
-    """
+    """Return the doubts about the training and the model itself."""
     # A model that keeps the start's weights was asked for.
     is_start = figures.get("model", {}).get("start_share") == WHOLE
     found = (
@@ -180,7 +172,7 @@ def _collapsed_embeddings(signs: Mapping[str, Any]) -> Doubt | None:
 
 
 def _one_place(after: Mapping[str, Any]) -> Doubt | None:
-    """By the uniformity of held-out pairs, where no queries were ranked."""
+    """Judge by the uniformity of held-out pairs, where no queries were ranked."""
     # As of texts that all have that cosine; see `uniformity` in the evaluation of geometry.
     bound = -2 * (2 - 2 * MOST_ALIKE)
     for name, found in after.items():
@@ -222,7 +214,6 @@ def told_overlap(figures: Mapping[str, Any], name: str) -> str:
 
     Args:
         figures: ``overlap`` has it by set; see :mod:`pipelines.evaluation.overlap`.
-        name: Of the set.
     """
     known = figures.get("overlap", {}).get(name)
     return "" if known is None else _told_seen(name, known)

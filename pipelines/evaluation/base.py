@@ -1,44 +1,28 @@
-"""What an evaluation is, and what is known of the figures that it gives.
+"""What an evaluation is, and what is known of its figures.
 
-An evaluation is measured twice: by Spark, for start and trained model, and by one process without
-Spark, for checkpoints while executors are busy with training. Everything that lists, names, checks,
-measures, compares or shows evaluations goes through the registry of this package.
+Everything that lists, names, checks, measures, compares or shows evaluations goes through
+:data:`pipelines.catalog.EVALUATIONS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
-
-import pyarrow as pa
 
 from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.embedder import EmbedderLoader
+from pipelines.evaluation.rows import Rows, Tables
 from pipelines.settings import Config
 from pipelines.settings.evaluation import RANKED_METRIC
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from pipelines.evaluation.intervals import Interval, Observations, Observed
 
-BATCH_ROWS = 1024
-"""Rows of a snapshot that are read at a time."""
-
-Tables: TypeAlias = "Mapping[str, DataFrame]"
-"""What an evaluation measures on, by the names that it gives its tables."""
-
-SnapshotTables: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]
-"""The rows of a table that was written for a process without Spark, by its name."""
-
-OnObserved: TypeAlias = "Callable[[Observed], None]"
-"""Takes what figures are the summary of: intervals of differences and samples follow from it."""
-
 Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, Interval]]"
 """How sure differences between two models are, by figure, at a confidence."""
-
 
 FEWER = " among held-out"
 """Ends the names of what checkpoints are measured on with fewer documents than a model."""
@@ -48,52 +32,61 @@ WHOLE = 0
 
 
 class Form(NamedTuple):
-    """How documents are ranked where an evaluation measures several ways of it.
+    """How documents are ranked: one of several ways in which a set is measured.
 
     Attributes:
         width: To which embeddings are cut and scaled to length 1 again; :data:`WHOLE` for all.
-        hybrid: By embeddings and by BM25, both rankings fused.
+        hybrid: By embeddings and BM25, both rankings fused.
     """
 
     width: int = WHOLE
     hybrid: bool = False
 
+    def named(self, name: str) -> str:
+        """Return what a set is called in ``metrics.json`` where it is measured in this form."""
+        at_width = name if self.width == WHOLE else f"{name}@{self.width}"
+        return f"{at_width}+bm25" if self.hybrid else at_width
 
-ByForm: TypeAlias = Mapping[Form, dict[str, float]]
-"""Figures by how documents are ranked, those of whole embeddings alone first."""
 
-
-class Nested(NamedTuple):
-    """How an evaluation measures several forms of ranking, embedding once.
+class Forms(NamedTuple):
+    """What else is measured where documents are ranked.
 
     Attributes:
-        measure: As that of the evaluation, with three arguments more: widths to which embeddings
-            are cut, whether each is measured in the hybrid form too, and which metrics of rankings
-            are measured beside the usual ones. What is observed is told with the form before it.
-            Widths that embeddings do not exceed are left out.
-        measure_snapshot: The same on a snapshot.
+        widths: Of embeddings, beside the whole ones; those that they do not exceed are left out.
+        hybrid: Each width with BM25, too.
+        metrics: Of rankings, beside the usual ones.
     """
 
-    measure: Callable[
-        [
-            Tables,
-            EmbedderLoader,
-            Callable[[Form, Observed], None],
-            Sequence[int],
-            bool,
-            Sequence[str],
-        ],
-        ByForm,
-    ]
-    measure_snapshot: Callable[
-        [SnapshotTables, EmbedderLoader, Sequence[int], bool, Sequence[str]], ByForm
-    ]
+    widths: Sequence[int] = ()
+    hybrid: bool = False
+    metrics: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Forms:
+        """Return what the settings ask for."""
+        asked = config.evaluation
+        return cls(config.trained_widths(), asked.hybrid, asked.retrieval_metrics)
+
+    def each(self) -> list[Form]:
+        """Return them one by one, that of whole embeddings alone first."""
+        hybrids = (False, True) if self.hybrid else (False,)
+        return [Form(width, hybrid) for width in (WHOLE, *self.widths) for hybrid in hybrids]
 
 
-def form_name(name: str, form: Form) -> str:
-    """What a set is called in ``metrics.json`` where it is measured on in a form."""
-    at_width = name if form.width == WHOLE else f"{name}@{form.width}"
-    return f"{at_width}+bm25" if form.hybrid else at_width
+WHOLE_ALONE = Forms()
+
+
+class Measured(NamedTuple):
+    """What an evaluation found of a model.
+
+    Attributes:
+        figures: By their names in ``metrics.json``.
+        observed: What they are the summary of; intervals and samples follow from it.
+    """
+
+    figures: dict[str, float]
+    observed: Observed | None = None
+    form: Form = Form()
 
 
 @dataclass(frozen=True)
@@ -101,8 +94,6 @@ class Figure:
     """A figure of an evaluation.
 
     Attributes:
-        name: In ``metrics.json``.
-        label: For people.
         better: Where a better model has it; None for what says nothing of quality.
         is_count: It says on how much was measured.
     """
@@ -114,21 +105,17 @@ class Figure:
 
     @classmethod
     def count(cls, name: str) -> Figure:
-        """On how much was measured, such as the number of pairs."""
+        """Return one that says on how much was measured, such as the number of pairs."""
         return cls(name, name, better=None, is_count=True)
 
 
 def ranked_figure(name: str) -> Figure:
-    """A metric of rankings at any cut-off: `map@100` is shown as MAP@100."""
+    """Return a metric of rankings at any cut-off: `map@100` is shown as MAP@100."""
     metric, _, cutoff = name.partition("@")
     return Figure(name, f"{_RANKED[metric]}@{cutoff}")
 
 
 _RANKED = {"ndcg": "nDCG", "mrr": "MRR", "recall": "Recall", "map": "MAP"}
-
-
-def _unchanged(tables: Tables) -> Tables:
-    return tables
 
 
 def _of_means(before: Observations, after: Observations, confidence: float) -> dict[str, Interval]:
@@ -142,8 +129,7 @@ class Evaluation:
     """A way to measure a model.
 
     Attributes:
-        name: In the registry.
-        part: What the progress bar shows while it goes on.
+        part: What the progress bar shows meanwhile.
         figures: What it gives, in the order in which they are shown.
         sets: The files or folders to measure on that the settings name; none where it is off.
         short_name: What a set is called in ``metrics.json``, unless another has that name too. A
@@ -152,13 +138,11 @@ class Evaluation:
         read: Reads and checks a set; raises InputError.
         read_fewer: The same with less to search, for checkpoints, which one process is to measure
             in minutes. Figures are others then, and have names of their own.
-        measure: Measures on the tables that `read` gives, by Spark.
-        snapshot: Makes of these tables the smaller ones that `measure_snapshot` needs.
-        measure_snapshot: The same figures on a snapshot, in this process.
+        arrange: Makes of these tables those that `measure` takes, on Spark.
+        measure: Gives the figures; in the forms that are asked for, if it `has_forms`.
+        has_forms: It measures at several widths, with BM25 and by further metrics.
         intervals: How sure the differences between two models are; those of means over the items
             unless given.
-        nested: How it measures at the widths of a run's `objective.dimensions`, and with BM25, if
-            it does.
         held_out: It measures on the pairs that the preparation holds out, which are not there
             before.
     """
@@ -171,55 +155,25 @@ class Evaluation:
     check: Callable[[Config, str], None] = lambda config, given: None
     read: Callable[[SparkSession, Config, str], Tables]
     read_fewer: Callable[[SparkSession, Config, str], Tables] | None = None
-    measure: Callable[[Tables, EmbedderLoader, OnObserved], dict[str, float]]
-    snapshot: Callable[[Tables], Tables] = _unchanged
-    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader], dict[str, float]]
+    arrange: Callable[[Tables], Tables] = lambda tables: tables
+    measure: Callable[[Mapping[str, Rows], EmbedderLoader, Forms], Sequence[Measured]]
+    has_forms: bool = False
     intervals: Intervals = _of_means
-    nested: Nested | None = None
     held_out: bool = False
 
     def figures_of(self, config: Config) -> Sequence[Figure]:
-        """What it gives with some settings."""
-        more = config.evaluation.retrieval_metrics if self.nested is not None else ()
+        """Return what it gives with some settings."""
+        more = config.evaluation.retrieval_metrics if self.has_forms else ()
         named = {figure.name: figure for figure in self.figures}
         return [*({name: ranked_figure(name) for name in more} | named).values()]
 
     def checkpoint_name(self, name: str) -> str:
-        """What a set, in some form, is called where checkpoints are measured on it."""
+        """Return what a set, in some form, is called where checkpoints are measured on it."""
         return name if self.read_fewer is None else f"{name}{FEWER}"
-
-    def measure_at(
-        self,
-        tables: Tables,
-        load: EmbedderLoader,
-        on_observed: Callable[[Form, Observed], None],
-        dimensions: Sequence[int],
-        *,
-        hybrid: bool,
-        metrics: Sequence[str] = (),
-    ) -> ByForm:
-        """The figures of whole embeddings, and of other forms where this evaluation knows them."""
-        if self.nested is not None:
-            return self.nested.measure(tables, load, on_observed, dimensions, hybrid, metrics)
-        return {Form(): self.measure(tables, load, partial(on_observed, Form()))}
-
-    def measure_snapshot_at(
-        self,
-        tables: SnapshotTables,
-        load: EmbedderLoader,
-        dimensions: Sequence[int],
-        *,
-        hybrid: bool,
-        metrics: Sequence[str] = (),
-    ) -> ByForm:
-        """The same on a snapshot."""
-        if self.nested is not None:
-            return self.nested.measure_snapshot(tables, load, dimensions, hybrid, metrics)
-        return {Form(): self.measure_snapshot(tables, load)}
 
 
 def figure_named(name: str) -> Figure:
-    """What is known of a figure by its name in ``metrics.json``.
+    """Return what is known of a figure by its name in ``metrics.json``.
 
     A run folder may hold figures that no evaluation of this release gives; of those more is taken
     for better.

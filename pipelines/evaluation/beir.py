@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.corpus.readers.streams import Links
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Evaluation, Nested, Tables
+from pipelines.evaluation.base import Evaluation
 from pipelines.evaluation.intervals import GROUP
 from pipelines.evaluation.pairs import is_pair_file
-from pipelines.evaluation.retrieval import (
-    FIGURES,
-    measure,
-    measure_nested,
-    measure_snapshot,
-    measure_snapshot_nested,
-)
-from pipelines.files.locations import (
-    Location,
-    as_local,
-    is_compressed,
-    listed,
-    location,
-)
+from pipelines.evaluation.retrieval import FIGURES, arranged, measure
+from pipelines.evaluation.rows import Tables
+from pipelines.files.locations import Location, as_local, is_compressed, listed, location
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings, Missing
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
@@ -60,7 +49,7 @@ _TAB = "\t"
 
 
 def set_name(given: str) -> str:
-    """What a set is called: its folder, with the split where one is asked for."""
+    """Return what a set is called: its folder, with the split where one is asked for."""
     path = PurePath(given)
     if path.suffix == ".tsv":
         return f"{path.parent.parent.name}-{path.stem}"
@@ -73,14 +62,13 @@ def read_retrieval_set(
     stores: StorageSettings = DEFAULT_STORES,
     settings: EvaluationSettings = _DEFAULT,
 ) -> Tables:
-    """Reads and checks a set.
+    """Read and check a set.
 
     A document's text is its title and its text with a space between them. Its id stands as a hash
     of 64 bits, so that the driver need not know them all.
 
     Args:
         given: A folder, or one of the files in its ``qrels``, where there are several.
-        stores: How object stores are reached.
         settings: ``query_group``, ``missing_documents``, ``missing_queries``, ``follow_links``.
 
     Returns:
@@ -122,7 +110,7 @@ def read_retrieval_set(
 
 
 def _with_groups(queries: DataFrame, field: str) -> DataFrame:
-    """Queries with the hash of their group; null where they name none.
+    """Return queries with the hash of their group; null where they name none.
 
     Args:
         queries: With the field, and ``metadata`` as JSON.
@@ -143,7 +131,7 @@ def _quoted(name: str) -> str:
 def files_of_set(
     given: str, stores: StorageSettings = DEFAULT_STORES, *, follow_links: bool = False
 ) -> tuple[Location, Location, Location]:
-    """Judgements, documents and queries of a set, as far as can be seen without reading them.
+    """Return judgements, documents and queries of a set, without reading them.
 
     Raises:
         InputError: One is missing, or is a link out of the folder that is not to be followed.
@@ -183,7 +171,7 @@ def _file(folder: Location, name: str) -> Location:
 
 
 def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFrame:
-    """The lines of a file: ``id``, ``text`` and others, all strings."""
+    """Read the lines of a file: ``id``, ``text`` and others, all strings."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     schema = _strings(["_id", "text", *others, _BROKEN])
@@ -193,21 +181,19 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
         lines = reader.json(read_path(local), columnNameOfCorruptRecord=_BROKEN)
     else:
         lines = frame_from_json(session, [file], _lines_of, schema, _BROKEN)
-    found = lines.agg(
-        F.count("*").alias("rows"),
-        F.count(_BROKEN).alias("broken"),
-        F.count(F.when(F.col("_id").isNull(), 1)).alias("nameless"),
-        F.count(F.when(F.col("text").isNull(), 1)).alias("textless"),
-        F.countDistinct(F.xxhash64("_id")).alias("distinct"),
+    rows, broken, nameless, textless, distinct = lines.agg(
+        F.count("*"),
+        F.count(_BROKEN),
+        F.count(F.when(F.col("_id").isNull(), 1)),
+        F.count(F.when(F.col("text").isNull(), 1)),
+        F.countDistinct(F.xxhash64("_id")),
     ).collect()[0]
     faults = {
-        f"{found['broken']} lines that are no JSON objects": found["broken"],
-        "no lines": found["rows"] == 0,
-        f"{found['nameless']} lines without `_id`": found["nameless"],
-        f"{found['textless']} lines without `text`": found["textless"],
-        f"{found['rows'] - found['distinct']} lines whose `_id` is there already": (
-            found["rows"] - found["distinct"]
-        ),
+        f"{broken} lines that are no JSON objects": broken,
+        "no lines": rows == 0,
+        f"{nameless} lines without `_id`": nameless,
+        f"{textless} lines without `text`": textless,
+        f"{rows - distinct} lines whose `_id` is there already": rows - distinct,
     }
     for fault, is_there in faults.items():
         if is_there:
@@ -222,7 +208,7 @@ def _strings(names: Sequence[str]) -> StructType:
 
 
 def _lines_of(files: Iterable[Location]) -> Iterator[str]:
-    """The lines of text files of a store, but for blank ones. Runs on an executor."""
+    """Read the lines of text files of a store, but for blank ones; on an executor."""
     for file in files:
         with file.open("rb") as packed:
             plain: Any = gzip.GzipFile(fileobj=packed) if is_compressed(file) else packed
@@ -231,7 +217,7 @@ def _lines_of(files: Iterable[Location]) -> Iterator[str]:
 
 
 def _rows_of(files: Iterable[Location]) -> Iterator[str]:
-    """The rows of files of a store with a header and tabs, as JSON. Runs on an executor."""
+    """Read the rows of files of a store with a header and tabs, as JSON; on an executor."""
     for file in files:
         lines = _lines_of([file])
         names = next(lines).split(_TAB)
@@ -242,7 +228,7 @@ def _rows_of(files: Iterable[Location]) -> Iterator[str]:
 
 
 def _read_rows(session: SparkSession, file: Location) -> DataFrame:
-    """The rows of a file with a header and tabs, all columns strings."""
+    """Read the rows of a file with a header and tabs, all columns strings."""
     local = as_local(file)
     if local is not None:
         reader = session.read.option("encoding", "UTF-8")
@@ -252,7 +238,7 @@ def _read_rows(session: SparkSession, file: Location) -> DataFrame:
 
 
 def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
-    """The judgements of a file: ``query``, ``document`` (strings) and ``gain`` (double)."""
+    """Read the judgements of a file: ``query``, ``document`` (strings), ``gain`` (double)."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     rows = _read_rows(session, file)
@@ -268,17 +254,14 @@ def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
     # Spark orders NaN above all numbers, so it would count as relevant.
     is_finite = F.coalesce(F.abs("gain") < F.lit(math.inf), F.lit(False))
     is_broken = F.col("query").isNull() | F.col("document").isNull() | ~is_finite
-    found = judged.agg(
-        F.count("*").alias("rows"),
-        F.count_if(is_broken).alias("broken"),
-        F.count_if(F.col("gain") > 0).alias("relevant"),
-    ).collect()[0]
-    if not found["rows"]:
+    found = judged.agg(F.count("*"), F.count_if(is_broken), F.count_if(F.col("gain") > 0))
+    count, broken, relevant = found.collect()[0]
+    if not count:
         raise InputError(SETS, f"{file} is empty", "name a file with judgements")
-    if found["broken"]:
-        problem = f"{file} has {found['broken']} lines without ids and a finite number"
+    if broken:
+        problem = f"{file} has {broken} lines without ids and a finite number"
         raise InputError(SETS, problem, "mend the file")
-    if not found["relevant"]:
+    if not relevant:
         raise InputError(SETS, f"{file} has no score above 0", "name another one of qrels")
     return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
 
@@ -291,7 +274,7 @@ def _check_named(
     qrels: Location,
     missing_ones: Missing,
 ) -> None:
-    """Refuses judgements of what is not there, or tells how many count as not found."""
+    """Refuse judgements of what is not there, or tell how many count as not found."""
     missing = judged.join(table, judged[what] == table["id"], "left_anti").select(what).distinct()
     first = missing.orderBy(what).first()
     if first is None:
@@ -333,10 +316,7 @@ EVALUATION = Evaluation(
     read=lambda session, config, given: read_retrieval_set(
         session, given, config.storage, config.evaluation
     ),
+    arrange=arranged,
     measure=partial(measure, skip_themselves=True),
-    measure_snapshot=partial(measure_snapshot, skip_themselves=True),
-    nested=Nested(
-        partial(measure_nested, skip_themselves=True),
-        partial(measure_snapshot_nested, skip_themselves=True),
-    ),
+    has_forms=True,
 )

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def choosing_metric(config: Config) -> Metric | None:
-    """By which the best checkpoint is kept, if it is to be.
+    """Return by what the best checkpoint is kept, if it is to be.
 
     Raises:
         InputError: It is not measured.
@@ -56,7 +56,7 @@ def choosing_metric(config: Config) -> Metric | None:
 
 
 def has_ended_early(config: Config, run_folder: Location) -> bool:
-    """Whether a run has ended early, and does so by the settings of now; it goes on otherwise."""
+    """Tell whether a run has ended early, also by the settings of now; else have it go on."""
     if not is_to_end(run_folder):
         return False
     metric, patience = choosing_metric(config), config.training.patience
@@ -87,7 +87,7 @@ OnFigures = Callable[[int, Figures], None]
 
 
 class CheckpointEvaluation:
-    """Measures every so many-th checkpoint of a run; a context manager on the driver.
+    """Measure every so many-th checkpoint of a run; a context manager on the driver.
 
     The last checkpoint is left to the `evaluate` job, unless the best one is to be kept. A
     checkpoint that is deleted before its turn is left out. Those that a driver before this one has
@@ -96,7 +96,6 @@ class CheckpointEvaluation:
     Args:
         snapshots: What is measured on; nothing is measured if there are none.
         run: The run, with ``evaluation.every_checkpoints`` above 0 if there are some.
-        tokenizer: Folder of the tokenizer.
         on_figures: Called with the step and the figures, on a thread.
         metric: By which the best checkpoint is kept, if it is to be; and by which the workers are
             asked to end when there was no gain for ``training.patience`` evaluations.
@@ -166,7 +165,7 @@ class CheckpointEvaluation:
             self.check()
 
     def _measured_before(self) -> set[int]:
-        """Steps of this run that were measured, and compared, before it was interrupted."""
+        """Return the steps that were measured, and compared, before the run was interrupted."""
         folder = self._run.run_folder
         lines = read_evaluations(folder)
         if self._metric is None:
@@ -177,12 +176,12 @@ class CheckpointEvaluation:
         return {step for step in steps if step <= self._run.first_step}
 
     def _waiting(self) -> list[int]:
-        """The checkpoints that are still to be measured, the oldest first."""
+        """Return the checkpoints that are still to be measured, the oldest first."""
         there = checkpoint_steps(self._run.run_folder)
         return [step for step in there if step not in self._tried and self._is_measured(step)]
 
     def _is_measured(self, step: int) -> bool:
-        """Whether the state before a step is one of those that are measured."""
+        """Tell whether the state before a step is one of those that are measured."""
         if step == self._last:
             return step > 0 and self._metric is not None
         every = self._run.config.training.checkpoint_every
@@ -192,7 +191,7 @@ class CheckpointEvaluation:
         )
 
     def check(self) -> None:
-        """Makes sure that the run is still this job's, as far as the thread has heard.
+        """Make sure that the run is still this job's, as far as the thread has heard.
 
         Raises:
             SupersededError: A later attempt has begun, which was seen when figures were written.
@@ -201,7 +200,7 @@ class CheckpointEvaluation:
             raise self._superseded
 
     def _work(self) -> None:
-        """The thread: one checkpoint after the other, until the training has ended."""
+        """Measure one checkpoint after the other, until the training has ended: the thread."""
         while not self._aborted.is_set():
             # Read before looking for checkpoints, so that none that was there at the end is missed.
             is_last_look = self._ending.is_set()
@@ -222,7 +221,7 @@ class CheckpointEvaluation:
                 self._ending.wait(POLL_SECONDS)
 
     def _measure(self, step: int) -> None:
-        """Has a checkpoint measured by a process, and passes the figures on.
+        """Have a checkpoint measured by a process, and pass the figures on.
 
         Raises:
             SubprocessError: It failed, or took too long.
@@ -251,7 +250,7 @@ class CheckpointEvaluation:
         self._on_figures(step, figures)
 
     def _compare(self, metric: Metric, step: int, figures: Figures, written: Path) -> None:
-        """Keeps a state that is the best so far; asks for the end after too many that are not."""
+        """Keep a state that is the best so far; ask for the end after too many that are not."""
         folder, patience = self._run.run_folder, self._run.config.training.patience
         value = metric.of(figures)
         if value is None or not math.isfinite(value):
@@ -275,7 +274,7 @@ class CheckpointEvaluation:
             ask_to_end(folder)
 
     def _ask(self, job: bytes) -> bytes:
-        """What a process answers to a job; the process is gone afterwards."""
+        """Return what a process answers to a job; it is gone afterwards."""
         command = [sys.executable, "-m", "pipelines.evaluation.measure_checkpoint"]
         with (self._folder / "log.txt").open("ab") as log, self._starting:
             if self._aborted.is_set():
@@ -301,7 +300,7 @@ class CheckpointEvaluation:
         return answer
 
     def _warn(self, step: int | None, error: Exception) -> None:
-        """Tells why a checkpoint was not measured, or could not be looked for."""
+        """Tell why a checkpoint was not measured, or could not be looked for."""
         if self._aborted.is_set():
             return
         if step is not None and self._is_deleted(step):

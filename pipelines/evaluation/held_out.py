@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Tables
 from pipelines.evaluation.intervals import GROUP
+from pipelines.evaluation.rows import Tables
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def held_out_sets(config: Config) -> Sequence[str]:
-    """The folder of the corpus, if it has queries and documents that are held out."""
+    """Return the folder of the corpus, if it has queries and documents that are held out."""
     corpus = PreparedFolder.of(config).corpus
     return [str(corpus.path)] if corpus.queries.exists() and corpus.documents.exists() else []
 
 
 def held_out_sources(config: Config) -> Sequence[str]:
-    """The sources of a corpus of several that have queries which are held out, by name."""
+    """Return the sources of a corpus of several that have held-out queries, by name."""
     corpus = PreparedFolder.of(config).corpus
     if not config.corpus.sources or not held_out_sets(config):
         return []
@@ -39,10 +39,9 @@ def held_out_sources(config: Config) -> Sequence[str]:
 
 
 def set_name(config: Config, evaluation: str, given: str) -> str:
-    """What held-out pairs are called in ``metrics.json``.
+    """Return what held-out pairs are called in ``metrics.json``.
 
     Args:
-        evaluation: Name of the evaluation.
         given: The folder of the corpus, or one of its sources.
     """
     is_source = any(given == source.name for source in config.corpus.sources)
@@ -50,14 +49,12 @@ def set_name(config: Config, evaluation: str, given: str) -> str:
 
 
 def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
-    """The tables `asked` and `documents`; see :func:`held_out_tables`.
+    """Read the tables `asked` and `documents`; see :func:`held_out_tables`.
 
     Documents of pairs for training are searched too, as far as the preparation has drawn them.
 
     Args:
-        session: Reads them.
-        config: Names the folder of the preparation.
-        given: That of its corpus; or one of its sources, whose queries search its documents alone.
+        given: The corpus' folder; or one of its sources, whose queries search its documents alone.
     """
     distractors = PreparedFolder.of(config).corpus.distractors
     others = read_parquet(session, distractors) if distractors.exists() else None
@@ -65,7 +62,7 @@ def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
 
 
 def read_held_out_alone(session: SparkSession, config: Config, given: str) -> Tables:
-    """The same without the documents of pairs for training."""
+    """Read the same without the documents of pairs for training."""
     return _read(session, config, given, None)
 
 
@@ -87,7 +84,7 @@ def _read(session: SparkSession, config: Config, given: str, others: DataFrame |
 
 
 def _with_others(tables: Tables, others: DataFrame | None) -> Tables:
-    """With the documents of pairs for training among those that are searched, if there are some.
+    """Add the documents of pairs for training to those that are searched, if there are some.
 
     A document of one source that another source asks for is not trained on, so none is there twice.
     """
@@ -100,7 +97,7 @@ def _with_others(tables: Tables, others: DataFrame | None) -> Tables:
 def held_out_tables(
     session: SparkSession, queries_path: Location, documents_path: Location
 ) -> Tables:
-    """The tables `asked` and `documents`.
+    """Read and check the tables `asked` and `documents`.
 
     Args:
         queries_path: Parquet: ``query_id`` (int64), ``text`` and ``document_id`` (int64) of a
@@ -120,7 +117,7 @@ def held_out_tables(
 def _table(
     session: SparkSession, path: Location, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> DataFrame:
-    """The columns of a Parquet file or folder, rows with nulls left out."""
+    """Read the columns of a Parquet file or folder, without rows that have nulls."""
     remedy = "run `sentence-pipelines prepare` with the same settings first"
     if not path.exists():
         raise InputError("prepared.folder", f"there is no {path}", remedy)

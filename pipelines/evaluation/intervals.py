@@ -67,13 +67,9 @@ GROUP = "group"
 
 
 def write_observations(path: Location, by_set: Mapping[str, Observations]) -> None:
-    """Writes observations as Parquet.
+    """Write observations by set as Parquet, whole or not at all.
 
     Columns are `set` and `name` (strings), `item` (int64), `value` (double) and `group` (int64).
-
-    Args:
-        path: The file, which is there whole or not at all.
-        by_set: By the names of the sets.
     """
     tables = [
         pa.table(
@@ -82,7 +78,9 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
                 "name": pa.array([value] * len(found.items), pa.string()),
                 "item": pa.array(found.items, pa.int64()),
                 "value": pa.array(numbers, pa.float64()),
-                GROUP: _groups(found),
+                GROUP: pa.nulls(len(found.items), pa.int64())
+                if found.groups is None
+                else pa.array(found.groups, pa.int64()),
             }
         )
         for name, found in by_set.items()
@@ -93,14 +91,8 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
         pq.write_table(pa.concat_tables(tables) if tables else empty, aside, compression="zstd")
 
 
-def _groups(found: Observations) -> pa.Array:
-    if found.groups is None:
-        return pa.nulls(len(found.items), pa.int64())
-    return pa.array(found.groups, pa.int64())
-
-
 def digest_observations(path: Location) -> str | None:
-    """SHA-256 of the file, by which figures and observations are known to be of one evaluation."""
+    """Return the SHA-256 of the file, which ties figures and observations to one evaluation."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -108,31 +100,27 @@ def digest_observations(path: Location) -> str | None:
 
 
 def read_observations(path: Location) -> dict[str, Observations]:
-    """What :func:`write_observations` wrote, by set; nothing where there is no file."""
+    """Read what :func:`write_observations` wrote, by set; nothing where there is no file."""
     if not path.is_file():
         return {}
     table = pq.read_table(arrow_source(path))
-    numbers: dict[str, dict[str, list[int]]] = {}
     if table.num_rows == 0:
         return {}
+    rows: dict[str, dict[str, list[int]]] = {}
     sets, names = (table.column(name).to_pylist() for name in _COLUMNS[:2])
     for row, (of_set, name) in enumerate(zip(sets, names, strict=True)):
-        numbers.setdefault(of_set, {}).setdefault(name, []).append(row)
-    items, values = (table.column(name).to_numpy() for name in _COLUMNS[2:])
-    groups = table.column(GROUP) if GROUP in table.column_names else None
-
-    def groups_of(rows: list[int]) -> np.ndarray | None:
-        told = None if groups is None else groups.take(rows)
-        return None if told is None or told.null_count else told.to_numpy()
-
-    return {
-        of_set: Observations(
-            items[next(iter(by_name.values()))],
-            {name: values[rows] for name, rows in by_name.items()},
-            groups_of(next(iter(by_name.values()))),
+        rows.setdefault(of_set, {}).setdefault(name, []).append(row)
+    values = table.column("value").to_numpy()
+    found = {}
+    for of_set, by_name in rows.items():
+        of_items = table.take(next(iter(by_name.values())))
+        told = of_items.column(GROUP) if GROUP in table.column_names else None
+        found[of_set] = Observations(
+            of_items.column("item").to_numpy(),
+            {name: values[some] for name, some in by_name.items()},
+            None if told is None or told.null_count else told.to_numpy(),
         )
-        for of_set, by_name in numbers.items()
-    }
+    return found
 
 
 CONFIDENCE = 0.95
@@ -168,8 +156,6 @@ class Interval:
     """Where the difference of a figure between two models lies, in points.
 
     Attributes:
-        low: Lower end.
-        high: Upper end.
         detectable: The smallest true difference that so many items of such a spread show as one in
             four of five tries (:data:`POWER`).
         p: How often models of equal quality differ as much, by the sign-flip test; None in records
@@ -204,13 +190,11 @@ class Interval:
         gain_p: float | None = None,
         confidence: float = CONFIDENCE,
     ) -> str:
-        """`better`, `worse` or `cannot be told`: what every verdict and gate goes by.
+        """Return `better`, `worse` or `cannot be told`: what every verdict and gate goes by.
 
         Args:
-            lower_is_better: A better model has less of the figure.
             gain_p: The probability that a gain is judged by, of :func:`holm`, where there are
                 several chances of one. A loss counts by itself: overlooking it costs more.
-            confidence: Of this interval.
         """
         if self.low <= 0 <= self.high:
             return CANNOT_BE_TOLD
@@ -223,7 +207,7 @@ class Interval:
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """The probabilities of several tests, so adjusted that one error in all of them is as rare.
+    """Adjust the probabilities of several tests, so that one error in all of them is as rare.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal
     of Statistics 6(2), 1979. It holds however the tests depend on each other.
@@ -239,16 +223,10 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 def mean_intervals(
     before: Observations, after: Observations, confidence: float = CONFIDENCE
 ) -> dict[str, Interval]:
-    """The intervals of the differences of means over the items, by the name of the values.
+    """Return the intervals of the differences of means over the items, by the name of the values.
 
-    Args:
-        before: Of a model.
-        after: Of another, on the same items.
-        confidence: Of an interval.
-
-    Returns:
-        Without values of which one is no number; nothing of fewer than :data:`FEWEST_ITEMS`, or
-        where all are of one group.
+    Values of which one is no number are left out; there is nothing of fewer than
+    :data:`FEWEST_ITEMS`, or where all are of one group.
     """
     groups = _Groups.of(before, after)
     both = [name for name in before.values if name in after.values]
@@ -268,16 +246,12 @@ def pair_intervals(
     after: Observations,
     confidence: float = CONFIDENCE,
 ) -> dict[str, Interval]:
-    """The same of figures that are no means, such as correlations.
+    """Return the same of figures that are no means, such as correlations.
+
+    There is nothing where all numbers of some draw are alike, since too few of them differ.
 
     Args:
         measure: The figures of the values `cosine` and `score`.
-        before: Of a model, with these values.
-        after: Of another, on the same pairs.
-        confidence: Of an interval.
-
-    Returns:
-        By figure; nothing where all numbers of some draw are alike, since too few of them differ.
     """
     groups, scores = _Groups.of(before, after), before.values["score"]
     cosines = np.stack([one.values["cosine"] for one in (before, after)])
@@ -323,7 +297,7 @@ class _Groups:
 
     @classmethod
     def of(cls, before: Observations, after: Observations) -> _Groups:
-        """Those that either model's observations tell: one may be of an earlier release."""
+        """Return those that either model's observations tell: one may be of an earlier release."""
         if not np.array_equal(before.items, after.items):
             raise ValueError("the two models were not measured on the same items")
         told = after.groups if after.groups is not None else before.groups
@@ -347,11 +321,11 @@ class _Groups:
         return float(self.items**2 / (self.sizes**2).sum())
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """[groups]."""
+        """Return the sums by group, [groups]."""
         return np.bincount(self.group_of, values, len(self.sizes))
 
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
-        """The items of as many groups as there are, drawn with replacement."""
+        """Return the items of as many groups as there are, drawn with replacement."""
         count = len(self.sizes)
         often = np.bincount(rng.integers(count, size=count), minlength=count)
         return np.repeat(np.arange(self.items), often[self.group_of])
@@ -372,7 +346,7 @@ class _Drawn:
         differing: np.ndarray,
         confidence: float,
     ) -> dict[str, Interval]:
-        """Intervals by name.
+        """Return the intervals by name.
 
         The smallest difference to be shown is that of a z test: Cohen, "Statistical power analysis
         for the behavioral sciences", 1988.
@@ -395,7 +369,7 @@ class _Drawn:
         }
 
     def _ends(self, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Lower and upper ends, and standard errors; so that few groups make none narrower."""
+        """Return both ends, and standard errors; so that few groups make none narrower."""
         from scipy.stats import norm, t
 
         count = self.groups.effective
@@ -410,7 +384,7 @@ class _Drawn:
 
 
 def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Means of groups drawn with replacement, [draws, figures].
+    """Return means of groups drawn with replacement, [draws, figures].
 
     Args:
         sums: Of the items of each group, [figures, groups].
@@ -428,7 +402,7 @@ def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _flipped_means(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many groups differ, and how often flipped ones differ as much as they do, by figure."""
+    """Return by figure how many groups differ, and how often flipped ones differ as much."""
     scale = np.abs(sums).max(initial=0.0)
     is_other = np.abs(sums) > _EQUAL * max(scale, 1.0)
     differing = is_other.sum(1)
@@ -449,14 +423,14 @@ def _flipped_means(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _batches(count: int) -> list[int]:
-    """Into how many rows at a time the draws of so many groups are divided."""
+    """Divide the draws of so many groups into rows at a time."""
     draws = min(max(_DRAWN // count, _FEWEST_RESAMPLES), _RESAMPLES)
     most = max(_DRAWN_AT_A_TIME // count, 1)
     return [min(most, draws - start) for start in range(0, draws, most)]
 
 
 def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.ndarray:
-    """Which of some groups are flipped, [tries, groups]: all ways of it if these are few."""
+    """Return which groups are flipped, [tries, groups]: all ways of it if these are few."""
     if count > exact:
         return _coins(tries, count, rng).astype(bool)
     numbers, places = np.arange(2**count, dtype=np.int64), np.arange(count, dtype=np.int64)
@@ -465,20 +439,20 @@ def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.n
 
 
 def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """0 or 1 with the same probability, float64."""
+    """Return 0 or 1 with the same probability, float64."""
     packed = rng.integers(256, size=(rows, -(-columns // 8)), dtype=np.uint8)
     coins: np.ndarray = np.unpackbits(packed, axis=1, count=columns).astype(np.float64)
     return coins
 
 
 def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:
-    """Which share of differences is as large as those found, in either direction; by figure."""
+    """Return by figure the share of differences as large as those found, in either direction."""
     as_large = (np.abs(others) >= np.abs(found) * (1 - _EQUAL) - _EQUAL).sum(0)
     # Of drawn ones the one that was found is one more: Phipson and Smyth, 2010.
     return np.asarray(as_large / len(others) if is_exact else (as_large + 1) / (len(others) + 1))
 
 
 def _exchanged(values: np.ndarray, groups: _Groups, flipped: np.ndarray) -> np.ndarray:
-    """The values of two models, exchanged in some groups; [2, items]."""
+    """Return the values of two models, exchanged in some groups; [2, items]."""
     is_flipped = np.isin(groups.group_of, flipped)
     return np.where(is_flipped, values[::-1], values)

@@ -1,13 +1,9 @@
 """Measures one checkpoint: ``python -m pipelines.evaluation.measure_checkpoint``, job as JSON.
 
-A process of its own, without Spark and with as little of the CPU as the system can give it while
-others want it; its last line on standard output is the figures as JSON. It ends with its driver,
-and at its deadline.
-
-What is measured on as plain Parquet files, for a process without Spark to measure by.
-
-While training goes on its workers hold the executors, so checkpoints are measured by one process
-beside the driver. What it needs is read and checked by Spark before the training starts.
+While training goes on its workers hold the executors, so one process beside the driver measures
+checkpoints: without Spark, on tables that Spark has read, checked and written as Parquet before the
+training starts. It takes as little of the CPU as the system can give it while others want it. Its
+last line on standard output is the figures as JSON; it ends with its driver, and at its deadline.
 """
 
 from __future__ import annotations
@@ -28,8 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.catalog import EVALUATIONS
-from pipelines.evaluation.base import BATCH_ROWS, Tables, form_name
+from pipelines.evaluation.base import WHOLE_ALONE, Forms
 from pipelines.evaluation.embedder import EmbedderLoader
+from pipelines.evaluation.rows import BATCH_ROWS, LocalRows, Tables
 from pipelines.evaluation.sets import named_sets
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, location
@@ -54,22 +51,16 @@ class Snapshot:
     Attributes:
         name: Of the set, in ``metrics.json``; see :meth:`Evaluation.checkpoint_name`.
         kind: How it is measured on, the name of an evaluation.
-        tables: By name.
-        dimensions: Widths at which it is measured on beside the whole.
-        hybrid: It is measured on with BM25 too.
-        metrics: Of rankings, beside the usual ones.
     """
 
     name: str
     kind: str
     tables: Tables
-    dimensions: Sequence[int] = ()
-    hybrid: bool = False
-    metrics: Sequence[str] = ()
+    forms: Forms = WHOLE_ALONE
 
 
 def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
-    """Reads and checks all that ``evaluation`` asks for.
+    """Read and check all that ``evaluation`` asks for.
 
     Raises:
         InputError: Something cannot be read.
@@ -78,17 +69,15 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
         Snapshot(
             one.name,
             one.evaluation.name,
-            one.evaluation.snapshot(one.read_for_checkpoints(session, config)),
-            config.trained_widths(),
-            config.evaluation.hybrid,
-            config.evaluation.retrieval_metrics,
+            one.evaluation.arrange(one.read_for_checkpoints(session, config)),
+            Forms.of(config),
         )
         for one in named_sets(config)
     ]
 
 
 def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
-    """Writes the tables, for :func:`measure`."""
+    """Write the tables, for :func:`measure`."""
     plan = []
     with storage.new_folder(folder) as aside:
         for number, snapshot in enumerate(snapshots):
@@ -98,21 +87,18 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
                 {
                     "name": snapshot.name,
                     "kind": snapshot.kind,
-                    "number": number,
-                    "dimensions": list(snapshot.dimensions),
-                    "hybrid": snapshot.hybrid,
-                    "metrics": list(snapshot.metrics),
+                    "tables": list(snapshot.tables),
+                    "forms": snapshot.forms._asdict(),
                 }
             )
         storage.write_json(aside / PLAN, plan)
 
 
 def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float]]:
-    """Measures a model in this process, with the figures that the cluster gives on these tables.
+    """Measure a model in this process, with the figures that the cluster gives on these tables.
 
     Args:
         folder: Of :func:`write_snapshots`.
-        load: Loads the model.
 
     Returns:
         As :func:`pipelines.evaluation.sets.evaluate`; what is searched among fewer documents than
@@ -120,20 +106,15 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
     """
     embedder = load()
     figures: dict[str, dict[str, float]] = {}
-    for line in storage.read_json(folder / PLAN):
+    for number, line in enumerate(storage.read_json(folder / PLAN)):
         evaluation = EVALUATIONS.load(line["kind"])
-        tables = partial(_batches, folder, line["number"])
-        by_form = evaluation.measure_snapshot_at(
-            tables,
-            lambda: embedder,
-            line["dimensions"],
-            hybrid=line["hybrid"],
-            metrics=line["metrics"],
-        )
-        figures |= {
-            evaluation.checkpoint_name(form_name(line["name"], form)): one
-            for form, one in by_form.items()
+        tables = {
+            name: LocalRows(partial(_batches, _table_path(folder, number, name)))
+            for name in line["tables"]
         }
+        for found in evaluation.measure(tables, lambda: embedder, Forms(**line["forms"])):
+            name = found.form.named(line["name"])
+            figures[evaluation.checkpoint_name(name)] = found.figures
     return figures
 
 
@@ -141,8 +122,8 @@ def _table_path(folder: Location, number: int, name: str) -> Location:
     return folder / f"{number:03}-{name}"
 
 
-def _batches(folder: Location, number: int, name: str) -> Iterator[pa.RecordBatch]:
-    for path in data_files(_table_path(folder, number, name)):
+def _batches(table: Location) -> Iterator[pa.RecordBatch]:
+    for path in data_files(table):
         with pq.ParquetFile(arrow_source(path)) as file:
             yield from (batch for batch in file.iter_batches(BATCH_ROWS) if batch.num_rows)
 
@@ -154,7 +135,7 @@ PARENT_CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Measures what standard input says: a JSON object.
+    """Measure what standard input says: a JSON object.
 
     Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``storage``, how stores
     are reached; ``folder``, an empty one for files on the way; ``keep``, whether the state is left
@@ -188,14 +169,10 @@ def main() -> None:
 
 
 def _end_with(driver: int, seconds: float, folder: Path) -> None:
-    """Has this process end when its driver is gone, or after so many seconds.
+    """Have this process end when its driver is gone, or after so many seconds.
 
     A scheduler that kills a job tries again, and two would measure beside one another otherwise.
-
-    Args:
-        driver: Id of the parent process.
-        seconds: From now on.
-        folder: Removed then, since the driver may not be there to do it.
+    The folder is removed then, since the driver may not be there to do it.
     """
     deadline = time.monotonic() + seconds
 

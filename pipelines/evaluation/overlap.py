@@ -20,9 +20,9 @@ from typing_extensions import TypedDict
 from pipelines import __version__
 from pipelines.corpus.readers.inputs import COLUMNS, find_files, stamp_of
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Tables
 from pipelines.evaluation.beir import files_of_set
 from pipelines.evaluation.pairs import is_pair_file
+from pipelines.evaluation.rows import Tables
 from pipelines.evaluation.sets import NamedSet, digest_tables, named_sets
 from pipelines.files import records, storage
 from pipelines.files.locations import Location
@@ -85,7 +85,6 @@ def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None
     A set that cannot be read yet is left out, with a warning: evaluating refuses it.
 
     Args:
-        config: Names the sets and the folder of the pairs.
         session: Starts Spark where it is needed.
     """
     corpus, named = PreparedFolder.of(config).corpus, _foreign_sets(config)
@@ -160,12 +159,12 @@ def overlap_of_run(
 
 
 def _foreign_sets(config: Config) -> list[NamedSet]:
-    """The sets that are not held out of the corpus, which has left out what is like them."""
+    """Return the sets that are not held out of the corpus, which has left out texts like them."""
     return [one for one in named_sets(config) if not one.evaluation.held_out]
 
 
 def _has_its_pairs(config: Config, run: RunFolder) -> bool:
-    """Whether the prepared folder still holds what a run was trained on."""
+    """Tell whether the prepared folder still holds what a run was trained on."""
     from pipelines.lanes.files import LaneManifest
 
     prepared = PreparedFolder.of(config)
@@ -185,7 +184,7 @@ def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
 
 
 def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
-    """The name of a set, and the files that it stands for, as far as there are any."""
+    """Return the name of a set, and the files that it stands for, as far as there are any."""
     follow, files = config.evaluation.follow_links, list[Location]()
     try:
         if is_pair_file(given):
@@ -199,13 +198,13 @@ def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
 
 
 def _read(path: Location) -> _Record:
-    """The record; an empty one where there is none, as in folders of earlier releases."""
+    """Read the record; an empty one where there is none, as in folders of earlier releases."""
     found: _Record = records.read(path, _Record) if path.is_file() else {}
     return found
 
 
 def _judged(tables: Tables) -> tuple[DataFrame, str] | None:
-    """`item`, `first` and `second`: a query and a relevant document, or the texts of a pair."""
+    """Return `item`, `first`, `second`: a query and a relevant document, or texts of a pair."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     if "pairs" in tables:
@@ -261,11 +260,7 @@ def _seen(
     settings: CorpusSettings,
     scratch: Scratch,
 ) -> DataFrame:
-    """Which texts are where in which training pairs.
-
-    Returns:
-        `reference`, the hash of a text, and `row` and `place` of a training pair's text like it.
-    """
+    """Return by `reference`, a text's hash, the `row` and `place` of training texts like it."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     from pipelines.corpus.cleaning.rules import text_key

@@ -1,8 +1,16 @@
-"""Files of pairs of texts with a number each, and the cosines that a model gives them."""
+"""Files of pairs of texts with a number each: similarity, and paraphrase classification.
+
+Figures follow from the cosines that a model gives the pairs, and from the numbers. They are those
+of sentence-transformers: `EmbeddingSimilarityEvaluator` asks whether cosines order pairs as people
+do (Reimers, Beyer and Gurevych, "Task-oriented intrinsic evaluation of semantic textual
+similarity", COLING 2016, say why Spearman's comes first), and `BinaryClassificationEvaluator`
+whether one threshold on the cosine separates them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -11,11 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
+from pipelines.corpus.readers.formats import RFC_4180, Dialect
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
-from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread
+from pipelines.evaluation.base import Evaluation, Figure, Forms, Measured
+from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.intervals import Observations, pair_intervals
+from pipelines.evaluation.rows import Batches, Rows, Tables, spread
+from pipelines.libraries import check_installed
 from pipelines.settings import Config, CorpusSettings
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 from pipelines.vectors.nearest import unit_length
@@ -36,9 +46,6 @@ class PairFiles:
     Attributes:
         key: The setting that names the files; that of the columns is ``KEY_columns``.
         columns: Names of the first text, the second text and the number.
-        stores: How object stores are reached.
-        dialect: Of CSV files.
-        follow_links: Out of folders.
     """
 
     key: str
@@ -82,12 +89,11 @@ def pair_evaluation(
     check: Callable[[], None] = lambda: None,
     guards: bool = False,
 ) -> Evaluation:
-    """An evaluation on files of pairs, whose figures follow from cosines and numbers alone.
+    """Return an evaluation on files of pairs.
 
     Args:
         key: The setting that names the files, such as `evaluation.similarity`; that of the columns
             is ``KEY_columns``.
-        figures: What it gives.
         read: Reads and checks a file of such: ``text_0``, ``text_1`` and ``score``.
         measure: The figures of the cosines and the numbers, both float64 [pairs].
         check: Looks for what it needs, before Spark starts; raises InputError.
@@ -108,16 +114,11 @@ def pair_evaluation(
         found = measure(cosines, scores)
         return {figure.name: found[figure.name] for figure in figures if figure.better is not None}
 
-    def measure_all(
-        tables: Tables, load: EmbedderLoader, on_observed: OnObserved
-    ) -> dict[str, float]:
+    def measured(
+        tables: Mapping[str, Rows], load: EmbedderLoader, forms: Forms
+    ) -> Sequence[Measured]:
         found = cosines_of(tables["pairs"], load)
-        on_observed(found)
-        return measure(found.cosines, found.scores)
-
-    def measure_snapshot(tables: SnapshotTables, load: EmbedderLoader) -> dict[str, float]:
-        found = pa.Table.from_batches(cosine_batches(load)(tables("pairs")))
-        return measure(found["cosine"].to_numpy(), found["score"].to_numpy())
+        return [Measured(measure(found.cosines, found.scores), found)]
 
     return Evaluation(
         name=name,
@@ -130,14 +131,14 @@ def pair_evaluation(
         short_name=lambda file: _stem_and_suffix(file)[0],
         check=check_before,
         read=lambda session, config, file: {"pairs": read(session, file, kind_of(config))},
-        measure=measure_all,
-        measure_snapshot=measure_snapshot,
+        arrange=arranged,
+        measure=measured,
         intervals=partial(pair_intervals, quality),
     )
 
 
 def is_pair_file(given: str) -> bool:
-    """Whether a path is that of a file of pairs by its ending, such as `.csv` or `.parquet`.
+    """Tell by its ending, such as `.csv` or `.parquet`, whether a path is that of a file of pairs.
 
     The judgements of a retrieval set, in its folder `qrels`, are not.
     """
@@ -145,7 +146,7 @@ def is_pair_file(given: str) -> bool:
 
 
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
-    """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
+    """Read the pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
 
     Parquet, CSV (or TSV) and JSON lines, recognised by their endings; read once here, before any
     model is loaded.
@@ -174,7 +175,7 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
 
 
 def check_file(file: str, kind: PairFiles) -> None:
-    """Looks at what can be known of a file of pairs without Spark.
+    """Look at what can be known of a file of pairs without Spark.
 
     Raises:
         InputError: It is not there, cannot be read, or lacks a column.
@@ -188,54 +189,11 @@ def check_file(file: str, kind: PairFiles) -> None:
         missing = next((name for name in kind.columns if name not in there), None)
         if missing is not None:
             problem = f"{path} has no column `{missing}`"
-            remedy = has_columns(there, "evaluation")
-            raise InputError(kind.columns_key, problem, remedy)
-
-
-def cosines_of(pairs: DataFrame, load: EmbedderLoader) -> Compared:
-    """The model's cosines of the pairs, and their numbers, in the order of the pairs' hashes."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-
-    compared = spread(pairs.withColumn("pair", F.xxhash64("text_0", "text_1"))).mapInArrow(
-        cosine_batches(load, "pair"), "pair long, cosine double, score double"
-    )
-    # Equal pairs have equal cosines but for their last bits, and perhaps different numbers.
-    rows = sorted((row["pair"], row["score"], row["cosine"]) for row in compared.collect())
-    return Compared(
-        pairs=np.array([pair for pair, _, _ in rows], np.int64),
-        cosines=np.array([cosine for _, _, cosine in rows]),
-        scores=np.array([score for _, score, _ in rows]),
-    )
-
-
-def cosine_batches(load: EmbedderLoader, *kept: str) -> Batches:
-    """Of ``text_0``, ``text_1``, ``score`` the ``cosine`` and the ``score``.
-
-    Args:
-        load: Loads the model on an executor.
-        kept: Columns that stand before them, as they came.
-    """
-
-    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor."""
-        embedder = None
-        for batch in batches:
-            embedder = embedder or load()
-            first, second = (
-                unit_length(embedder(batch.column(name).to_pylist())).astype(np.float64)
-                for name in ("text_0", "text_1")
-            )
-            cosines = pa.array(np.einsum("ij,ij->i", first, second))
-            yield pa.RecordBatch.from_arrays(
-                [*map(batch.column, kept), cosines, batch.column("score")],
-                names=[*kept, "cosine", "score"],
-            )
-
-    return compare
+            raise InputError(kind.columns_key, problem, has_columns(there, "evaluation"))
 
 
 def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
-    """The raw rows, as the corpus reads them; its errors under the names of these settings."""
+    """Read the raw rows as the corpus does; its errors come under the names of these settings."""
     from pipelines.corpus.readers.spark_reader import read_rows
 
     form = _FORMATS.get(_stem_and_suffix(file)[1])
@@ -273,26 +231,19 @@ def _check(file: str, pairs: DataFrame, kind: PairFiles) -> None:
     is_text = F.col("text_0").isNotNull() & F.col("text_1").isNotNull()
     # Infinities and NaN fall out of the range too.
     is_number = F.col("score").isNotNull() & (F.abs("score") < float("inf"))
-    found = pairs.agg(
-        F.count("*").alias("rows"),
-        F.count(F.when(~is_text, 1)).alias("textless"),
-        F.count(F.when(~is_number, 1)).alias("scoreless"),
+    rows, textless, scoreless = pairs.agg(
+        F.count("*"), F.count(F.when(~is_text, 1)), F.count(F.when(~is_number, 1))
     ).collect()[0]
     first, second, number = kind.columns
-    if found["rows"] < 2:
-        raise InputError(kind.key, f"{file} holds {found['rows']} pairs", "at least 2")
-    if found["textless"]:
-        raise InputError(
-            kind.columns_key,
-            f"{found['textless']} rows of {file} have no `{first}` or `{second}`",
-            "fill or remove them",
-        )
-    if found["scoreless"]:
-        raise InputError(
-            kind.columns_key,
-            f"`{number}` of {found['scoreless']} rows of {file} is no number",
-            "fill or remove them",
-        )
+    if rows < 2:
+        raise InputError(kind.key, f"{file} holds {rows} pairs", "at least 2")
+    faults = {
+        f"{textless} rows of {file} have no `{first}` or `{second}`": textless,
+        f"`{number}` of {scoreless} rows of {file} is no number": scoreless,
+    }
+    for fault, count in faults.items():
+        if count:
+            raise InputError(kind.columns_key, fault, "fill or remove them")
 
 
 def _stem_and_suffix(file: str) -> tuple[str, str]:
@@ -300,3 +251,217 @@ def _stem_and_suffix(file: str) -> tuple[str, str]:
     if path.suffix.lower() in _COMPRESSED:
         path = path.with_suffix("")
     return path.stem, path.suffix.lower()
+
+
+def arranged(tables: Tables) -> Tables:
+    """Return the pairs dealt to all cores, each with the hash of its texts as ``pair``."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    return {"pairs": spread(tables["pairs"].withColumn("pair", F.xxhash64("text_0", "text_1")))}
+
+
+def cosines_of(pairs: Rows, load: EmbedderLoader) -> Compared:
+    """Return the model's cosines of pairs, and their numbers, in the order of their hashes."""
+    found = pairs.map(_cosine_batches(load), "pair long, score double, cosine double")
+    # Equal pairs have equal cosines but for their last bits, and perhaps different numbers.
+    rows = sorted((row["pair"], row["score"], row["cosine"]) for row in found)
+    hashes, scores, cosines = zip(*rows, strict=True)
+    return Compared(np.array(hashes, np.int64), np.array(cosines), np.array(scores))
+
+
+def _cosine_batches(load: EmbedderLoader) -> Batches:
+    """Return what puts ``cosine`` of ``text_0`` and ``text_1`` beside ``pair`` and ``score``."""
+
+    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        embedder = None
+        for batch in batches:
+            embedder = embedder or load()
+            first, second = (
+                unit_length(embedder(batch.column(name).to_pylist())).astype(np.float64)
+                for name in ("text_0", "text_1")
+            )
+            columns = {name: batch.column(name) for name in ("pair", "score")}
+            cosines = pa.array(np.einsum("ij,ij->i", first, second))
+            yield pa.RecordBatch.from_pydict({**columns, "cosine": cosines})
+
+    return compare
+
+
+SIMILARITY_FILES = "evaluation.similarity"
+
+
+def scored_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
+    """Read pairs of which not all have one score.
+
+    Raises:
+        InputError: See :func:`read_pairs`; or there is only one score.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    pairs = read_pairs(session, file, kind)
+    lowest, highest = pairs.agg(F.min("score"), F.max("score")).collect()[0]
+    if lowest == highest:
+        raise InputError(
+            kind.columns_key,
+            f"every `{kind.columns[2]}` of {file} is {lowest:g}",
+            "name a column of different scores",
+        )
+    return pairs
+
+
+def similarity_figures(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Return ``pairs``, and ``spearman`` and ``pearson`` (times 100) of two vectors [pairs]."""
+    return {
+        "pairs": len(cosines),
+        "spearman": 100 * spearman(cosines, scores),
+        "pearson": 100 * pearson(cosines, scores),
+    }
+
+
+def pearson(left: np.ndarray, right: np.ndarray) -> float:
+    """Return Pearson's correlation of two equally long vectors; 0 where one of them is constant.
+
+    A model that finds all pairs equally similar says nothing about their order, hence 0.
+    """
+    from scipy.stats import pearsonr
+
+    return 0.0 if _is_constant(left, right) else float(pearsonr(left, right).statistic)
+
+
+def spearman(left: np.ndarray, right: np.ndarray) -> float:
+    """Return Spearman's rank correlation, ties at their mean rank; 0 where one is constant."""
+    from scipy.stats import spearmanr
+
+    return 0.0 if _is_constant(left, right) else float(spearmanr(left, right).statistic)
+
+
+def _is_constant(left: np.ndarray, right: np.ndarray) -> bool:
+    return bool(np.ptp(left) == 0 or np.ptp(right) == 0)
+
+
+SIMILARITY = pair_evaluation(
+    SIMILARITY_FILES,
+    figures=(
+        Figure.count("pairs"),
+        Figure("spearman", "Spearman"),
+        Figure("pearson", "Pearson"),
+    ),
+    read=scored_pairs,
+    measure=similarity_figures,
+    guards=True,
+)
+
+CLASSIFICATION_FILES = "evaluation.classification"
+CLASSIFICATION_FIGURES = (
+    Figure("average_precision", "Average precision"),
+    Figure("f1", "F1"),
+    Figure("f1_threshold", "F1 threshold", better=None),
+    Figure("accuracy", "Accuracy"),
+    Figure("accuracy_threshold", "Accuracy threshold", better=None),
+)
+
+
+def labelled_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
+    """Read pairs with ``score`` 0 or 1.
+
+    Raises:
+        InputError: See :func:`read_pairs`; or a label is neither 0 nor 1, or all are alike.
+    """
+    pairs = read_pairs(session, file, kind)
+    labels = sorted(row["score"] for row in pairs.select("score").distinct().limit(20).collect())
+    strange = [label for label in labels if label not in (0.0, 1.0)]
+    if strange:
+        raise InputError(
+            kind.columns_key,
+            f"`{kind.columns[2]}` of {file} has {strange[0]:g}",
+            "labels are 0 and 1",
+        )
+    if len(labels) == 1:
+        raise InputError(
+            kind.columns_key,
+            f"every `{kind.columns[2]}` of {file} is {labels[0]:g}",
+            "some pairs must be 0 and some 1",
+        )
+    return pairs
+
+
+def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return how well a threshold on the cosines gives the labels.
+
+    Args:
+        cosines: [pairs].
+        labels: [pairs], 0 or 1, both of them there.
+
+    Returns:
+        ``pairs`` (a count), ``average_precision``, ``f1`` and ``accuracy`` (times 100, the latter
+        two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines); NaN
+        where a cosine is no number, since those have no order.
+    """
+    from sklearn.metrics import average_precision_score
+
+    if not np.isfinite(cosines).all():
+        nothing = dict.fromkeys((figure.name for figure in CLASSIFICATION_FIGURES), math.nan)
+        return {"pairs": len(cosines), **nothing}
+    # Cosines of equal pairs may differ in their last bits, and must still be ties.
+    rounded = np.round(cosines, 6)
+    f1, f1_threshold = best_f1(rounded, labels)
+    accuracy, accuracy_threshold = best_accuracy(rounded, labels)
+    return {
+        "pairs": len(cosines),
+        "average_precision": 100 * float(average_precision_score(labels, rounded)),
+        "f1": 100 * f1,
+        "f1_threshold": f1_threshold,
+        "accuracy": 100 * accuracy,
+        "accuracy_threshold": accuracy_threshold,
+    }
+
+
+def best_f1(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Return the highest F1 that a threshold on the scores gives, and that threshold.
+
+    Of equal ones the highest threshold counts; it lies half way to the next score below.
+
+    Args:
+        scores: [pairs].
+        labels: [pairs], 0 or 1, at least one of them 1.
+    """
+    found, extracted, distinct = _cumulated(scores, labels)
+    return _best(2 * found / (extracted + found[-1]), distinct)
+
+
+def best_accuracy(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Return the highest accuracy that a threshold on the scores gives, and that threshold.
+
+    As :func:`best_f1`; if no threshold is better than calling all pairs unlike, it lies above the
+    highest score.
+    """
+    found, extracted, distinct = _cumulated(scores, labels)
+    negatives = len(labels) - found[-1]
+    accuracy = (found + negatives - (extracted - found)) / len(labels)
+    if negatives / len(labels) >= accuracy.max():
+        return float(negatives / len(labels)), float(np.nextafter(distinct[0], np.inf))
+    return _best(accuracy, distinct)
+
+
+def _cumulated(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for each distinct score, the highest first, positives and pairs down to it, and it."""
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    last_of_score = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    found = np.cumsum(labels[order])[last_of_score]
+    return found, last_of_score + 1, ordered[last_of_score]
+
+
+def _best(values: np.ndarray, distinct: np.ndarray) -> tuple[float, float]:
+    place = int(np.argmax(values))
+    following = distinct[min(place + 1, len(distinct) - 1)]
+    return float(values[place]), float((distinct[place] + following) / 2)
+
+
+CLASSIFICATION = pair_evaluation(
+    CLASSIFICATION_FILES,
+    figures=(Figure.count("pairs"), *CLASSIFICATION_FIGURES),
+    read=labelled_pairs,
+    measure=classification_figures,
+    check=partial(check_installed, CLASSIFICATION_FILES, "sklearn"),
+)

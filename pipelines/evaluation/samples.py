@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipelines.evaluation.embedder import embedder_loader
-from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
+from pipelines.evaluation.retrieval import (
+    DEPTH,
+    EMBEDDED,
+    Queries,
+    Retrieved,
+    embeddings_by_id,
+    query_batches,
+)
+from pipelines.evaluation.rows import SparkRows, spread
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -33,7 +41,7 @@ _SPREAD = 1e-6
 
 
 def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
-    """Places on a plane that keep neighbours by cosine together; long distances mean nothing.
+    """Place texts so that neighbours by cosine stay together; long distances mean nothing.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 9, 2008, begun from
     the principal components.
@@ -68,7 +76,7 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
 
 
 def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """A map rotated or mirrored to match another one of the same texts as well as possible.
+    """Rotate or mirror a map to match another one of the same texts as well as possible.
 
     Source: Schönemann, "A generalized solution of the orthogonal Procrustes problem",
     Psychometrika 31, 1966.
@@ -84,7 +92,7 @@ def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _centred(places: np.ndarray) -> np.ndarray:
-    """The same places, centred and scaled to a square from -1 to 1."""
+    """Centre and scale places to a square from -1 to 1."""
     middle = (places.max(axis=0) + places.min(axis=0)) / 2
     reach = np.abs(places - middle).max()
     scaled: np.ndarray = (places - middle) / max(reach, 1e-12)
@@ -103,14 +111,12 @@ ByModel: TypeAlias = Mapping[str, Retrieved]
 def write_samples(
     session: SparkSession, config: Config, models: Mapping[str, Location], retrieved: ByModel
 ) -> Location | None:
-    """Writes ``samples.json`` into the run folder, from which the report draws.
+    """Write ``samples.json`` into the run folder, from which the report draws.
 
     Args:
         config: ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many
             queries of each kind (found better, found worse, taken at random); where that is 0 the
             file holds no text.
-        models: Folders of the models `before` and `after`.
-        retrieved: What they have found.
 
     Returns:
         The file; None, and no file, where nothing was retrieved or nothing is to be shown.
@@ -163,13 +169,9 @@ def write_samples(
 
 
 def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
-    """Queries, each with a document of its own that is relevant, in the order of their ids.
+    """Return queries, each with a relevant document of its own, in the order of their ids.
 
     Ids are hashes of the texts, so the first of them are a sample.
-
-    Args:
-        queries: All of them.
-        count: How many pairs at most.
     """
     pairs: dict[int, int] = {}
     taken: set[int] = set()
@@ -182,7 +184,7 @@ def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
 
 
 def ranks_of(found: Retrieved) -> dict[int, int | None]:
-    """The rank of the first relevant document by query; None where it is below the ranks kept."""
+    """Return the rank of the first relevant document by query; None if below the ranks kept."""
     relevant = found.queries.relevant
     return {
         key: next(
@@ -195,16 +197,11 @@ def ranks_of(found: Retrieved) -> dict[int, int | None]:
 def choose_queries(
     before: Mapping[int, int | None], after: Mapping[int, int | None], count: int
 ) -> dict[str, list[int]]:
-    """Which queries are shown: those that gained most, those that lost most, and some others.
+    """Choose queries to show: those that gained most, those that lost most, and some others.
 
     Gains are in reciprocal rank, in which the first places count most.
-
-    Args:
-        before: Rank by query.
-        after: The same, of the same queries.
-        count: How many of each kind at most.
     """
-    gains = {key: _reciprocal(after[key]) - _reciprocal(before[key]) for key in sorted(before)}
+    gains = _gains(before, after)
     gained = [key for key in gains if gains[key] > 0]
     lost = [key for key in gains if gains[key] < 0]
     better = sorted(gained, key=lambda key: -gains[key])[:count]
@@ -216,13 +213,8 @@ def choose_queries(
 def count_changes(
     before: Mapping[int, int | None], after: Mapping[int, int | None]
 ) -> dict[str, int]:
-    """How many queries have their document at a better, a worse and the same rank as before.
-
-    Args:
-        before: Rank by query.
-        after: The same, of the same queries.
-    """
-    gains = [_reciprocal(after[key]) - _reciprocal(before[key]) for key in before]
+    """Count the queries that have their document at a better, and at a worse rank than before."""
+    gains = _gains(before, after).values()
     return {
         "queries": len(gains),
         "better": sum(gain > 0 for gain in gains),
@@ -230,8 +222,12 @@ def count_changes(
     }
 
 
-def _reciprocal(rank: int | None) -> float:
-    return 0.0 if rank is None else 1 / rank
+def _gains(before: Mapping[int, int | None], after: Mapping[int, int | None]) -> dict[int, float]:
+    old, new = (
+        {key: 0.0 if rank is None else 1 / rank for key, rank in ranks.items()}
+        for ranks in (before, after)
+    )
+    return {key: new[key] - old[key] for key in sorted(old)}
 
 
 def _pairs(
@@ -242,7 +238,7 @@ def _pairs(
     ranks: Mapping[str, Mapping[int, int | None]],
     sample: tuple[Mapping[int, int], Texts, Texts],
 ) -> list[dict[str, Any]]:
-    """The pairs of the map: texts, and of each model places, cosines and rank."""
+    """Return the pairs of the map: texts, and of each model places, cosines and rank."""
     pairs, asked, documents = sample
     is_shown = bool(config.corpus.report_examples)
     lines: list[dict[str, Any]] = [
@@ -251,16 +247,14 @@ def _pairs(
     ]
     if not lines:
         return []
-    frame = session.createDataFrame(
-        [(one, documents[one], one) for one in pairs.values()],
-        "query_id long, text string, document_id long",
-    )
+    rows = [(one, documents[one]) for one in pairs.values()]
+    shown = SparkRows(spread(session.createDataFrame(rows, "query_id long, text string")))
     earlier: np.ndarray | None = None
     for name, folder in models.items():
         left = _rows_of(retrieved[name].queries, pairs)
-        # Embedded as queries are, since :func:`embed_queries` returns embeddings by id.
-        load = embedder_loader(session, folder)
-        right = _rows_of(embed_queries(frame, load, as_documents=True), pairs.values())
+        embed = query_batches(embedder_loader(session, folder), as_documents=True)
+        by_id = embeddings_by_id(shown.map(embed, EMBEDDED))
+        right = np.stack([by_id[document] for document in pairs.values()])
         places = place_on_map(np.concatenate([left, right]), config.training.seed)
         places = places if earlier is None else turned_onto(places, earlier)
         earlier = places
@@ -279,20 +273,20 @@ def _pairs(
 
 
 def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
-    """The embeddings of some ids, which may be in any order."""
+    """Return the embeddings of some ids, which may be in any order."""
     rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
     return rows
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
-    """Rounded, with null for NaN and infinities, which JSON does not have."""
+    """Round, with null for NaN and infinities, which JSON does not have."""
     return [round(float(one), _DECIMALS) if np.isfinite(one) else None for one in values]
 
 
 def _found(
     key: int, found: Retrieved, ranks: Mapping[int, int | None], documents: Texts
 ) -> dict[str, Any]:
-    """The first documents of a query, and the rank of the right one."""
+    """Return the first documents of a query, and the rank of the right one."""
     wanted = found.queries.relevant[key]
     return {
         "rank": ranks[key],
@@ -306,7 +300,7 @@ def _found(
 def _texts(
     session: SparkSession, path: Location, column: str, ids: Iterable[int]
 ) -> dict[int, str]:
-    """The texts of some ids, cut where they are very long."""
+    """Read the texts of some ids, cut where they are very long."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     frame = read_parquet(session, path)

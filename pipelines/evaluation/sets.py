@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from pipelines import __version__
 from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError
-from pipelines.evaluation.base import WHOLE, Evaluation, Form, Tables, form_name
+from pipelines.evaluation.base import WHOLE_ALONE, Evaluation, Forms
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets, set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
+from pipelines.evaluation.rows import SparkRows, Tables
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
@@ -33,27 +34,33 @@ if TYPE_CHECKING:
     from pipelines.evaluation.intervals import Observations
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class NamedSet:
     """A set that the settings name.
 
     Attributes:
         name: In ``metrics.json``; no two have one name.
-        given: The file or folder.
-        evaluation: How it is measured on.
     """
 
     name: str
     given: str
     evaluation: Evaluation
 
+    @property
+    def source(self) -> tuple[Callable[..., Tables], str]:
+        """What is the same for sets of the same tables, such as those of held-out pairs."""
+        return self.evaluation.read, self.given
+
     def read(self, session: SparkSession, config: Config) -> Tables:
-        """The tables; raises InputError if they are not what they are said to be."""
+        """Read the tables; raises InputError if they are not what they are said to be."""
         with _naming_guards(config, self.given):
             return self.evaluation.read(session, config, self.given)
 
     def read_for_checkpoints(self, session: SparkSession, config: Config) -> Tables:
-        """The same as far as checkpoints are measured on it."""
+        """Read the same as far as checkpoints are measured on it."""
         with _naming_guards(config, self.given):
             read = self.evaluation.read_fewer or self.evaluation.read
             return read(session, config, self.given)
@@ -73,7 +80,7 @@ class Role(StrEnum):
 
 
 def told_sets(config: Config) -> dict[str, dict[str, str]]:
-    """Of each set that is measured on, in each form, by its name: `evaluation` and `role`."""
+    """Return by the name of each set, in each form: its `evaluation` and `role`."""
     return {
         name: {
             "evaluation": one.evaluation.name,
@@ -91,7 +98,7 @@ def _role(config: Config, one: NamedSet) -> Role:
 
 
 def named_sets(config: Config) -> list[NamedSet]:
-    """All that a model is to be measured on, evaluation by evaluation.
+    """Return all that a model is to be measured on, evaluation by evaluation.
 
     A set has its whole path for a name where short names would be equal.
 
@@ -107,27 +114,23 @@ def named_sets(config: Config) -> list[NamedSet]:
         for given in evaluation.sets(config)
     ]
     taken.update(one.name for one in sets if not one.evaluation.held_out)
-    named = [_named(config, one, one.name if taken[one.name] == 1 else one.given) for one in sets]
-    often = Counter(one.name for one in named)
-    for name in often:
-        if often[name] > 1:
-            raise InputError("evaluation", f"{name} is named twice", "name it once")
+
+    def name_of(one: NamedSet) -> str:
+        if one.evaluation.held_out:
+            return set_name(config, one.evaluation.name, one.given)
+        return one.name if taken[one.name] == 1 else one.given
+
+    named = [replace(one, name=name_of(one)) for one in sets]
+    name, often = Counter(one.name for one in named).most_common(1)[0] if named else ("", 0)
+    if often > 1:
+        raise InputError("evaluation", f"{name} is named twice", "name it once")
     return named
 
 
-def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
-    evaluation = one.evaluation
-    if evaluation.held_out:
-        name = set_name(config, evaluation.name, one.given)
-    return NamedSet(name, one.given, evaluation)
-
-
 def names_in_forms(one: NamedSet, config: Config) -> list[str]:
-    """What a set is called, and what in each other form in which it is measured on, too."""
-    is_nested = one.evaluation.nested is not None
-    widths = (WHOLE, *(config.trained_widths() if is_nested else ()))
-    hybrids = (False, True) if is_nested and config.evaluation.hybrid else (False,)
-    return [form_name(one.name, Form(width, hybrid)) for width in widths for hybrid in hybrids]
+    """Return what a set is called, and what in each other form in which it is measured."""
+    forms = Forms.of(config) if one.evaluation.has_forms else WHOLE_ALONE
+    return [form.named(one.name) for form in forms.each()]
 
 
 def intervals_between(
@@ -136,13 +139,12 @@ def intervals_between(
     after: Mapping[str, Observations],
     confidence: float = CONFIDENCE,
 ) -> dict[str, dict[str, Interval]]:
-    """How sure the differences between two models are, by set and figure.
+    """Return how sure the differences between two models are, by set and figure.
 
     Args:
         sets: Their evaluations; see :func:`told_sets`.
         before: Of a model, by set.
         after: Of another on the same sets; those that only one was measured on are left out.
-        confidence: Of the intervals.
     """
     return {
         name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
@@ -151,21 +153,8 @@ def intervals_between(
     }
 
 
-def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:
-    """What reads and checks a set once: several evaluations measure on the held-out pairs."""
-    known: dict[tuple[Callable[..., Tables], str], Tables] = {}
-
-    def read(one: NamedSet) -> Tables:
-        source = (one.evaluation.read, one.given)
-        if source not in known:
-            known[source] = one.read(session, config)
-        return known[source]
-
-    return read
-
-
 def check_sets(config: Config) -> None:
-    """Looks at files and folders to measure on, as far as that can be done without Spark.
+    """Look at files and folders to measure on, as far as that can be done without Spark.
 
     Raises:
         InputError: One is missing, cannot be read, or lacks a column.
@@ -178,7 +167,7 @@ def check_sets(config: Config) -> None:
 
 @contextmanager
 def _naming_guards(config: Config, given: str) -> Iterator[None]:
-    """Errors about a guard name the setting that it stands in, and not that of its evaluation."""
+    """Have errors about a guard name its own setting, and not that of its evaluation."""
     try:
         yield
     except InputError as error:
@@ -189,10 +178,9 @@ def _naming_guards(config: Config, given: str) -> Iterator[None]:
 
 
 def metric_named(config: Config, key: str, name: str) -> Metric:
-    """A metric of what the settings ask to measure, as checkpoints are measured.
+    """Return a metric of what the settings ask to measure, as checkpoints are measured.
 
     Args:
-        key: The setting that names it.
         name: The name of a set, in one of the forms that are measured, a dot, and the name of a
             figure, as in ``metrics.json``.
 
@@ -218,7 +206,7 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
 
 
 def check_tables(session: SparkSession, config: Config) -> None:
-    """Reads files and folders to measure on, but for held-out pairs, which preparing makes.
+    """Read files and folders to measure on, but for held-out pairs, which preparing makes.
 
     Raises:
         InputError: One is missing, or not what it is said to be.
@@ -229,7 +217,7 @@ def check_tables(session: SparkSession, config: Config) -> None:
 
 
 def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
-    """A digest of each set that :func:`pipelines.evaluation.sets.evaluate` measures on.
+    """Return a digest of each set that :func:`evaluate` measures on.
 
     It follows from the rows in any order, and from the release of this package, which decides how
     they are measured: two models measured under one digest may be compared.
@@ -240,33 +228,28 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     Raises:
         InputError: See :func:`check_tables`.
     """
-    # Several evaluations measure on the held-out pairs; they are read once.
     known: dict[tuple[Callable[..., Tables], str], str] = {}
     digests: dict[str, str] = {}
     for one in named_sets(config):
-        source = (one.evaluation.read, one.given)
-        if source not in known:
-            known[source] = digest_tables(*one.read(session, config).values())
-        digests |= dict.fromkeys(names_in_forms(one, config), known[source])
+        if one.source not in known:
+            known[one.source] = digest_tables(*one.read(session, config).values())
+        digests |= dict.fromkeys(names_in_forms(one, config), known[one.source])
     return digests
 
 
 def digest_tables(*tables: DataFrame) -> str:
-    """The digest of what a set is measured on, as :func:`digest_sets` has it."""
+    """Return the digest of what a set is measured on, as :func:`digest_sets` has it."""
     content = json.dumps([__version__, [_row_sum(table) for table in tables]])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _row_sum(table: DataFrame) -> Sequence[str]:
-    """Count and sum of the rows' hashes: the same in whichever order Spark has the rows."""
+    """Return count and sum of the rows' hashes: the same in whatever order the rows are."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     hashes = F.xxhash64(*table.columns).cast("decimal(20,0)")
     found = table.agg(F.count("*"), F.sum(hashes)).collect()[0]
     return [str(value) for value in found]
-
-
-logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -275,7 +258,7 @@ def evaluate(
     model_folder: Location | str,
     on_observed: Callable[[str, Observed], None] = lambda name, found: None,
 ) -> dict[str, dict[str, float]]:
-    """Measures a model on the held-out pairs and on the files and folders that are named.
+    """Measure a model on the held-out pairs and on the files and folders that are named.
 
     Args:
         config: ``evaluation`` says what is measured; the held-out pairs are those of
@@ -296,25 +279,22 @@ def evaluate(
     if config.evaluation.retrieval and not held_out_sets(config):
         place = PreparedFolder.of(config).corpus.queries.parent
         logger.info("no retrieval evaluation: there are no held-out pairs in %s", place)
-    read = table_reader(session, config)
+    forms = Forms.of(config)
+    known: dict[tuple[Callable[..., Tables], str], Tables] = {}
     figures: dict[str, dict[str, float]] = {}
     for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
         next_part(evaluation.part)
+        of_evaluation = list(sets)
         # All of an evaluation are checked before the first is worked on.
-        tables = {one.name: read(one) for one in sets}
-        for name, of_set in tables.items():
-
-            def observed(form: Form, found: Observed, name: str = name) -> None:
-                on_observed(form_name(name, form), found)
-
-            widths, hybrid = config.trained_widths(), config.evaluation.hybrid
-            by_form = evaluation.measure_at(
-                of_set,
-                load,
-                observed,
-                widths,
-                hybrid=hybrid,
-                metrics=config.evaluation.retrieval_metrics,
-            )
-            figures |= {form_name(name, form): one for form, one in by_form.items()}
+        for one in of_evaluation:
+            if one.source not in known:
+                known[one.source] = one.read(session, config)
+        for one in of_evaluation:
+            arranged = evaluation.arrange(known[one.source])
+            tables = {name: SparkRows(frame) for name, frame in arranged.items()}
+            for found in evaluation.measure(tables, load, forms):
+                name = found.form.named(one.name)
+                figures[name] = found.figures
+                if found.observed is not None:
+                    on_observed(name, found.observed)
     return figures

@@ -40,12 +40,7 @@ _COUNT_DIGITS = 20
 
 
 class _Claim(NamedTuple):
-    """The right to write a block.
-
-    Attributes:
-        part: The file that becomes it.
-        descriptor: Of that file, locked.
-    """
+    """The right to write a block."""
 
     part: Path
     descriptor: int
@@ -70,12 +65,10 @@ class BlockCache:
     def read(
         self, name: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
     ) -> bytes:
-        """Reads a part of a block, which is fetched unless it is there.
+        """Read a part of a block, which is fetched unless it is there.
 
         Args:
-            name: Of the block; may have folders.
             fetch: Gives the whole block; what it raises is raised.
-            start: The first byte.
             stop: One past the last; the end of the block unless given.
 
         Returns:
@@ -97,16 +90,12 @@ class BlockCache:
         return fetch()[start:stop]
 
     def discard(self, name: str) -> None:
-        """Removes a block, if it is there: it does not hold what it should."""
+        """Remove a block, if it is there: it does not hold what it should."""
         # The count is too large from now on, until blocks are removed next.
         (self.folder / name).unlink(missing_ok=True)
 
     def _claim(self, path: Path) -> _Claim | None:
-        """Waits for the right to write a block; None if another process has written it meanwhile.
-
-        Raises:
-            OSError: The folder cannot be written, or another process takes too long.
-        """
+        """Wait for the right to write a block; None if another process has written it meanwhile."""
         deadline = time.monotonic() + self.wait_seconds
         part = path.with_name(path.name + CLAIM_SUFFIX)
         while True:
@@ -125,7 +114,7 @@ class BlockCache:
                 return None
 
     def _fetched(self, claim: _Claim, path: Path, fetch: Callable[[], bytes]) -> bytes:
-        """Fetches a block, and keeps it if that can be."""
+        """Fetch a block, and keep it if that can be."""
         kept = False
         try:
             content = fetch()
@@ -141,11 +130,7 @@ class BlockCache:
             os.close(claim.descriptor)
 
     def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
-        """Writes a block; whether it was, which it is not if there is no room for it.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a block if there is room for it, and return whether it was written."""
         if len(content) > self.most_bytes or not self._reserve(claim, len(content)):
             return False
         try:
@@ -161,11 +146,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Counts a block that is about to be written; others go, if it were too much.
-
-        Returns:
-            Whether there is room: what others write at this moment cannot go.
-        """
+        """Count a block that is to be written, for which others go; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -180,7 +161,7 @@ class BlockCache:
 
     @contextmanager
     def _count_locked(self) -> Iterator[int]:
-        """Gives the file of the count while no other process has it."""
+        """Give the file of the count while no other process has it."""
         path = self.folder / COUNT_FILE
         descriptor = _opened(path)
         try:
@@ -190,18 +171,14 @@ class BlockCache:
             os.close(descriptor)
 
     def _counted(self, descriptor: int) -> int:
-        """The bytes of all blocks, as the file of the count says; if it does not, of the files."""
+        """Return the bytes of all blocks, by the file of the count, or else by the files."""
         written = os.pread(descriptor, _COUNT_DIGITS, 0)
         if len(written) == _COUNT_DIGITS and written.isdigit():
             return int(written)
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes blocks that were used least recently, until no more than some bytes are left.
-
-        Returns:
-            The bytes that are left. Blocks that are being written stay.
-        """
+        """Remove blocks used least recently until few bytes are left; return how many are."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.
@@ -235,7 +212,7 @@ def _write_count(descriptor: int, number: int) -> None:
 
 
 def _read(path: Path, start: int, stop: int | None) -> bytes | None:
-    """A part of a block, which counts as used now; None if it is not there."""
+    """Return a part of a block, which counts as used now; None if it is not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -257,11 +234,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _opened(path: Path) -> int:
-    """A file to lock and to write; it and its folder are made where they are not there.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Return a file to lock and to write; it and its folder are made where they are not there."""
     for _ in range(_ATTEMPTS):
         # Another process may remove the folder while it is empty.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -271,7 +244,7 @@ def _opened(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path, deadline: float) -> None:
-    """Waits for a lock.
+    """Wait for a lock.
 
     Raises:
         TimeoutError: Another process does not give it up.
@@ -292,7 +265,7 @@ def _locked_at_once(descriptor: int) -> bool:
 
 
 def _is_file_of(descriptor: int, path: Path) -> bool:
-    """Whether a file that was opened still has its name."""
+    """Return whether a file that was opened still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -300,7 +273,7 @@ def _is_file_of(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Removes what becomes a block unless some process is at it; whether it is gone."""
+    """Remove what becomes a block unless a process is at it; return whether it is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:
@@ -317,5 +290,5 @@ def _remove_abandoned(part: Path) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _tell_unkept(folder: Path, why: str) -> None:
-    """Warns once of each reason."""
+    """Warn once of each reason."""
     logger.warning("%s keeps no more blocks, which are fetched when needed (%s)", folder, why)

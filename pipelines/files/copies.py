@@ -22,12 +22,12 @@ from pipelines.settings.spark import StorageSettings
 
 UNUSED_SECONDS = 3600.0
 _WRITTEN_BY_OTHERS = 0o022
-# What :func:`_digest` gives: of nothing else in a folder that the user names.
+# What :func:`_copied` calls copies: of nothing else in a folder that the user names.
 _COPY = re.compile(r"[0-9a-f]{24}")
 
 
 def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
-    """A folder of this machine with the content of a folder.
+    """Return a folder of this machine with the content of a folder.
 
     Args:
         folder: On a file system, it is given back. In a store, its current version is copied.
@@ -48,20 +48,13 @@ def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: 
         versions.get_folder(source, aside)
         check(aside)
 
-    return _copied(source.store.options, _key(source), fetch)
+    # A version never changes; of other folders the files tell.
+    content = "" if source.place is not None else str(source.entries())
+    return _copied(source, content, fetch)
 
 
 def local_file(file: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
-    """A file of this machine with the content of a file.
-
-    Args:
-        file: On a file system, it is given back. In a store, it is copied.
-        check: Looks at a copy before it is used; what it raises, this raises.
-
-    Raises:
-        InputError: The folder for copies is not this user's alone.
-        OSError: The store cannot be read.
-    """
+    """Return a file of this machine with the content of a file; see :func:`local_folder`."""
     if isinstance(file, Path):
         return file
 
@@ -69,12 +62,11 @@ def local_file(file: Location, check: Callable[[Path], None] = lambda copy: None
         versions.get_file(file, aside / file.name)
         check(aside / file.name)
 
-    key = _digest(f"{file}{file.stat()}")
-    return _copied(file.store.options, key, fetch) / file.name
+    return _copied(file, str(file.stat()), fetch) / file.name
 
 
 def cache_folder(options: StorageSettings) -> Path:
-    """The folder of this machine for copies of what lies in stores; is made.
+    """Return the folder of this machine for copies of what lies in stores; it is made.
 
     Raises:
         InputError: Others could write to it.
@@ -91,20 +83,14 @@ def cache_folder(options: StorageSettings) -> Path:
     return folder
 
 
-def _key(source: RemotePath) -> str:
-    """The same for the same content: a version never changes, of other folders the files tell."""
-    content = str(source) if source.place is not None else f"{source}{source.entries()}"
-    return _digest(content)
+def _copied(source: RemotePath, content: str, fetch: Callable[[Path], None]) -> Path:
+    """Return the copy of a place; one that is not there is made by a function that fills a folder.
 
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
-
-
-def _copied(options: StorageSettings, key: str, fetch: Callable[[Path], None]) -> Path:
-    """The copy of this name; one that is not there is made by a function that fills a folder."""
-    copies = cache_folder(options) / "folders"
-    target = copies / key
+    Args:
+        content: Differs where the content does.
+    """
+    copies = cache_folder(source.store.options) / "folders"
+    target = copies / hashlib.sha256(f"{source}{content}".encode()).hexdigest()[:24]
     if not target.is_dir():
         _forget_unused(copies)
         try:

@@ -7,14 +7,15 @@ import functools
 import mmap
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import locks, storage, versions
+from pipelines.files import locks, storage
 from pipelines.files import owners as fencing
 from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.ownership import PROBE
@@ -29,29 +30,24 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CONTENT = b"sentence pipelines\n"
 
 
-def working_in(
-    *keys: str, reading: Sequence[str] = (), check: Callable[[Config], object] | None = None
-) -> Callable[[Callable[Concatenate[Config, _P], _T]], Callable[Concatenate[Config, _P], _T]]:
-    """Gives a job folders of the settings: it alone works in them while it runs.
+class JobDecorator(Protocol):
+    """A decorator of jobs, whose first argument is the settings."""
 
-    Args:
-        keys: The settings, such as `run.folder`.
-        reading: Settings of folders that it only reads; many jobs may, while none works in them.
-        check: Looks at the folders before anything is written into them.
-    """
+    def __call__(
+        self, job: Callable[Concatenate[Config, _P], _T], /
+    ) -> Callable[Concatenate[Config, _P], _T]:
+        """Return the job with what is done around it."""
+
+
+def around_job(enter: Callable[[str, Config], AbstractContextManager[object]]) -> JobDecorator:
+    """Have a job run inside of a context, which is given its name and the settings."""
 
     def decorate(
-        job: Callable[Concatenate[Config, _P], _T],
+        job: Callable[Concatenate[Config, _P], _T], /
     ) -> Callable[Concatenate[Config, _P], _T]:
         @functools.wraps(job)
         def work(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
-            if check is not None:
-                check(config)
-            with ExitStack() as stack:
-                for key in keys:
-                    stack.enter_context(work_folder(key, _folder(config, key), job.__name__))
-                for key in reading:
-                    stack.enter_context(_read_folder(key, _folder(config, key), job.__name__))
+            with enter(job.__name__, config):
                 return job(config, *args, **options)
 
         return work
@@ -59,18 +55,40 @@ def working_in(
     return decorate
 
 
+def working_in(
+    *keys: str, reading: Sequence[str] = (), check: Callable[[Config], object] | None = None
+) -> JobDecorator:
+    """Give a job folders of the settings: it alone works in them while it runs.
+
+    Args:
+        keys: The settings, such as `run.folder`.
+        reading: Settings of folders that it only reads; many jobs may, while none works in them.
+        check: Looks at the folders before anything is written into them.
+    """
+
+    @contextmanager
+    def folders(job: str, config: Config) -> Iterator[None]:
+        if check is not None:
+            check(config)
+        with ExitStack() as stack:
+            for key in keys:
+                stack.enter_context(work_folder(key, _folder(config, key), job))
+            for key in reading:
+                stack.enter_context(_read_folder(key, _folder(config, key), job))
+            yield
+
+    return around_job(folders)
+
+
 @contextmanager
 def work_folder(
     key: str, folder: Location, job: str, lock_file: Location | None = None
 ) -> Iterator[None]:
-    """Makes a folder, looks at what it can do, and keeps other jobs out of it.
+    """Make a folder, look at what it can do, and keep other jobs out of it.
 
     If the job fails before it has written anything, folders that were made are removed.
 
     Args:
-        key: The setting that names it.
-        folder: Absolute.
-        job: What is done there, shown to others.
         lock_file: `.lock` in the folder unless given.
 
     Raises:
@@ -78,9 +96,11 @@ def work_folder(
         PipelineError: Another job works there, or has taken over its lock.
     """
     place = folder if lock_file is None else lock_file.parent
-    made = _missing(place)
+    made: list[Path] = []
     try:
-        _make(key, place)
+        if isinstance(place, Path):
+            made += takewhile(lambda path: not path.exists(), (place, *place.parents))
+            _make(key, place)
         with _locked(key, folder, lock_file or folder / locks.LOCK_FILE, job):
             check_able(key, place)
             if lock_file is None:
@@ -124,8 +144,6 @@ def _locked(
         except OSError as error:
             if shared:
                 raise
-            if isinstance(folder, RemotePath):
-                raise _unable_in_store(key, folder, error) from None
             raise _unable(key, folder, "lock files", error) from None
         if lock is not None and not shared:
             stack.enter_context(fencing.fence(folder, lock.check))
@@ -133,72 +151,78 @@ def _locked(
 
 
 def check_able(key: str, folder: Location) -> None:
-    """Tries in a folder all that jobs do in it, so that an unfit mount is refused at the start.
-
-    Args:
-        key: The setting that names it.
-        folder: Is there.
+    """Try in a folder all that jobs do in it, so that an unfit mount is refused at the start.
 
     Raises:
         InputError: Something fails; names it.
     """
-    if isinstance(folder, RemotePath):
-        _check_store(key, folder)
-        return
-    probe = folder / "probe"
-    place = storage.aside_name(probe, ".part")
+    aside, what = storage.aside_name(folder / "probe", ".part"), ""
+    attempts = _tried(aside) if isinstance(aside, Path) else _tried_in_store(folder)
     try:
-        for what, attempt in _ABILITIES.items():
-            try:
-                attempt(place)
-            except OSError as error:
-                raise _unable(key, folder, what, error) from None
-        storage.clear_abandoned(probe, place)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _check_store(key: str, folder: RemotePath) -> None:
-    """Writes, reads, lists and deletes a file."""
-    probe = folder / f"{PROBE}{uuid.uuid4().hex}"
-    try:
-        _write_and_read(probe)
+        # Each is named before it is tried: the last name is that of what has failed.
+        while attempt := next(attempts, None):
+            what = attempt
     except OSError as error:
-        raise _unable_in_store(key, folder, error) from None
+        raise _unable(key, folder, what, error) from None
+    else:
+        if isinstance(aside, Path):
+            storage.clear_abandoned(aside.with_name("probe"), aside)
+    finally:
+        if isinstance(aside, Path):
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def _unable_in_store(key: str, folder: RemotePath, error: OSError) -> InputError:
-    return InputError(
-        key,
-        f"{folder} cannot be written, read and listed ({first_line(error)})",
-        "mend the address, storage.*_endpoint or the credentials; see docs/storage.md",
-    )
-
-
-def _write_and_read(probe: RemotePath) -> None:
-    versions.put_bytes(probe, _CONTENT)
+def _tried_in_store(folder: Location) -> Iterator[str]:
+    yield "write, read, list and delete files"
+    probe = folder / f"{PROBE}{uuid.uuid4().hex}"
+    storage.write_text(probe, _CONTENT.decode())
     if probe.read_bytes() != _CONTENT or probe not in set(probe.parent.iterdir()):
         raise OSError(errno.EIO, "it does not give what was written")
     probe.unlink()
 
 
+def _tried(place: Path) -> Iterator[str]:
+    """Do all that jobs need of a folder, in one that is made; yield the name of each before."""
+    yield "make folders"
+    place.mkdir()
+    yield "write files"
+    (place / "file").write_bytes(_CONTENT)
+    yield "replace the content of a file"
+    (place / "file").write_bytes(_CONTENT * 2)
+    yield "make a file for one process alone"
+    (place / "once").touch(exist_ok=False)
+    with suppress(FileExistsError):
+        (place / "once").touch(exist_ok=False)
+        raise OSError(errno.ENOTSUP, "two processes could make the same file")
+    yield "rename files"
+    (place / "once").replace(place / "file")
+    yield "rename folders"
+    (place / "folder").mkdir()
+    (place / "folder" / "file").write_bytes(_CONTENT)
+    (place / "folder").rename(place / "renamed")
+    yield "map files into memory"
+    with (
+        (place / "renamed" / "file").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        if mapped[:] != _CONTENT:
+            raise OSError(errno.EIO, "it gives other bytes than were written")
+
+
 def check_place(key: str, folder: Location) -> None:
-    """The same of a folder that may not be there yet, and is not made; see :func:`check_able`."""
-    if isinstance(folder, RemotePath):
-        _check_store(key, folder)
-        return
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    if not place.is_dir():
-        raise InputError(key, f"{place} is a file", "name a folder")
-    check_able(key, place)
+    """Do as :func:`check_able` with a folder that may not be there yet, and is not made."""
+    there = folder
+    if isinstance(folder, Path):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir():
+            raise InputError(key, f"{there} is a file", "name a folder")
+    check_able(key, there)
 
 
 def check_room(key: str, folder: Location, needed: int, what: str) -> None:
-    """Makes sure that something fits on the disk of a folder.
+    """Make sure that something fits on the disk of a folder.
 
     Args:
-        key: The setting that names it.
-        folder: Is there.
         needed: Bytes.
         what: Takes them.
 
@@ -221,21 +245,7 @@ def _folder(config: Config, key: str) -> Location:
     return location(attrgetter(key)(config), config.storage).absolute()
 
 
-def _missing(folder: Location) -> list[Path]:
-    """The folders that are to be made, the innermost first."""
-    found: list[Path] = []
-    if isinstance(folder, RemotePath):
-        return found
-    for path in (folder, *folder.parents):
-        if path.exists():
-            break
-        found.append(path)
-    return found
-
-
-def _make(key: str, folder: Location) -> None:
-    if isinstance(folder, RemotePath):
-        return
+def _make(key: str, folder: Path) -> None:
     for path in (*reversed(folder.parents), folder):
         if path.exists() and not path.is_dir():
             raise InputError(key, f"{path} is a file", "name a folder")
@@ -251,7 +261,7 @@ def _make(key: str, folder: Location) -> None:
 
 @contextmanager
 def named_when_full(key: str, folder: Location) -> Iterator[None]:
-    """While a folder is written, names it where there is no room left in it.
+    """Name a folder, while it is written, where there is no room left in it.
 
     Raises:
         InputError: Its disk, or the user's quota, is full.
@@ -266,7 +276,11 @@ def named_when_full(key: str, folder: Location) -> Iterator[None]:
 
 def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
     if isinstance(folder, RemotePath):
-        return _unable_in_store(key, folder, error)
+        return InputError(
+            key,
+            f"{folder} cannot be written, read and listed ({first_line(error)})",
+            "mend the address, storage.*_endpoint or the credentials; see docs/storage.md",
+        )
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return InputError(key, f"{folder} is full ({reason})", "make room, or name another folder")
@@ -278,51 +292,3 @@ def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError
         f"{folder} is on a file system that cannot {what} ({reason})",
         "name a folder on one that can: a disk, NFS, Lustre; see docs/clusters.md",
     )
-
-
-def _write(place: Path) -> None:
-    (place / "file").write_bytes(_CONTENT)
-
-
-def _write_again(place: Path) -> None:
-    (place / "file").write_bytes(_CONTENT * 2)
-
-
-def _make_once(place: Path) -> None:
-    (place / "once").touch(exist_ok=False)
-    try:
-        (place / "once").touch(exist_ok=False)
-    except FileExistsError:
-        return
-    raise OSError(errno.ENOTSUP, "two processes could make the same file")
-
-
-def _rename_file(place: Path) -> None:
-    (place / "once").replace(place / "file")
-
-
-def _rename_folder(place: Path) -> None:
-    (place / "folder").mkdir()
-    (place / "folder" / "file").write_bytes(_CONTENT)
-    (place / "folder").rename(place / "renamed")
-
-
-def _map(place: Path) -> None:
-    with (
-        (place / "renamed" / "file").open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-    ):
-        if mapped[:] != _CONTENT:
-            raise OSError(errno.EIO, "it gives other bytes than were written")
-
-
-_ABILITIES: Mapping[str, Callable[[Path], None]] = {
-    "make folders": Path.mkdir,
-    "write files": _write,
-    "replace the content of a file": _write_again,
-    "make a file for one process alone": _make_once,
-    "rename files": _rename_file,
-    "rename folders": _rename_folder,
-    "map files into memory": _map,
-}
-"""What jobs need of a folder, in an order in which each finds what those before it have left."""

@@ -2,8 +2,8 @@
 
 A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`, which has those of its
 methods that are used here, with the same meaning; so what reads a folder does not ask where it is.
-What stores cannot do (to rename, to grow a file, to map one into memory) remote paths do not
-have: :mod:`pipelines.files.storage` writes, and :mod:`pipelines.files.copies` makes local copies.
+What stores cannot do (rename, grow a file, map one into memory) remote paths do not have:
+:mod:`pipelines.files.storage` writes, and :mod:`pipelines.files.copies` makes local copies.
 """
 
 from __future__ import annotations
@@ -26,24 +26,14 @@ if TYPE_CHECKING:
 
 
 class RangeReader(io.RawIOBase):
-    """A file in a store, of which each read is one request, made again when it is lost.
+    """A file in a store, of which each read is one request, made again when it is lost."""
 
-    Args:
-        store: Has the file.
-        path: In the store's file system.
-        name: For messages.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-
-    def __init__(self, store: Store, path: str, name: str) -> None:
+    def __init__(self, path: RemotePath) -> None:
         super().__init__()
-        self._store = store
-        self._name = name
+        self._path = path
         self._place = 0
-        self._file = store.retried(
-            f"opening {name}", lambda: store.open().files.open_input_file(path)
+        self._file = path.store.retried(
+            f"opening {path}", lambda: path.files.open_input_file(path.fs_path)
         )
 
     @cached_property
@@ -51,37 +41,37 @@ class RangeReader(io.RawIOBase):
         return int(self._file.size())
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The next byte that is read."""
+        """Return the next byte that is read."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to another byte; nothing is read."""
+        """Move to another byte; nothing is read."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
         self._place = max(base + offset, 0)
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Reads some bytes, fewer at the end of the file."""
+        """Read some bytes, fewer at the end of the file."""
         wanted = max(min(len(buffer), self._size - self._place), 0)
         if not wanted:
             return 0
-        found = self._store.retried(
-            f"reading {self._name}", lambda: self._file.read_at(wanted, self._place)
+        found = self._path.store.retried(
+            f"reading {self._path}", lambda: self._file.read_at(wanted, self._place)
         )
         buffer[: len(found)] = found
         self._place += len(found)
         return len(found)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if not self.closed:
             self._file.close()
         super().close()
@@ -100,7 +90,6 @@ class Status:
     """What a store says of a file; named as in :class:`os.stat_result`.
 
     Attributes:
-        st_size: Bytes.
         st_mtime: Time of the last change, in seconds since 1970.
         st_mtime_ns: The same in nanoseconds.
     """
@@ -126,7 +115,7 @@ class RemotePath:
 
     @classmethod
     def parse(cls, address: str, options: StorageSettings | None = None) -> RemotePath:
-        """The place that an address names.
+        """Return the place that an address names.
 
         Raises:
             ValueError: It is no address, or its path goes up.
@@ -192,19 +181,19 @@ class RemotePath:
         return RemotePath(self.store, key)
 
     def joinpath(self, *names: str) -> RemotePath:
-        """The place below this one."""
+        """Return the place below this one."""
         return RemotePath(self.store, self.key.joinpath(*names))
 
     def with_name(self, name: str) -> RemotePath:
-        """The place beside this one."""
+        """Return the place beside this one."""
         return RemotePath(self.store, self.key.with_name(name))
 
     def with_suffix(self, suffix: str) -> RemotePath:
-        """The place beside this one with another suffix."""
+        """Return the place beside this one with another suffix."""
         return RemotePath(self.store, self.key.with_suffix(suffix))
 
     def relative_to(self, folder: Location) -> PurePosixPath:
-        """The way down from a folder.
+        """Return the way down from a folder.
 
         Raises:
             ValueError: It is not below that.
@@ -215,7 +204,7 @@ class RemotePath:
         return self.key.relative_to(folder.key)
 
     def is_relative_to(self, folder: Location) -> bool:
-        """Whether it is a folder or below it."""
+        """Return whether it is a folder or below it."""
         return (
             isinstance(folder, RemotePath)
             and self.store.identity == folder.store.identity
@@ -223,74 +212,70 @@ class RemotePath:
         )
 
     def absolute(self) -> RemotePath:
-        """Itself: an address is absolute."""
+        """Return itself: an address is absolute."""
         return self
 
     def resolve(self) -> RemotePath:
-        """Itself: stores have no links."""
+        """Return itself: stores have no links."""
         return self
 
     def expanduser(self) -> RemotePath:
-        """Itself: stores have no homes."""
+        """Return itself: stores have no homes."""
         return self
 
     def as_uri(self) -> str:
-        """Its address."""
+        """Return the address."""
         return str(self)
 
     def is_symlink(self) -> bool:
-        """Never: stores have no links."""
+        """Return False: stores have no links."""
         return False
 
     def exists(self) -> bool:
-        """Whether there is such a file, or anything below."""
+        """Return whether there is such a file, or anything below."""
         return bool(self._info.type)
 
     def is_file(self) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
         return bool(self._info.is_file)
 
     def is_dir(self) -> bool:
-        """Whether there is anything below."""
+        """Return whether there is anything below."""
         from pyarrow.fs import FileType
 
         return bool(self._info.type == FileType.Directory)
 
     def stat(self) -> Status:
-        """Size and time of the last change.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
+        """Return size and time of the last change."""
         info = self._info
         if not info.type:
             raise FileNotFoundError(f"there is no {self}")
         return _status(info)
 
     def lstat(self) -> Status:
-        """The same: stores have no links."""
+        """Return the same: stores have no links."""
         return self.stat()
 
     def mkdir(self, mode: int = 0, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: a folder comes with what is in it."""
+        """Do nothing: a folder comes with what is in it."""
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What is directly in it, sorted; nothing of a folder that is not there."""
+        """Return what is directly in it, sorted; nothing of a folder that is not there."""
         return (self / name for name, _ in self.entries(recursive=False))
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """What is in it, at the depth of a pattern; ``**`` stands for any depth."""
+        """Yield what is in it, at the depth of a pattern; ``**`` stands for any depth."""
         wanted = pattern.split("/")
         for name, _ in self.entries(recursive=len(wanted) > 1 or "**" in wanted):
             if fits(name.split("/"), wanted):
                 yield self / name
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
-        """The same at any depth."""
+        """Return the same at any depth."""
         return self.glob(f"**/{pattern}")
 
     def entries(self, *, recursive: bool = True) -> list[tuple[str, Status | None]]:
-        """All that is in it, sorted: names below it; size and time, None of a folder."""
+        """Return all that is in it, sorted: names below it; size and time, None of a folder."""
         from pyarrow.fs import FileSelector
 
         lists_folders = self.store.open().lists_folders
@@ -310,30 +295,22 @@ class RemotePath:
         return sorted((name, status) for name, status in named.items() if name)
 
     def open(self, mode: str = "r", buffering: int = READ_AHEAD, encoding: str = "") -> IO:
-        """Opens a file to read it.
+        """Open a file to read it.
 
         Args:
             mode: `rb` or `r`.
             buffering: Bytes of a request at least; 0 for as many as are asked for.
-            encoding: Of text.
-
-        Raises:
-            FileNotFoundError: There is no such file.
         """
         if mode not in ("rb", "r", "rt"):
             raise io.UnsupportedOperation(f"{self} is not written in place")
-        raw = RangeReader(self.store, self.fs_path, str(self))
+        raw = RangeReader(self)
         if not buffering and mode == "rb":
             return raw  # type: ignore[return-value]
         buffered = io.BufferedReader(raw, buffering or READ_AHEAD)
         return io.TextIOWrapper(buffered, encoding or "utf-8") if mode != "rb" else buffered
 
     def read_bytes(self) -> bytes:
-        """The content of a file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
+        """Return the content of a file."""
 
         def attempt() -> bytes:
             with self.files.open_input_stream(self.fs_path) as stream:
@@ -342,15 +319,11 @@ class RemotePath:
         return self.store.retried(f"reading {self}", attempt)
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
-        """The content of a text file; raises as :meth:`read_bytes`."""
+        """Return the content of a text file; raises as :meth:`read_bytes`."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Deletes a file.
-
-        Raises:
-            FileNotFoundError: There is none, and there has to be one.
-        """
+        """Delete a file."""
         asked = False
 
         def attempt() -> None:
@@ -389,11 +362,10 @@ P = TypeVar("P", Path, RemotePath, Path | RemotePath)
 
 
 def location(given: str | Location, options: StorageSettings | None = None) -> Location:
-    """The place that a setting names: an address of a store, or a path.
+    """Return the place that a setting names: an address of a store, or a path.
 
     Args:
         given: As :data:`pipelines.settings.base.StoredPath` has checked it.
-        options: How stores are reached.
     """
     if not isinstance(given, str):
         return given
@@ -403,7 +375,7 @@ def location(given: str | Location, options: StorageSettings | None = None) -> L
 
 
 def is_remote(given: str) -> bool:
-    """Whether a setting names a place in a store."""
+    """Return whether a setting names a place in a store."""
     return ADDRESS.fullmatch(given) is not None
 
 
@@ -432,36 +404,36 @@ def matching(pattern: Location) -> list[Location]:
 def fixed_folder(pattern: P) -> P:
     """Return the folder above the first wildcard of a glob."""
     folder = pattern
-    while glob.has_magic(str(folder)):
+    while glob.has_magic(str(folder)) and folder.name:
         folder = folder.parent
     return folder
 
 
 def is_within(path: Location, folder: Location) -> bool:
-    """Whether a place is a folder or below it; none of a store is on a file system."""
+    """Return whether a place is a folder or below it; none of a store is on a file system."""
     if isinstance(path, Path) and isinstance(folder, Path):
         return path.is_relative_to(folder)
     return isinstance(path, RemotePath) and path.is_relative_to(folder)
 
 
 def listed(folder: Location, pattern: str) -> list[Location]:
-    """What is in a folder at the depth of a pattern, in the order of the names."""
+    """Return what is in a folder at the depth of a pattern, in the order of the names."""
     found: list[Location] = list(folder.glob(pattern))
     return sorted(found, key=str)
 
 
 def arrow_source(path: Location) -> Path | IO:
-    """A file as the readers of pyarrow take it."""
+    """Return a file as the readers of pyarrow take it."""
     return path if isinstance(path, Path) else path.open("rb", buffering=0)
 
 
 def version_of(place: RemotePath, name: str) -> RemotePath:
-    """A version of a folder, which knows what it is a version of."""
+    """Return a version of a folder, which knows what it is a version of."""
     return replace(place / name, place=place)
 
 
 def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the parts of a way down are those of a pattern; ``**`` stands for any depth."""
+    """Return whether the parts of a way down fit to those of a pattern; ``**`` is any depth."""
     if not wanted:
         return not names
     if wanted[0] == "**":
@@ -472,7 +444,7 @@ def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
 def _with_folders(
     named: Mapping[str, Status | None], *, recursive: bool
 ) -> dict[str, Status | None]:
-    """All that was found at any depth, with the folders that it is in; or what is at the top."""
+    """Return what was found at any depth, with the folders that it is in; or the top of it."""
     folders = {str(way): None for name in named for way in PurePosixPath(name).parents[:-1]}
     all_named = folders | dict(named)
     return {name: found for name, found in all_named.items() if recursive or "/" not in name}
@@ -488,10 +460,10 @@ SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 
 def is_compressed(file: Location) -> bool:
-    """Whether the name ends with the suffix of a compression."""
+    """Return whether the name ends with the suffix of a compression."""
     return file.suffix.lower() in SUFFIXES
 
 
 def plain_suffix(file: Location) -> str:
-    """The suffix under that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
+    """Return the suffix under that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
     return PurePath(file.stem if is_compressed(file) else file.name).suffix.lower()

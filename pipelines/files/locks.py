@@ -4,8 +4,8 @@ The holder of a lock has a file, and rewrites it every few seconds as a heartbea
 same machine and namespace is looked up among the processes; one from elsewhere is alive as long as
 its file changes, and its lock is taken over when the file has not changed for some minutes. The
 place only has to create a file exclusively and change it as a whole, which shared folders of all
-kinds and most object stores can, unlike the locks of a kernel; see
-:mod:`pipelines.files.locks`.
+kinds can, and most object stores by :mod:`pipelines.files.conditional`, unlike the locks of a
+kernel.
 
 The package ``filelock`` does not do: it uses kernel locks, which shared file systems have not or
 keep to one machine, or a bare file without an owner, which stays when a job is killed.
@@ -13,12 +13,6 @@ keep to one machine, or a bare file without an owner, which stays when a job is 
 A lock may be shared: each holder that shares it has a file of its own beside that of the lock. A
 process makes its own file first and then looks for those of others, so that of two that exclude
 one another at most one gets the lock.
-
-What a lock needs of a place: a file that one process alone makes, and that changes as a whole.
-
-File systems create exclusively and rename. Object stores have conditional writes, by which
-:mod:`pipelines.files.conditional` makes, changes and removes a file only as long as it is what it
-was when it was read.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
@@ -40,163 +34,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from pipelines.errors import PipelineError
 from pipelines.files import conditional, storage
-from pipelines.files.conditional import (
-    NoConditionalWritesError,
-    can_condition,
-    create,
-    delete,
-    read,
-)
-from pipelines.files.conditional import replace as conditional_replace
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
-
-SHARED = re.compile(r".*\.[0-9a-f]{32}")
-"""The names of the files of those who share a lock."""
-GONE = re.compile(r"\..*\.[0-9a-f]{8}\.gone")
-"""The names of files that are being removed."""
-IsSame = Callable[[bytes, bytes], bool]
-P = TypeVar("P", Path, RemotePath)
-
-
-class LockFiles(Protocol[P]):
-    """The file operations of locks in one kind of place.
-
-    Attributes:
-        beat_seconds: After which a holder changes its file.
-        poll_seconds: After which others look at it again.
-    """
-
-    beat_seconds: float
-    poll_seconds: float
-
-    def make(self, path: P, content: bytes) -> bool:
-        """Makes a file unless there is one."""
-
-    def content(self, path: P) -> bytes | None:
-        """The content of a file; None where there is none."""
-
-    def change(self, path: P, content: bytes) -> None:
-        """Replaces the content of this process's own file as a whole."""
-
-    def remove(self, path: P, known: bytes, is_same: IsSame) -> None:
-        """Removes a file if it is what is known; of several processes one succeeds."""
-
-    def beside(self, path: P) -> list[P]:
-        """The files of those who share a lock."""
-
-    def sweep(self, path: P) -> None:
-        """Removes what processes left that were killed while they changed or removed a file."""
-
-
-class PosixLockFiles:
-    """On a file system."""
-
-    beat_seconds = 2.0
-    poll_seconds = 0.1
-
-    def make(self, path: Path, content: bytes) -> bool:
-        """See :class:`LockFiles`."""
-        return storage.create_file(path, content)
-
-    def content(self, path: Path) -> bytes | None:
-        """See :class:`LockFiles`."""
-        with suppress(FileNotFoundError):
-            return path.read_bytes()
-        return None
-
-    def change(self, path: Path, content: bytes) -> None:
-        """As a whole: on a full disk the file stays as it is."""
-        aside = storage.aside_name(path, ".part")
-        try:
-            aside.write_bytes(content)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-
-    def remove(self, path: Path, known: bytes, is_same: IsSame) -> None:
-        """See :class:`LockFiles`."""
-        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.gone")
-        try:
-            path.rename(aside)
-        except FileNotFoundError:
-            return
-        with suppress(FileNotFoundError):
-            if is_same(aside.read_bytes(), known):
-                aside.unlink()
-            else:
-                aside.rename(path)
-
-    def beside(self, path: Path) -> list[Path]:
-        """See :class:`LockFiles`."""
-        return sorted(_of_sharers(path))
-
-    def sweep(self, path: Path) -> None:
-        """See :class:`LockFiles`."""
-        for left in _left(path):
-            left.unlink(missing_ok=True)
-
-
-def _of_sharers(path: P) -> Iterator[P]:
-    found: Iterator[Any] = path.parent.glob(f"{path.name}.*")
-    return (file for file in found if SHARED.fullmatch(file.name))
-
-
-def _left(path: Path) -> Iterator[Path]:
-    for file in path.parent.glob(f".{path.name}.*"):
-        if GONE.fullmatch(file.name) or storage.is_aside(file.name):
-            yield file
-
-
-class StoreLockFiles:
-    """In an object store. Each request costs, so holders change their files less often."""
-
-    beat_seconds = 4.0
-    poll_seconds = 1.0
-
-    def make(self, path: RemotePath, content: bytes) -> bool:
-        """See :class:`LockFiles`."""
-        return conditional.create(path, content)
-
-    def content(self, path: RemotePath) -> bytes | None:
-        """See :class:`LockFiles`."""
-        found = conditional.read(path)
-        return None if found is None else found.content
-
-    def change(self, path: RemotePath, content: bytes) -> None:
-        """See :class:`LockFiles`."""
-        found = conditional.read(path)
-        if found is not None:
-            conditional.replace(found, content)
-
-    def remove(self, path: RemotePath, known: bytes, is_same: IsSame) -> None:
-        """See :class:`LockFiles`.
-
-        It is emptied first, on condition that it has not changed: who does that, deletes it. A
-        file that is empty stands for a holder that cannot be told, so others leave it alone.
-        """
-        found = conditional.read(path)
-        if found is not None and is_same(found.content, known) and conditional.replace(found, b""):
-            conditional.delete(path)
-
-    def beside(self, path: RemotePath) -> list[RemotePath]:
-        """See :class:`LockFiles`."""
-        return sorted(_of_sharers(path))
-
-    def sweep(self, path: RemotePath) -> None:
-        """Nothing: there are no renames that could be interrupted."""
-
-
-_POSIX: LockFiles[Path] = PosixLockFiles()
-_STORE: LockFiles[RemotePath] = StoreLockFiles()
-
-
-def files_for(path: Location) -> LockFiles[Any]:
-    """The operations for a place."""
-    return _STORE if isinstance(path, RemotePath) else _POSIX
-
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +50,132 @@ SILENT_SECONDS = 150.0
 
 By then the workers of a run whose driver is gone have ended too: they wait for it for
 :data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
+SHARED = re.compile(r".*\.[0-9a-f]{32}")
+"""The names of the files of those who share a lock."""
+GONE = re.compile(r"\..*\.[0-9a-f]{8}\.gone")
+"""The names of files that are being removed."""
 _LOG_SECONDS = 5.0
 _BEGINNING = b'{"job": '
+
+Place = TypeVar("Place", Path, RemotePath)
+
+
+class LockFiles(Protocol[Place]):
+    """The file operations of locks in one kind of place.
+
+    Attributes:
+        beat_seconds: After which a holder changes its file.
+        poll_seconds: After which others look at it again.
+    """
+
+    beat_seconds: float
+    poll_seconds: float
+
+    def make(self, path: Place, content: bytes) -> bool:
+        """Make a file unless there is one, and return whether this did."""
+
+    def content(self, path: Place) -> bytes | None:
+        """Return the content of a file; None where there is none."""
+
+    def change(self, path: Place, content: bytes) -> None:
+        """Replace the content of this process's own file as a whole."""
+
+    def remove(self, path: Place, known: bytes) -> None:
+        """Remove a file if it is still the holder's that is known; of several processes one can."""
+
+    def beside(self, path: Place) -> list[Place]:
+        """Return the files of those who share a lock."""
+        found: Iterator[Any] = path.parent.glob(f"{path.name}.*")
+        return sorted(file for file in found if SHARED.fullmatch(file.name))
+
+    def sweep(self, path: Place) -> None:
+        """Remove what processes left that were killed while they changed or removed a file."""
+
+
+class PosixLockFiles(LockFiles[Path]):
+    """On a file system."""
+
+    beat_seconds = 2.0
+    poll_seconds = 0.1
+
+    @override
+    def make(self, path: Path, content: bytes) -> bool:
+        return storage.create_file(path, content)
+
+    @override
+    def content(self, path: Path) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        return None
+
+    @override
+    def change(self, path: Path, content: bytes) -> None:
+        # On a full disk the file stays as it is.
+        aside = storage.aside_name(path, ".part")
+        try:
+            aside.write_bytes(content)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    @override
+    def remove(self, path: Path, known: bytes) -> None:
+        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.gone")
+        with suppress(FileNotFoundError):
+            path.rename(aside)
+            if _is_same(aside.read_bytes(), known):
+                aside.unlink()
+            else:
+                aside.rename(path)
+
+    @override
+    def sweep(self, path: Path) -> None:
+        for file in path.parent.glob(f".{path.name}.*"):
+            if GONE.fullmatch(file.name) or storage.is_aside(file.name):
+                file.unlink(missing_ok=True)
+
+
+class StoreLockFiles(LockFiles[RemotePath]):
+    """In an object store. Each request costs, so holders change their files less often."""
+
+    beat_seconds = 4.0
+    poll_seconds = 1.0
+
+    @override
+    def make(self, path: RemotePath, content: bytes) -> bool:
+        return conditional.create(path, content)
+
+    @override
+    def content(self, path: RemotePath) -> bytes | None:
+        found = conditional.read(path)
+        return None if found is None else found.content
+
+    @override
+    def change(self, path: RemotePath, content: bytes) -> None:
+        found = conditional.read(path)
+        if found is not None:
+            conditional.replace(found, content)
+
+    @override
+    def remove(self, path: RemotePath, known: bytes) -> None:
+        # It is emptied first, on condition that it has not changed: who does that, deletes it. A
+        # file that is empty stands for a holder that cannot be told, so others leave it alone.
+        found = conditional.read(path)
+        if found is not None and _is_same(found.content, known) and conditional.replace(found, b""):
+            conditional.delete(path)
+
+    @override
+    def sweep(self, path: RemotePath) -> None:
+        """Do nothing: there are no renames that could be interrupted."""
+
+
+_POSIX, _STORE = PosixLockFiles(), StoreLockFiles()
+
+
+def files_for(path: Location) -> LockFiles[Any]:
+    """Return the operations for a place."""
+    return _STORE if isinstance(path, RemotePath) else _POSIX
+
 
 _keys_here: set[str] = set()
 """Of all locks that this process holds or is about to."""
@@ -221,11 +188,8 @@ class Holder:
 
     Attributes:
         job: What it does, such as `train`.
-        host: Name of its machine.
         owner: Its process, as :class:`~pipelines.files.owners.Owner` writes it.
-        since: UTC, in ISO 8601.
         key: Of this lock alone.
-        beat: Counts up.
     """
 
     job: str
@@ -237,14 +201,31 @@ class Holder:
 
     @classmethod
     def here(cls, job: str) -> Holder:
-        """This process."""
+        """Return this process."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(job, socket.gethostname(), str(Owner.here()), since, uuid.uuid4().hex)
+
+    @classmethod
+    def parse(cls, content: bytes) -> Holder | None:
+        """Return None of what no release has written, or not whole; another one may say more."""
+        with suppress(ValueError, TypeError):
+            known = json.loads(content)
+            names = (part.name for part in fields(cls))
+            return cls(**{name: known[name] for name in names if name in known})
+        return None
 
     @property
     def process(self) -> Owner | None:
         """The process, unless another release has written it."""
         return Owner.parse(str(self.owner))
+
+    def is_gone(self) -> bool | None:
+        """Return whether the process is gone; None where that cannot be known."""
+        process = self.process
+        if process is None:
+            return None
+        # What this process could not remove, while a store was away, is nobody's any more.
+        return (process == Owner.here() and self.key not in _keys_here) or process.is_gone()
 
     def __str__(self) -> str:
         number = self.process.process if self.process else "?"
@@ -255,7 +236,6 @@ class LockedError(PipelineError):
     """Another process holds the lock.
 
     Args:
-        path: The file of the lock.
         holder: The process; None where the file does not say.
     """
 
@@ -273,13 +253,7 @@ class ForeignLockError(LockedError):
 
 
 class Lock:
-    """A lock that is held, kept up by a thread.
-
-    Args:
-        path: The holder's file, which is there.
-        holder: What stands in it.
-        shared: Whether others may hold it too.
-    """
+    """A lock that is held, kept up by a thread."""
 
     def __init__(self, path: Location, holder: Holder, *, shared: bool) -> None:
         self.shared = shared
@@ -293,7 +267,7 @@ class Lock:
         self._thread.start()
 
     def check(self) -> None:
-        """Makes sure that no other process has taken the lock over; reads the file.
+        """Make sure that no other process has taken the lock over: read the file.
 
         Raises:
             PipelineError: One has, as this one was suspended for too long, or the file is gone.
@@ -308,20 +282,20 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Releases the lock; what cannot be removed is taken over by who wants it next."""
+        """Release the lock; what cannot be removed is taken over by who wants it next."""
         self._ended.set()
         self._thread.join(timeout=SILENT_SECONDS)
         if self._lost:
             return
         try:
-            self._files.remove(self._path, _line(self._holder), _is_same)
+            self._files.remove(self._path, _line(self._holder))
         except OSError as error:
             # Of a job that fails as its store is away, that is what has to be seen.
             logger.warning("the lock %s cannot be removed: %s", self._path, error)
 
     def _is_ours(self) -> bool:
         content = self._files.content(self._path)
-        found = None if content is None else _parsed(content)
+        found = None if content is None else Holder.parse(content)
         return content is not None and (found is None or found.key == self._holder.key)
 
     def _keep_up(self) -> None:
@@ -340,7 +314,7 @@ class Lock:
 def held(
     path: Location, job: str, *, shared: bool = False, wait_seconds: float = 0.0
 ) -> Iterator[Lock | None]:
-    """Holds a lock while the block runs.
+    """Hold a lock while the block runs.
 
     A block inside of one that holds the lock already, in the same thread, has it too, unless it
     wants alone what the other shares. A store without conditional writes has no locks: that is
@@ -348,9 +322,7 @@ def held(
 
     Args:
         path: The file, in a folder that is there.
-        job: What is done, shown to others.
         shared: Whether others may hold it at the same time, if they share it as well.
-        wait_seconds: For a holder to end.
 
     Yields:
         The lock; None without one.
@@ -391,47 +363,44 @@ def held(
 
 @lru_cache(maxsize=64)
 def _unable(folder: RemotePath) -> str | None:
-    """Why there can be no lock in a folder of a store; None where there can.
-
-    Raises:
-        OSError: The store cannot be asked.
-    """
-    problem = can_condition(folder.store)
+    """Return why there can be no lock in a folder of a store; None where there can."""
+    problem = conditional.can_condition(folder.store)
     if problem:
         return problem
     probe = folder / f".probe-{uuid.uuid4().hex}"
     try:
         # Some servers fail at a file without content.
-        create(probe, b"0")
-        found = read(probe)
-        able = found is not None and conditional_replace(found, b"1") and not create(probe, b"2")
-    except NoConditionalWritesError as error:
+        conditional.create(probe, b"0")
+        found = conditional.read(probe)
+        follows = found is not None and conditional.replace(found, b"1")
+        able = follows and not conditional.create(probe, b"2")
+    except conditional.NoConditionalWritesError as error:
         return str(error)
     finally:
         # What could not be written says more than that it cannot be removed, and says it before
         # a store that is away has been asked for minutes.
         with suppress(OSError):
-            delete(probe)
+            conditional.delete(probe)
     return None if able else "its server does not follow conditions"
 
 
 def is_lock(name: str) -> bool:
-    """Whether a file in a folder is called as its lock, or one of those who share it."""
+    """Return whether a file in a folder is called as its lock, or one of those who share it."""
     return name == LOCK_FILE or bool(name.startswith(LOCK_FILE) and SHARED.fullmatch(name))
 
 
 def is_left(name: str) -> bool:
-    """Whether a file is what a process has left that was killed while it let a lock go."""
+    """Return whether a file was left by a process that was killed while it let a lock go."""
     return LOCK_FILE in name and GONE.fullmatch(name) is not None
 
 
 def held_here() -> tuple[Lock, ...]:
-    """The locks that are held by the blocks around the caller."""
+    """Return the locks that are held by the blocks around the caller."""
     return tuple(_held.get().values())
 
 
 def check_held() -> None:
-    """Makes sure that the blocks around the caller still hold their locks; see :class:`Lock`."""
+    """Make sure that the blocks around the caller still hold their locks; see :class:`Lock`."""
     for lock in held_here():
         lock.check()
 
@@ -453,10 +422,9 @@ def _tried(path: Location, own: Location, holder: Holder) -> Lock:
     while not files.make(own, _line(holder)):
         _refuse_if_alive(path, own)
     lock = Lock(own, holder, shared=own != path)
-    # A shared holder excludes exclusive ones only.
-    others = [path] if lock.shared else files.beside(path)
     try:
-        for other in others:
+        # A shared holder excludes exclusive ones only.
+        for other in [path] if lock.shared else files.beside(path):
             _refuse_if_alive(path, other)
         if not lock.shared:
             files.sweep(path)
@@ -467,7 +435,7 @@ def _tried(path: Location, own: Location, holder: Holder) -> Lock:
 
 
 def _refuse_if_alive(path: Location, file: Location) -> None:
-    """Removes the file of a holder that is gone; returns too when the file is gone by itself.
+    """Remove the file of a holder that is gone; return too when the file is gone by itself.
 
     Raises:
         LockedError: The holder is alive.
@@ -478,14 +446,14 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
     while (content := files.content(file)) is not None:
         if _is_foreign(content):
             raise ForeignLockError(path, file)
-        found = _parsed(content)
+        found = Holder.parse(content)
         silent = time.monotonic() - began
-        is_gone = _is_gone(found)
+        is_gone = found.is_gone() if found else None
         # A file that changes has a live holder, whatever its content.
         if is_gone is False or (content != first and not is_gone):
             raise LockedError(path, found)
         if is_gone or silent > SILENT_SECONDS:
-            files.remove(file, content, _is_same)
+            files.remove(file, content)
             return
         if silent > _LOG_SECONDS and not logged:
             logged = True
@@ -493,18 +461,8 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
         time.sleep(files.poll_seconds)
 
 
-def _is_gone(found: Holder | None) -> bool | None:
-    """Whether a holder is gone; None where that cannot be known."""
-    process = found.process if found else None
-    if found is None or process is None:
-        return None
-    # What this process could not remove, while a store was away, is nobody's any more.
-    is_left = process == Owner.here() and found.key not in _keys_here
-    return is_left or process.is_gone()
-
-
 def _is_same(content: bytes, known: bytes) -> bool:
-    found, holder = _parsed(content), _parsed(known)
+    found, holder = Holder.parse(content), Holder.parse(known)
     return content == known or bool(found and holder and found.key == holder.key)
 
 
@@ -513,7 +471,7 @@ def _line(holder: Holder) -> bytes:
 
 
 def _is_foreign(content: bytes) -> bool:
-    """Whether no release has written a file, nor a process that was killed meanwhile."""
+    """Return whether no release has written a file, nor a process that was killed meanwhile."""
     if content.startswith(_BEGINNING[: len(content)]):
         return False
     try:
@@ -521,13 +479,3 @@ def _is_foreign(content: bytes) -> bool:
     except (ValueError, RecursionError):
         return True
     return not (isinstance(known, dict) and {"owner", "key"} <= known.keys())
-
-
-def _parsed(content: bytes) -> Holder | None:
-    """None of what no release has written, or not whole; another one may say more."""
-    with suppress(ValueError, TypeError):
-        known = json.loads(content)
-        return Holder(
-            **{part.name: known[part.name] for part in fields(Holder) if part.name in known}
-        )
-    return None

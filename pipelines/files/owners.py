@@ -1,11 +1,9 @@
-"""Which process owns something on a shared file system, and whether that process is gone.
+"""Which process owns something on a shared file system, and what is no longer its own.
 
 The number of a process is ambiguous: each container counts its own, and numbers are used
 again. With the boot of the machine, the namespace of processes and the time of the start it names
 one process for ever. Of a process elsewhere nothing is known; what it owns is judged by signs of
 life.
-
-Refuses what a writer would publish in a folder that is no longer its own.
 
 A job that was suspended, or cut off from the others, may go on after another one has taken its
 folder over. So whoever works in a folder says how it is known that the folder is still its own, and
@@ -40,7 +38,6 @@ class Owner:
 
     Attributes:
         realm: Digest of the boot and the namespace in which its number means something.
-        process: Its number there.
         started: Clock ticks from the boot to its start; 0 where the system does not say.
     """
 
@@ -50,12 +47,12 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        """This process."""
+        """Return this process."""
         return cls(_realm(), os.getpid(), _started("self") or 0)
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """What :meth:`__str__` wrote; None of anything else."""
+        """Return what :meth:`__str__` wrote; None of anything else."""
         found = _WRITTEN.fullmatch(text)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
@@ -63,7 +60,7 @@ class Owner:
         return f"{self.realm}-{self.process}-{self.started}"
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None where that cannot be known from here."""
+        """Return whether the process has ended; None where that cannot be known from here."""
         if self.realm != _realm():
             return None
         try:
@@ -82,7 +79,7 @@ class Owner:
 
 @cache
 def _realm() -> str:
-    """Twelve hexadecimal digits; where the system does not say, all processes of a host share one.
+    """Return twelve hexadecimal digits, the same for a whole host where the system does not say.
 
     A namespace never changes under a process that has been started, nor under those it forks, but
     for `unshare`, which changes the one of its children: they are started anew.
@@ -103,7 +100,7 @@ def _link(path: str) -> str:
 
 
 def _started(process: str) -> int | None:
-    """When a process was started; 0 of one that has ended and left its number.
+    """Return when a process was started; 0 of one that has ended and left its number.
 
     None of one that is not shown, be it that it is gone.
     """
@@ -122,10 +119,9 @@ _checks: list[tuple[Location, Callable[[], None]]] = []
 
 @contextmanager
 def fence(folder: Location, check: Callable[[], None]) -> Iterator[None]:
-    """Has all threads of this process publish in a folder only as long as a check passes.
+    """Have all threads of this process publish in a folder only as long as a check passes.
 
     Args:
-        folder: As its writers name it.
         check: Raises a `PipelineError` when the folder is another's.
     """
     entry = (folder, check)
@@ -137,7 +133,7 @@ def fence(folder: Location, check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_own(path: Location) -> None:
-    """To be called before something appears at a place, or goes from there.
+    """Check, before something appears at a place or goes from there, that it is still ours.
 
     Raises:
         PipelineError: It is in a folder that another job has taken over.

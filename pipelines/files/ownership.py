@@ -19,6 +19,7 @@ from pathlib import Path
 from pipelines.errors import InputError
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, RemotePath, fits
+from pipelines.files.run_folder import MODEL, RUN_FILES, RunFolder
 from pipelines.files.versions import POINTER, current, is_version
 
 PROBE = ".probe-"
@@ -32,12 +33,6 @@ _BY_SYSTEMS = (
 )
 _MOST_BYTES = 64 << 20
 
-_PARTS = ("part-*",)
-_MODEL = (
-    *("README.md", "*config*.json", "modules.json", "*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer.*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("sentencepiece*.model", "spiece.model", "[0-9]*_*/**"),
-)
 _TABLE = (
     *("part-*.parquet", "_plan.json", "_manifest.json", "_merged.json", "_deleted.json"),
     *("_input/part-*", "_attempts/**", "_kept/*.parquet", "_index/index.json", "_index/part-*"),
@@ -72,12 +67,7 @@ class Kind:
         object.__setattr__(self, "taken", taken)
 
     def writes(self, way: Sequence[str], *, is_folder: bool) -> bool:
-        """Whether a file, or an empty folder, may be the command's.
-
-        Args:
-            way: Down from the folder.
-            is_folder: Whether it is an empty folder.
-        """
+        """Return whether a file, or an empty folder, may be the command's."""
         return any(_is_named(way, pattern.split("/"), is_folder) for pattern in self.files)
 
 
@@ -94,7 +84,7 @@ PREPARED = Kind(
         *("corpus/*.parquet", "corpus/*.parquet/part-*"),
         *("corpus/evaluation/*.parquet", "corpus/evaluation/*.parquet/part-*"),
         *("tokens/stage.json", "tokens/manifest.json", "tokens/lengths.json"),
-        *("tokens/examples.parquet/part-*", *_below("tokens/tokenizer", _MODEL)),
+        *("tokens/examples.parquet/part-*", *_below("tokens/tokenizer", MODEL)),
         *("teacher/stage.json", "teacher/manifest.json", "teacher/examples.parquet/part-*"),
         *("lanes/stage.json", "lanes/manifest.json"),
         *("lanes/lane-*/part-*.arrow", "lanes/lane-*/granules.npy"),
@@ -124,25 +114,7 @@ PREPARED = Kind(
 """What a preparation writes."""
 
 RUN = Kind(
-    files=(
-        *("config.yaml", "environment.json", "tokens.json", "funnel.json", "teacher_axes.npy"),
-        *("metrics.json", "metrics.jsonl", "history.json", "jobs.json", "restarts.json"),
-        *("evaluations.jsonl", "observations.parquet", "promotion.json", "samples.json"),
-        *(
-            "report.html",
-            "overlap.json",
-            "early_end.json",
-            "attempts/*.json",
-            "checkpoints/plan.json",
-        ),
-        *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
-        *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
-        *("best/best.json", "best/state.json", "best/*.safetensors"),
-        *("evaluation/plan.json", "evaluation/log.txt", "evaluation/[0-9]*/part-*"),
-        *("tracking/*.json", "tracking/*.log"),
-        *("tensorboard/events.out.tfevents.*", "tensorboard/run-folder.txt"),
-        *(way for name in ("start", "model", "adapter") for way in _below(name, _MODEL)),
-    ),
+    files=RUN_FILES,
     marks={
         "environment.json": ("sentence-pipelines",),
         "checkpoints/plan.json": ("training.seed",),
@@ -185,23 +157,27 @@ NEGATIVES = Kind(
 """A table of pairs with mined negatives."""
 
 VERSION = Kind(
-    files=(*_MODEL, "promotion.json", "observations.parquet"),
+    files=(*MODEL, "promotion.json", "observations.parquet"),
     marks={"promotion.json": ("model", "replaces")},
 )
 """A model that was promoted."""
 
 
 def is_ours(folder: Location, kind: Kind) -> bool:
-    """Whether a folder has a mark of a kind."""
+    """Return whether a folder has a mark of a kind."""
     return any(_has_keys(folder, name, keys) for name, keys in kind.marks.items())
 
 
+def is_run(run: RunFolder) -> bool:
+    """Return whether a run has begun there, by its record: other tools name their files alike."""
+    is_whole = all(path.exists() for path in (*run.marks, run.checkpoints))
+    return is_whole and is_ours(run.path, RUN)
+
+
 def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
-    """What no command has written, by its way down from a folder; sorted.
+    """Return what no command has written, by its way down from a folder; sorted.
 
     Args:
-        folder: Need not be there.
-        kind: What it would be.
         whole: Whether all of it is about to go. Otherwise a folder of ours may hold more, beside
             what the command writes.
     """
@@ -217,13 +193,7 @@ def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 
 
 def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
-    """Refuses a folder that a command would take over, if that might cost the user a file.
-
-    Args:
-        key: The setting that names it.
-        folder: Need not be there.
-        kind: What the command writes.
-        whole: See :func:`foreign`.
+    """Refuse a folder that a command would take over, if that might cost the user a file.
 
     Raises:
         InputError: It is a file, or a link that would be replaced, or holds other files.
@@ -237,18 +207,13 @@ def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
 
 
 def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
-    """What is raised of a folder that holds what no command has written."""
+    """Return what is raised of a folder that holds what no command has written."""
     problem = f"{folder} holds other files ({shown(found)})"
     return InputError(key, problem, "move them elsewhere, or name an empty folder")
 
 
 def check_free(key: str, folder: Location, kind: Kind) -> None:
-    """Refuses a folder with files that a command would replace; what else is there may stay.
-
-    Args:
-        key: The setting that names it.
-        folder: Need not be there.
-        kind: What the command writes.
+    """Refuse a folder with files that a command would replace; what else is there may stay.
 
     Raises:
         InputError: The folder is not ours, and holds some of them, or the user's are in them.
@@ -263,7 +228,7 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
 
 
 def shown(ways: Sequence[str]) -> str:
-    """The first few of what was found, for a message."""
+    """Return the first few of what was found, for a message."""
     more = len(ways) - _SHOWN
     return ", ".join(ways[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -283,12 +248,9 @@ def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 def _ways(
     folder: Location, taken: frozenset[str] | None = None
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """The files and the empty folders below a folder, and which they are; links are files.
+    """Yield the files and the empty folders below a folder, and which they are; links are files.
 
     Left out is what the storage of folders puts there itself, and what Spark does.
-
-    Args:
-        taken: What to look at, directly in it; all unless given.
     """
     if isinstance(folder, RemotePath):
         for way in _ways_in_store(folder):
@@ -301,7 +263,7 @@ def _ways(
 
 
 def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
-    """Of what is in versions of folders, those of the current ones, without their names."""
+    """Yield of what is in versions of folders, those of the current ones, without their names."""
     pointed: dict[tuple[str, ...], str] = {}
     for name, status in folder.entries():
         parts = tuple(name.split("/"))
@@ -332,7 +294,7 @@ def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing of one that a job which works there has replaced just now."""
+    """Return what is in a folder; nothing if a job has replaced it just now."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -368,7 +330,7 @@ def _is_named(way: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bo
 
 
 def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
-    """Whether a record is there, an object or a list of them, with some keys."""
+    """Return whether a record is there, an object or a list of them, with some keys."""
     place = current(folder)
     *folders, file = name.split("/")
     for part in folders:

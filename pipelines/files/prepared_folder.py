@@ -15,10 +15,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import records, storage
 from pipelines.files.locations import Location, location
-from pipelines.files.versions import current
+from pipelines.files.versions import Entry, current
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
+
+
+BEFORE: Mapping[str, tuple[str, ...]] = {
+    "corpus": (),
+    "tokens": ("corpus",),
+    "teacher": ("corpus",),
+    "lanes": ("tokens", "teacher"),
+}
+"""The stages in their order, with those whose content each is made of."""
+AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
 @dataclass(frozen=True)
@@ -27,47 +37,24 @@ class CorpusFolder:
 
     path: Location
 
-    @property
-    def pairs(self) -> Location:
-        """The pairs for training, a folder of Parquet files."""
-        return self.path / "pairs.parquet"
-
-    @property
-    def queries(self) -> Location:
-        """The queries of the pairs that are held out; not there where none are."""
-        return self.path / "evaluation" / "queries.parquet"
-
-    @property
-    def documents(self) -> Location:
-        """The documents of the pairs that are held out; not there where none are."""
-        return self.path / "evaluation" / "documents.parquet"
-
-    @property
-    def distractors(self) -> Location:
-        """Documents for training that held-out queries search too, a folder of Parquet files; not
-        there where none are, nor in corpora of earlier releases."""
-        return self.path / "evaluation" / "distractors.parquet"
-
-    @property
-    def quarantine(self) -> Location:
-        """What could not be read, and where it stands in the inputs."""
-        return self.path / "quarantine.parquet"
-
-    @property
-    def funnel(self) -> Location:
-        """How many rows and pairs each step of the cleaning has kept and dropped."""
-        return self.path / "funnel.json"
-
-    @property
-    def statistics(self) -> Location:
-        """Counts, languages and examples for the report."""
-        return self.path / "statistics.json"
-
-    @property
-    def overlap(self) -> Location:
-        """How much of the evaluation sets is among the pairs; see
-        :mod:`pipelines.evaluation.overlap`. Not there where no set was named."""
-        return self.path / "overlap.json"
+    pairs = Entry("pairs.parquet")
+    """The pairs for training, a folder of Parquet files."""
+    queries = Entry("evaluation/queries.parquet")
+    """The queries of the pairs that are held out; not there where none are."""
+    documents = Entry("evaluation/documents.parquet")
+    """The documents of the pairs that are held out; not there where none are."""
+    distractors = Entry("evaluation/distractors.parquet")
+    """Documents for training that held-out queries search too, a folder of Parquet files; not
+    there where none are, nor in corpora of earlier releases."""
+    quarantine = Entry("quarantine.parquet")
+    """What could not be read, and where it stands in the inputs."""
+    funnel = Entry("funnel.json")
+    """How many rows and pairs each step of the cleaning has kept and dropped."""
+    statistics = Entry("statistics.json")
+    """Counts, languages and examples for the report."""
+    overlap = Entry("overlap.json")
+    """How much of the evaluation sets is among the pairs; see
+    :mod:`pipelines.evaluation.overlap`. Not there where no set was named."""
 
 
 @dataclass(frozen=True)
@@ -76,25 +63,14 @@ class TokensFolder:
 
     path: Location
 
-    @property
-    def examples(self) -> Location:
-        """The pairs as token ids, a folder of Parquet files."""
-        return self.path / "examples.parquet"
-
-    @property
-    def tokenizer(self) -> Location:
-        """The folder of the tokenizer."""
-        return self.path / "tokenizer"
-
-    @property
-    def lengths(self) -> Location:
-        """How many examples have each length."""
-        return self.path / "lengths.json"
-
-    @property
-    def manifest(self) -> Location:
-        """The summary of the stage."""
-        return self.path / "manifest.json"
+    examples = Entry("examples.parquet")
+    """The pairs as token ids, a folder of Parquet files."""
+    tokenizer = Entry("tokenizer")
+    """The folder of the tokenizer."""
+    lengths = Entry("lengths.json")
+    """How many examples have each length."""
+    manifest = Entry("manifest.json")
+    """The summary of the stage."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +79,10 @@ class TeacherFolder:
 
     path: Location
 
-    @property
-    def examples(self) -> Location:
-        """The vectors of each example's texts, a folder of Parquet files."""
-        return self.path / "examples.parquet"
-
-    @property
-    def manifest(self) -> Location:
-        """Of :class:`pipelines.lanes.files.TeacherVectors`."""
-        return self.path / "manifest.json"
+    examples = Entry("examples.parquet")
+    """The vectors of each example's texts, a folder of Parquet files."""
+    manifest = Entry("manifest.json")
+    """Of :class:`pipelines.lanes.files.TeacherVectors`."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +91,8 @@ class LanesFolder:
 
     path: Location
 
-    @property
-    def manifest(self) -> Location:
-        """Of :class:`pipelines.lanes.files.LaneManifest`."""
-        return self.path / "manifest.json"
+    manifest = Entry("manifest.json")
+    """Of :class:`pipelines.lanes.files.LaneManifest`."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +103,7 @@ class PreparedFolder:
 
     @classmethod
     def of(cls, config: Config) -> PreparedFolder:
-        """The one that the settings name, absolute."""
+        """Return the one that the settings name, absolute."""
         return cls(location(config.prepared.folder, config.storage).absolute())
 
     @property
@@ -152,44 +121,28 @@ class PreparedFolder:
         """The vectors of a teacher."""
         return TeacherFolder(current(self.path / "teacher"))
 
-    @property
-    def teacher_texts(self) -> Location:
-        """Texts that a teacher is asked for, and the tables of their vectors; see
-        :mod:`pipelines.vectors.teacher`."""
-        return self.path / "teacher_texts"
+    teacher_texts = Entry("teacher_texts")
+    """Texts that a teacher is asked for, and the tables of their vectors; see
+    :mod:`pipelines.vectors.teacher`."""
 
     @property
     def lanes(self) -> LanesFolder:
         """The token ids as workers read them."""
         return LanesFolder(current(self.path / "lanes"))
 
-    @property
-    def units(self) -> Location:
-        """What each input file gave; see :mod:`pipelines.corpus.kept_units`."""
-        return self.path / "units"
-
-    @property
-    def deleted_keys(self) -> Location:
-        """What is in no corpus any more; see :mod:`pipelines.corpus.unit_rows`."""
-        return self.path / "deleted_keys.json"
-
-    @property
-    def stages(self) -> Location:
-        """How long each stage took, and whether it was kept."""
-        return self.path / "stages.json"
-
-    @property
-    def run_seconds(self) -> Location:
-        """How long parts of the last run on it took; see :mod:`pipelines.runs.job_records`."""
-        return self.path / "run_seconds.json"
-
-    @property
-    def report(self) -> Location:
-        """The report of the corpus."""
-        return self.path / "report.html"
+    units = Entry("units")
+    """What each input file gave; see :mod:`pipelines.corpus.kept_units`."""
+    deleted_keys = Entry("deleted_keys.json")
+    """What is in no corpus any more; see :mod:`pipelines.corpus.unit_rows`."""
+    stages = Entry("stages.json")
+    """How long each stage took, and whether it was kept."""
+    run_seconds = Entry("run_seconds.json")
+    """How long parts of the last run on it took; see :mod:`pipelines.runs.job_records`."""
+    report = Entry("report.html")
+    """The report of the corpus."""
 
     def stage_record(self, stage: str) -> Location:
-        """The :class:`StageRecord` of a stage."""
+        """Return the :class:`StageRecord` of a stage."""
         return current(self.path / stage) / "stage.json"
 
     @property
@@ -199,7 +152,7 @@ class PreparedFolder:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
 
     def name_stages(self) -> None:
-        """Names the content of stages of earlier releases, which are taken to be in step.
+        """Name the content of stages of earlier releases, which are taken to be in step.
 
         Otherwise nobody could tell, after one of them is made anew, which others are not.
         """
@@ -217,7 +170,7 @@ class PreparedFolder:
             made[stage] = record.made
 
     def check_in_step(self) -> None:
-        """Refuses stages of which one was made of another one's content of before.
+        """Refuse stages of which one was made of another one's content of before.
 
         A preparation, or a deletion, that died between two stages leaves them so. What earlier
         releases have written does not say what it was made of, and passes.
@@ -251,7 +204,7 @@ class PreparedFolder:
         )
 
     def check_deleted(self) -> None:
-        """Refuses a corpus that still has rows of keys that were deleted.
+        """Refuse a corpus that still has rows of keys that were deleted.
 
         Raises:
             InputError: A deletion did not end.
@@ -266,23 +219,12 @@ class PreparedFolder:
             )
 
 
-BEFORE: Mapping[str, tuple[str, ...]] = {
-    "corpus": (),
-    "tokens": ("corpus",),
-    "teacher": ("corpus",),
-    "lanes": ("tokens", "teacher"),
-}
-"""The stages in their order, with those whose content each is made of."""
-AGAIN = "run `sentence-pipelines prepare` with the same settings first"
-
-
 @dataclass(frozen=True)
 class StageRecord:
     """What a stage was made from, and how long it took.
 
     Attributes:
         fingerprint: Of inputs, settings and the stages before; None where that is not known.
-        seconds: That it took.
         made: A name of this content alone; empty in records of earlier releases.
         after: The same of the stages that it was made of.
         deleted: Of the corpus: see :attr:`PreparedFolder.deleted_digest`.
@@ -296,10 +238,9 @@ class StageRecord:
 
 
 def read_stage_record(path: Location) -> StageRecord | None:
-    """The record of a stage; None of one that was not run, or must be run again."""
+    """Return the record of a stage; None of one that was not run, or must be run again."""
     try:
-        known: StageRecord | None = records.read(path, StageRecord) if path.is_file() else None
+        return records.read_if_there(path, StageRecord)
     except DamagedFileError as error:
         logger.warning("%s; its stage is run again", error)
         return None
-    return known

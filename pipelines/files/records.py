@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,7 +23,7 @@ DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, 
 
 
 def to_text(value: Any) -> str:
-    """The text of a JSON file with a value, indented."""
+    """Return the text of a JSON file with a value, indented."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
         text.encode()
@@ -33,8 +33,12 @@ def to_text(value: Any) -> str:
     return f"{text}\n"
 
 
+@overload
+def read(path: Location, kind: type[T]) -> T: ...
+@overload
+def read(path: Location, kind: Any = Any) -> Any: ...
 def read(path: Location, kind: Any = Any) -> Any:
-    """The value in a JSON file.
+    """Read the value in a JSON file.
 
     Args:
         kind: Its type, by which it is checked and made: dataclasses, lists and dicts of them.
@@ -46,14 +50,18 @@ def read(path: Location, kind: Any = Any) -> Any:
     return _checked(path, _parsed(path, path.read_bytes()), kind)
 
 
+def read_if_there(path: Location, kind: type[T]) -> T | None:
+    """Read the value in a JSON file as :func:`read`; None if there is no file."""
+    return read(path, kind) if path.is_file() else None
+
+
 def read_object(path: Location) -> dict[str, Any]:
-    """The object in a JSON file; raises as :func:`read`."""
-    found: dict[str, Any] = read(path, dict[str, Any])
-    return found
+    """Read the object in a JSON file; raises as :func:`read`."""
+    return read(path, dict[str, Any])
 
 
 def built(path: Location, build: Callable[[Any], T]) -> T:
-    """What a function makes of the value in a JSON file, for what has no plain type.
+    """Return what a function makes of the value in a JSON file, for what has no plain type.
 
     Raises:
         DamagedFileError: It is no JSON, or the function cannot make anything of it.
@@ -69,7 +77,7 @@ def built(path: Location, build: Callable[[Any], T]) -> T:
 
 
 def read_lines(path: Location, kind: Any, *, torn: bool = False) -> Iterator[dict[str, Any]]:
-    """The objects in a file that has one in each line; none if there is no file.
+    """Yield the objects in a file that has one in each line; none if there is no file.
 
     Args:
         kind: A type of mappings that each is one of; what it has beside that is given too.
@@ -89,7 +97,7 @@ def read_lines(path: Location, kind: Any, *, torn: bool = False) -> Iterator[dic
 def read_line(
     path: Location, line: bytes, kind: Any, *, torn: bool = False
 ) -> dict[str, Any] | None:
-    """The object in a line of a file; None if it is torn. See :func:`read_lines`."""
+    """Return the object in a line of a file; None if it is torn. See :func:`read_lines`."""
     try:
         value: dict[str, Any] = _parsed(path, line)
     except DamagedFileError:

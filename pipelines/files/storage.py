@@ -18,11 +18,10 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pipelines.files import conditional, records, versions
 from pipelines.files import owners as fencing
@@ -33,21 +32,24 @@ logger = logging.getLogger(__name__)
 
 ABANDONED_SECONDS = 24 * 3600.0
 """What a process elsewhere has put aside, and has not changed for so long, is abandoned."""
+FLUSH_SECONDS = 10.0
+"""Between two writes of a :class:`LineLog` in a store, at least."""
+# By which the log must have grown too, so that what is written in all stays within limits.
+_GROWTH = 0.02
 
 _CANNOT_GROW = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
-# What file systems say that cannot flush a folder.
+# What file systems say that cannot flush a folder, or have no links.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 # Of renameat2(2); the call is new in Linux 3.15, and few network file systems exchange names.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP)
-# What file systems say that have no links, be it of a kind or at all.
-_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 
 
 @contextmanager
 def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
-    """Yields a folder beside ``path`` that takes its place when the block ends well.
+    """Yield a folder beside ``path`` that takes its place when the block ends well.
 
     It is for what executors write too, who see it under the same name. An error inside leaves what
     was at ``path`` before, and nothing else. What a process left when it was killed is removed by
@@ -55,7 +57,6 @@ def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
     container or on another machine, when nothing of it has changed for a day.
 
     Args:
-        path: Where the folder is to be.
         replace: Whether it may take the place of another. Otherwise, of two processes that want the
             same place one is given it, and the other an OSError.
     """
@@ -69,10 +70,12 @@ def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
 
 @contextmanager
 def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
-    """The same for what this process writes alone: yields a folder of this machine."""
+    """Do the same for what this process writes alone: yield a folder of this machine."""
     if isinstance(path, RemotePath):
-        with versions.local_version(path, replace=replace) as part:
-            yield part
+        with temporary_folder() as made:
+            yield made
+            with versions.new_version(path, replace=replace) as version:
+                versions.put_folder(made, version)
     else:
         with _new_folder(path, replace=replace) as part:
             yield part
@@ -80,27 +83,28 @@ def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def inner_folder(path: Location) -> Iterator[Path]:
-    """Yields a folder of this machine whose files go into a folder inside of a new one."""
+    """Yield a folder of this machine whose files go into a folder inside of a new one."""
     if isinstance(path, RemotePath):
-        with TemporaryDirectory(prefix="sentence-pipelines-") as made:
-            yield Path(made)
-            versions.put_folder(Path(made), path)
-        return
-    path.mkdir(parents=True)
-    yield path
+        with temporary_folder() as made:
+            yield made
+            versions.put_folder(made, path)
+    else:
+        path.mkdir(parents=True)
+        yield path
 
 
 @contextmanager
 def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Path]:
-    """Yields the name of a file of this machine that takes its place when the block ends well.
+    """Yield the name of a file of this machine that takes its place when the block ends well.
 
     Args:
-        path: Its place.
         aside_in: Where on a file system it is while it is written, instead of beside its place.
     """
     if isinstance(path, RemotePath):
-        with versions.local_file(path) as part:
-            yield part
+        with temporary_folder() as made:
+            yield made / path.name
+            fencing.check_own(path)
+            versions.put_file(made / path.name, path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = aside_name(path, ".part")
@@ -112,6 +116,13 @@ def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Pat
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder of this machine that is removed when the block ends."""
+    with TemporaryDirectory(prefix="sentence-pipelines-") as made:
+        yield Path(made)
 
 
 @contextmanager
@@ -130,7 +141,7 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
 
 
 def take_place(new: Path, path: Path) -> None:
-    """Renames a folder that is whole, so that it takes the place of another, if there is one.
+    """Rename a folder that is whole, so that it takes the place of another, if there is one.
 
     Where the kernel and the file system exchange two names at once, a reader finds one of both
     at any moment. Elsewhere there is none between two renames; a process that is killed then
@@ -153,7 +164,7 @@ def take_place(new: Path, path: Path) -> None:
 
 
 def _exchanged(new: Path, path: Path) -> bool:
-    """Whether two folders have changed their names; False where that cannot be done."""
+    """Return whether two folders have changed their names; False where that cannot be done."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -168,7 +179,7 @@ def _exchanged(new: Path, path: Path) -> bool:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """The system call; None where the C library has none."""
+    """Return the system call; None where the C library has none."""
     try:
         found: Any = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -177,34 +188,8 @@ def _renameat2() -> Callable[..., int] | None:
     return cast("Callable[..., int]", found)
 
 
-def settle(path: Location) -> None:
-    """As :func:`sweep`, of what was left aside for one place, which the caller has locked.
-
-    A store has nothing beside a folder: its versions are in it.
-    """
-    if isinstance(path, RemotePath):
-        return
-    for left in _left_aside(path.parent):
-        if left.place == path:
-            _clear(left)
-
-
-def clear_abandoned(path: Path, own: Path) -> None:
-    """Removes what processes that are gone have left aside for a place.
-
-    Args:
-        path: The place.
-        own: What this process has just put aside there: its time of change is by the clock of the
-            file system, which may be another machine's.
-    """
-    now = own.stat().st_mtime
-    for left in _left_aside(path.parent):
-        if left.place == path and left.is_abandoned(now):
-            _clear(left)
-
-
 def remove_folder(path: Location) -> None:
-    """Removes a folder at once for every reader."""
+    """Remove a folder at once for every reader."""
     fencing.check_own(path)
     if isinstance(path, RemotePath):
         versions.remove(path)
@@ -213,83 +198,88 @@ def remove_folder(path: Location) -> None:
 
 
 def _remove_for_good(path: Path, gone: Path) -> None:
-    """Renames it first, so that no reader takes what is left of it for a whole folder."""
+    """Rename it first, so that no reader takes what is left of it for a whole folder."""
     path.rename(gone)
     # NFS keeps files that a process on this machine has open; they are swept later.
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def copy_folder(source: Location, target: Location) -> None:
-    """Copies all files below a folder to another one, wherever both are."""
-    if isinstance(source, Path) and isinstance(target, Path):
-        try:
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        except shutil.Error as error:
-            raise _first_failure(error) from error
-    elif isinstance(source, Path):
-        assert isinstance(target, RemotePath)
-        versions.put_folder(source, target)
-    elif isinstance(target, Path):
-        versions.get_folder(source, target)
-    else:
-        versions.copy_within(source, target)
-
-
-def _first_failure(error: shutil.Error) -> OSError:
-    """The first failure of a copy, as the error of the file system that it was.
-
-    Python goes on with the other files, and raises a list of all that failed, as text.
-    """
-    _, target, reason = error.args[0][0]
-    number = re.match(r"\[Errno (\d+)\]", str(reason))
-    if number is None:
-        return OSError(f"{target}: {reason}")
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(target))
-
-
-def move_folder(source: Location, target: Location) -> None:
-    """Gives a folder another name; in a store file by file, so the target may be seen half."""
-    if isinstance(source, Path) and isinstance(target, Path):
-        source.rename(target)
-    else:
-        copy_folder(source, target)
-        discard_folder(source)
-
-
 def discard_folder(path: Location) -> None:
-    """Removes what is left of a folder that nobody reads any more, if it is there."""
+    """Remove what is left of a folder that nobody reads any more, if it is there."""
     if isinstance(path, RemotePath):
         versions.clear(path)
     else:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
-    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits.
+def aside_name(path: P, suffix: str) -> P:
+    """Return a name beside ``path`` for what this process puts there for a while.
 
     Args:
-        without: Files that do not count.
+        path: What it is to become, or was.
+        suffix: `.part`, `.old` or `.gone`.
     """
-    digest = hashlib.sha256()
-    for name in (name for name in file_names(folder) if name not in without):
-        with (folder / name).open("rb") as file:
-            content = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-        digest.update(f"{name}\0{content}\n".encode())
-    return digest.hexdigest()[:16]
+    return path.with_name(f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}")
 
 
-def file_names(folder: Location) -> list[str]:
-    """The files in a folder at any depth, by their way down, sorted by its parts."""
-    if isinstance(folder, RemotePath):
-        ways = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
-    else:
-        found = (path for path in folder.rglob("*") if path.is_file())
-        ways = [PurePosixPath(path.relative_to(folder).as_posix()) for path in found]
-    return [str(way) for way in sorted(ways)]
+def is_aside(name: str) -> bool:
+    """Return whether a name is one of :func:`aside_name`: of nothing that a user has put there."""
+    matched = _ASIDE.fullmatch(name)
+    return matched is not None and Owner.parse(matched[2]) is not None
+
+
+class _Aside(NamedTuple):
+    """What a process has put aside.
+
+    Attributes:
+        place: Where it was, or was to be.
+    """
+
+    path: Path
+    place: Path
+    owner: Owner
+
+    def is_abandoned(self, now: float) -> bool:
+        is_gone = self.owner.is_gone()
+        return now - _last_change(self.path) > ABANDONED_SECONDS if is_gone is None else is_gone
+
+    def clear(self) -> None:
+        if self.path.suffix == ".old" and not self.place.exists():
+            # Its process was killed before the new folder was in the place of this one.
+            self.path.rename(self.place)
+        else:
+            self.remove()
+
+    def remove(self) -> None:
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def _left_aside(folder: Path) -> list[_Aside]:
+    """Return what is named as :func:`aside_name` does; all else is not ours."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        matched = _ASIDE.fullmatch(path.name)
+        owner = Owner.parse(matched[2]) if matched else None
+        if matched and owner:
+            found.append(_Aside(path, path.with_name(matched[1]), owner))
+    return found
+
+
+def _last_change(path: Path) -> float:
+    """Return the newest time of change of a folder and all that is in it."""
+    times = []
+    for found in (path, *path.rglob("*")):
+        # A file that disappears meanwhile belongs to a process that is alive.
+        with suppress(FileNotFoundError):
+            times.append(found.lstat().st_mtime)
+    return max(times, default=math.inf)
 
 
 def sweep(folder: Location) -> None:
-    """Removes all that other processes have left aside in a folder where no other one works now.
+    """Remove all that other processes have left aside in a folder where no other one works now.
 
     What had to make room for a new folder that never came is put back.
 
@@ -300,38 +290,31 @@ def sweep(folder: Location) -> None:
         versions.sweep(folder)
         return
     for left in _left_aside(folder):
-        _clear(left)
+        left.clear()
 
 
-def aside_name(path: P, suffix: str) -> P:
-    """A name beside ``path`` for what this process puts there for a while.
+def settle(path: Location) -> None:
+    """Do as :func:`sweep`, for one place, which the caller has locked.
+
+    A store has nothing beside a folder: its versions are in it.
+    """
+    if isinstance(path, Path):
+        for left in _left_aside(path.parent):
+            if left.place == path:
+                left.clear()
+
+
+def clear_abandoned(path: Path, own: Path) -> None:
+    """Remove what processes that are gone have left aside for a place.
 
     Args:
-        path: What it is to become, or was.
-        suffix: `.part`, `.old` or `.gone`.
+        own: What this process has just put aside there: its time of change is by the clock of the
+            file system, which may be another machine's.
     """
-    return path.with_name(f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}")
-
-
-def remove_asides(path: Location) -> None:
-    """Removes what killed processes have left beside a file.
-
-    Args:
-        path: The file; the caller holds a lock, under which no other process writes it.
-    """
-    if isinstance(path, RemotePath):
-        return
-    earlier = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
-    for aside in path.parent.glob(f".{path.name}.*.part"):
-        # Earlier releases gave them shorter names.
-        if is_aside(aside.name) or earlier.fullmatch(aside.name):
-            aside.unlink()
-
-
-def is_aside(name: str) -> bool:
-    """Whether a name is one of :func:`aside_name`: of nothing that a user has put there."""
-    matched = _ASIDE.fullmatch(name)
-    return matched is not None and Owner.parse(matched[2]) is not None
+    now = own.stat().st_mtime
+    for left in _left_aside(path.parent):
+        if left.place == path and left.is_abandoned(now):
+            left.clear()
 
 
 def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
@@ -345,88 +328,153 @@ def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
         return
     for left in _left_aside(folder):
         if left.place in places:
-            _remove(left.path)
+            left.remove()
 
 
-@dataclass(frozen=True)
-class _Aside:
-    """What a process has put aside.
+def remove_asides(path: Location) -> None:
+    """Remove what killed processes have left beside a file.
 
-    Attributes:
-        path: Where it is.
-        place: Where it was, or was to be.
-        owner: The process.
+    Args:
+        path: The file; the caller holds a lock, under which no other process writes it.
     """
-
-    path: Path
-    place: Path
-    owner: Owner
-
-    def is_abandoned(self, now: float) -> bool:
-        is_gone = self.owner.is_gone()
-        if is_gone is None:
-            return now - _last_change(self.path) > ABANDONED_SECONDS
-        return is_gone
-
-
-def _left_aside(folder: Path) -> list[_Aside]:
-    """What is named as :func:`aside_name` does; all else is not ours."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        matched = _ASIDE.fullmatch(path.name)
-        owner = Owner.parse(matched[2]) if matched else None
-        if matched and owner:
-            found.append(_Aside(path, path.with_name(matched[1]), owner))
-    return found
-
-
-def _clear(left: _Aside) -> None:
-    if left.path.suffix == ".old" and not left.place.exists():
-        # Its process was killed before the new folder was in the place of this one.
-        left.path.rename(left.place)
-    else:
-        _remove(left.path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _last_change(path: Path) -> float:
-    """The newest time of change of a folder and all that is in it."""
-    times = []
-    for found in (path, *path.rglob("*")):
-        # A file that disappears meanwhile belongs to a process that is alive.
-        with suppress(FileNotFoundError):
-            times.append(found.lstat().st_mtime)
-    return max(times, default=math.inf)
-
-
-def add_line(path: Location, line: str) -> None:
-    """Adds a line to a file; where files cannot grow, as in object stores, all is written anew."""
     if isinstance(path, RemotePath):
-        _write_with_line(path, line)
         return
-    fencing.check_own(path)
+    earlier = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+    for aside in path.parent.glob(f".{path.name}.*.part"):
+        # Earlier releases gave them shorter names.
+        if is_aside(aside.name) or earlier.fullmatch(aside.name):
+            aside.unlink()
+
+
+def copy_folder(source: Location, target: Location) -> None:
+    """Copy all files below a folder to another one, wherever both are."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        try:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        except shutil.Error as error:
+            raise _first_failure(error) from error
+    elif isinstance(target, RemotePath):
+        versions.put_folder(source, target)
+    else:
+        assert isinstance(source, RemotePath)
+        versions.get_folder(source, target)
+
+
+def _first_failure(error: shutil.Error) -> OSError:
+    """Return the first failure of a copy, as the error of the file system that it was.
+
+    Python goes on with the other files, and raises a list of all that failed, as text.
+    """
+    _, target, reason = error.args[0][0]
+    number = re.match(r"\[Errno (\d+)\]", str(reason))
+    if number is None:
+        return OSError(f"{target}: {reason}")
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(target))
+
+
+def copy_file(file: Location, target: Location) -> None:
+    """Copy a file, wherever both places are; between stores by way of this machine."""
+    if isinstance(target, RemotePath):
+        versions.put_file(file, target)
+    elif isinstance(file, RemotePath):
+        versions.get_file(file, target)
+    else:
+        shutil.copy2(file, target)
+
+
+def link(file: Location, target: Location) -> None:
+    """Give a file a second name in its file system; a store copies it by itself.
+
+    Raises:
+        OSError: It cannot be done: there are no links, or the two are of different kinds.
+    """
+    if isinstance(file, Path) and isinstance(target, Path):
+        target.hardlink_to(file)
+    elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
+        versions.put_file(file, target)
+    else:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
+
+
+def link_or_copy(file: Location, target: Location) -> None:
+    """Give a file a second name, or copy it where that cannot be done."""
+    if isinstance(file, Path) and isinstance(target, Path):
+        with suppress(OSError):
+            target.hardlink_to(file)
+            return
+    copy_file(file, target)
+
+
+def move_folder(source: Location, target: Location) -> None:
+    """Give a folder another name; in a store file by file, so the target may be seen half."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        source.rename(target)
+    else:
+        copy_folder(source, target)
+        discard_folder(source)
+
+
+def point(pointer: Location, content: str) -> None:
+    """Make a place name another: by a link, or where there are none by a file with the name."""
+    if isinstance(pointer, RemotePath):
+        write_text(pointer, f"{content}\n")
+        return
+    aside = aside_name(pointer, ".part")
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        aside.symlink_to(content)
+        aside.replace(pointer)
+        flush(pointer.parent)
     except OSError as error:
-        if error.errno not in _CANNOT_GROW:
+        if error.errno not in _WITHOUT_LINKS:
             raise
-        _write_with_line(path, line)
+        write_text(pointer, f"{content}\n", durable=True)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
-def _write_with_line(path: Location, line: str) -> None:
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_text(path, f"{before}{line}\n")
+def file_names(folder: Location) -> list[str]:
+    """Return the files in a folder at any depth, by their way down, sorted by its parts."""
+    if isinstance(folder, RemotePath):
+        ways = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
+    else:
+        found = (path for path in folder.rglob("*") if path.is_file())
+        ways = [PurePosixPath(path.relative_to(folder).as_posix()) for path in found]
+    return [str(way) for way in sorted(ways)]
+
+
+def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
+    """Return a digest of the names and the bytes of all files in a folder, 16 hexadecimal digits.
+
+    Args:
+        without: Files that do not count.
+    """
+    digest = hashlib.sha256()
+    for name in (name for name in file_names(folder) if name not in without):
+        with (folder / name).open("rb") as file:
+            content = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+        digest.update(f"{name}\0{content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def can_grow(path: Location) -> bool:
+    """Return whether files there are seen to grow while they are written; no store's are."""
+    return isinstance(path, Path)
+
+
+def signs_of_life(folder: Location) -> dict[str, object]:
+    """Return what changes in a folder while processes write files there, by their names."""
+    if isinstance(folder, RemotePath):
+        return dict(folder.entries(recursive=False))
+    states: dict[str, object] = {}
+    for file in folder.iterdir():
+        # A file that is whole has been renamed in the meantime.
+        with suppress(FileNotFoundError):
+            states[file.name] = file.stat().st_size
+    return states
 
 
 def flush(path: Location) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk.
+    """Wait until a file's content, or a folder's list of names, is on the disk.
 
     An object store has it on its disks before it answers.
     """
@@ -444,34 +492,10 @@ def flush(path: Location) -> None:
 
 
 def flush_tree(folder: Location) -> None:
-    """Waits until all that is in a folder is on the disk."""
-    if isinstance(folder, RemotePath):
-        return
-    for path in [*sorted(folder.rglob("*")), folder]:
-        flush(path)
-
-
-def write_text(path: Location, text: str, *, durable: bool = False) -> None:
-    """Writes a file aside and renames it, so that a reader never sees half of it.
-
-    Args:
-        durable: Whether it is to be on the disk when this returns, whole after a power cut too.
-    """
-    if isinstance(path, RemotePath):
-        versions.put_bytes(path, text.encode())
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = aside_name(path, ".part")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        if durable:
-            flush(aside)
-        fencing.check_own(path)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    if durable:
-        flush(path.parent)
+    """Wait until all that is in a folder is on the disk."""
+    if isinstance(folder, Path):
+        for path in [*sorted(folder.rglob("*")), folder]:
+            flush(path)
 
 
 def create_file(path: Location, content: bytes) -> bool:
@@ -503,104 +527,55 @@ def create_file(path: Location, content: bytes) -> bool:
     return True
 
 
-def link(file: Location, target: Location) -> None:
-    """Give a file a second name in its file system; a store copies it by itself.
+def write_text(path: Location, text: str, *, durable: bool = False) -> None:
+    """Write a file aside and rename it, so that a reader never sees half of it.
 
-    Raises:
-        OSError: It cannot be done: there are no links, or the two are of different kinds.
+    Args:
+        durable: Whether it is to be on the disk when this returns, whole after a power cut too.
     """
-    if isinstance(file, Path) and isinstance(target, Path):
-        target.hardlink_to(file)
-    elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
-        versions.copy_file(file, target)
-    else:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
-
-
-def link_or_copy(file: Location, target: Location) -> None:
-    """Give a file a second name, or copy it where that cannot be done."""
-    if isinstance(file, RemotePath) and isinstance(target, RemotePath):
-        versions.copy_file(file, target)
+    if isinstance(path, RemotePath):
+        versions.put_bytes(path, text.encode())
         return
-    with suppress(OSError):
-        link(file, target)
-        return
-    copy_file(file, target)
-
-
-def copy_file(file: Location, target: Location) -> None:
-    """Copy a file, wherever both places are; between stores by way of this machine.
-
-    Raises:
-        OSError: It cannot be read, or not be written.
-    """
-    if isinstance(file, RemotePath) and isinstance(target, RemotePath):
-        versions.copy_file(file, target)
-    elif isinstance(file, RemotePath):
-        versions.get_file(file, cast(Path, target))
-    elif isinstance(target, RemotePath):
-        versions.put_file(file, target)
-    else:
-        shutil.copy2(file, target)
-
-
-def point(pointer: Location, content: str) -> None:
-    """Make a place name another: by a link, or where there are none by a file with the name."""
-    if isinstance(pointer, RemotePath):
-        write_text(pointer, f"{content}\n")
-        return
-    aside = aside_name(pointer, ".part")
-    try:
-        aside.symlink_to(content)
-        aside.replace(pointer)
-        flush(pointer.parent)
-    except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        write_text(pointer, f"{content}\n", durable=True)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def can_grow(path: Location) -> bool:
-    """Return whether files there are seen to grow while they are written; no store's are."""
-    return isinstance(path, Path)
-
-
-def signs_of_life(folder: Location) -> dict[str, object]:
-    """Return what changes in a folder while processes write files there, by their names."""
-    if isinstance(folder, RemotePath):
-        return dict(folder.entries(recursive=False))
-    states: dict[str, object] = {}
-    for file in folder.iterdir():
-        # A file that is whole has been renamed in the meantime.
-        with suppress(FileNotFoundError):
-            states[file.name] = file.stat().st_size
-    return states
+    with built_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+        if durable:
+            flush(aside)
+    if durable:
+        flush(path.parent)
 
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
-    """Writes indented JSON with :func:`write_text`."""
+    """Write indented JSON with :func:`write_text`."""
     write_text(path, records.to_text(value), durable=durable)
 
 
 def read_json(path: Location) -> Any:
-    """Reads a JSON file; raises as :func:`pipelines.files.records.read`."""
+    """Read a JSON file; raises as :func:`pipelines.files.records.read`."""
     return records.read(path)
 
 
-FLUSH_SECONDS = 10.0
-"""Between two writes of a file in a store, at least."""
-_GROWTH = 0.02
-"""By which it must have grown too, so that what is written in all stays within limits."""
+def add_line(path: Location, line: str) -> None:
+    """Add a line to a file; where files cannot grow, as in object stores, all is written anew."""
+    if isinstance(path, RemotePath):
+        _write_with_line(path, line)
+        return
+    fencing.check_own(path)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        if error.errno not in _CANNOT_GROW:
+            raise
+        _write_with_line(path, line)
+
+
+def _write_with_line(path: Location, line: str) -> None:
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_text(path, f"{before}{line}\n")
 
 
 class LineLog:
-    """The lines of a file; only one process writes it.
-
-    Args:
-        path: Of the file, which need not be there.
-    """
+    """The lines of a file, which need not be there; only one process writes it."""
 
     def __init__(self, path: Location) -> None:
         self._path = path
@@ -609,8 +584,8 @@ class LineLog:
         self._flushed = time.monotonic()
 
     def add(self, line: str) -> None:
-        """Adds a line; in a store it may be seen some seconds later, and after :meth:`flush`."""
-        if not isinstance(self._path, RemotePath):
+        """Add a line; in a store it may be seen some seconds later, and after :meth:`flush`."""
+        if can_grow(self._path):
             add_line(self._path, line)
             return
         self._lines.append(line)
@@ -619,21 +594,21 @@ class LineLog:
             self.flush()
 
     def keep(self, is_wanted: Callable[[str], bool]) -> None:
-        """Drops the other lines."""
+        """Drop the other lines."""
         if self._held is None and not self._path.exists():
             return
         self._held = [line for line in self._lines if is_wanted(line)]
         self._write()
 
     def flush(self) -> None:
-        """Writes what a store does not have yet."""
+        """Write what a store does not have yet."""
         is_behind = self._held is not None and len(self._held) != self._flushed_lines
-        if is_behind and isinstance(self._path, RemotePath):
+        if is_behind and not can_grow(self._path):
             self._write()
 
     @property
     def _lines(self) -> list[str]:
-        if self._held is None or not isinstance(self._path, RemotePath):
+        if self._held is None or can_grow(self._path):
             # A process may have been killed between the bytes of one character.
             exists = self._path.exists()
             self._held = self._path.read_text("utf-8", "replace").splitlines() if exists else []

@@ -1,12 +1,15 @@
-"""Opens file systems of object stores, by the scheme of an address.
+"""Object stores: their clients by the scheme of an address, and requests that are made again.
 
 Everything is read and written by :mod:`pyarrow.fs`, whose file systems for S3, Google Cloud
-Storage, Azure and HDFS find credentials as the SDK of each store does. What it has no file system
-for goes through fsspec.
+Storage, Azure and HDFS find credentials as the SDK of each store does; what it has none for goes
+through fsspec. Writes that depend on what is there go through obstore, which has conditional puts
+and takes credentials from the environment, from the machine's role, and by boto3 from profiles.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import logging
 import os
 import re
@@ -14,14 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import tenacity
 
+from pipelines.settings.base import STORES
 from pipelines.settings.spark import StorageSettings
 
 if TYPE_CHECKING:
+    from obstore.store import ObjectStore
     from pyarrow.fs import FileSystem
 
 logger = logging.getLogger(__name__)
@@ -34,8 +39,6 @@ _CONNECT_SECONDS = 10.0
 _SDK_ATTEMPTS = 4
 
 _TOLD_ATTEMPT = 4
-
-_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 
 _AWAY: set[Store] = set()
 """Stores that were away in this process for as long as they are waited for, and not back since."""
@@ -67,9 +70,7 @@ class Store:
     """What an address names before the first slash of its path.
 
     Attributes:
-        scheme: Such as `s3`.
         authority: A bucket, a container and its account, or a host; may be empty.
-        options: Endpoints and deadlines.
     """
 
     scheme: str
@@ -81,16 +82,30 @@ class Store:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The same for all addresses of one store, such as `s3://b` and `s3a://b`."""
-        return _ALIASES.get(self.scheme, self.scheme), self.authority
+        """Return the same for all addresses of one store, such as `s3://b` and `s3a://b`."""
+        return self.kind, self.authority
+
+    @property
+    def kind(self) -> str:
+        """Return the name that all schemes of one kind of store share, such as `s3`."""
+        return STORES[self.scheme].kind if self.scheme in STORES else self.scheme
 
     def open(self) -> OpenStore:
-        """The file system; one for all of a process."""
+        """Return the file system; one for all of a process."""
         # A client does not survive a fork: its threads are gone.
         return _opened(self, os.getpid())
 
+    def conditional(self) -> ObjectStore | None:
+        """Return the client for conditional writes; None of a kind of store that has none."""
+        return _opened_conditional(self, os.getpid()) if self.conditions else None
+
+    @property
+    def conditions(self) -> bool:
+        """Whether writes to this kind of store can depend on what is there."""
+        return self.kind in _CLIENTS and _CLIENTS[self.kind].conditional is not None
+
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
-        """Makes a request until it succeeds, fails for good, or time is up.
+        """Make a request until it succeeds, fails for good, or time is up.
 
         Args:
             what: It does, for the log.
@@ -123,7 +138,6 @@ class OpenStore:
     """A file system, and where in it a store begins.
 
     Attributes:
-        files: The file system.
         base: The path in it of the store's own root: the bucket, or nothing.
         lists_folders: Whether it lists folders too that are there by what is in them alone.
     """
@@ -134,14 +148,14 @@ class OpenStore:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a request that failed so may succeed when it is made again."""
+    """Return whether a request that failed so may succeed when it is made again."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | FileExistsError):
         return False
     return isinstance(error, OSError) and not _DEFINITE.search(str(error))
 
 
 def credentials_remedy(error: OSError) -> str:
-    """How a request goes through that was refused for its credentials; nothing of other errors."""
+    """Say how a request goes through that was refused for its credentials; else nothing."""
     if error.errno is not None or not _REFUSED.search(str(error)):
         return ""
     return "; renew the store's credentials, or let them read and write there, and run it again"
@@ -156,7 +170,7 @@ def _tell(what: str, state: tenacity.RetryCallState) -> None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says, in one line; of a store's answer in XML, its code and its message."""
+    """Return an error in one line; of a store's answer in XML, its code and its message."""
     text = str(error)
     line = next(iter(text.splitlines()), "") or type(error).__name__
     answer = _ANSWER.search(text)
@@ -166,13 +180,39 @@ def first_line(error: BaseException | None) -> str:
     return " ".join([before, ": ".join(filter(None, answer.groups()))]).splitlines()[0]
 
 
+class _Clients(NamedTuple):
+    """How a kind of store is reached; see :data:`_CLIENTS`."""
+
+    files: Callable[[Store], OpenStore]
+    conditional: Callable[[Store], ObjectStore] | None = None
+
+
 @lru_cache(maxsize=64)
 def _opened(store: Store, _process: int) -> OpenStore:
-    return OPENERS.get(store.scheme, _by_fsspec)(store)
+    known = _CLIENTS.get(store.kind)
+    return known.files(store) if known else _by_fsspec(store)
 
 
-def s3_endpoint(options: StorageSettings) -> str | None:
-    """Address of a server other than AWS's: by the settings, or by the variables of AWS's SDKs.
+@lru_cache(maxsize=64)
+def _opened_conditional(store: Store, _process: int) -> ObjectStore:
+    client = _CLIENTS[store.kind].conditional
+    assert client is not None, "only stores with conditional writes are asked for them"
+    return client(store)
+
+
+def _obstore_options(store: Store, endpoint: str | None) -> dict[str, Any]:
+    """Return the options that obstore has for every kind of store."""
+    timeout = timedelta(seconds=store.options.timeout_seconds)
+    http = bool(endpoint and endpoint.startswith("http://"))
+    return {
+        "client_options": {"allow_http": http, "timeout": timeout},
+        # The time is the bound: the library's ten, whose pauses are drawn, may take a second.
+        "retry_config": {"retry_timeout": timeout, "max_retries": 1000},
+    }
+
+
+def _s3_endpoint(options: StorageSettings) -> str | None:
+    """Return a server other than AWS's: by the settings, or by the variables of AWS's SDKs.
 
     Arrow's file system reads none of these.
     """
@@ -185,7 +225,7 @@ def _s3(store: Store) -> OpenStore:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     options = store.options
-    endpoint = s3_endpoint(options)
+    endpoint = _s3_endpoint(options)
     if endpoint:
         # Servers other than AWS's may know no checksum behind a body: Ceph 16 refuses it. Arrow
         # has no other way to turn it off.
@@ -201,6 +241,39 @@ def _s3(store: Store) -> OpenStore:
     return OpenStore(files, store.authority)
 
 
+def _s3_conditional(store: Store) -> ObjectStore:
+    from obstore.store import S3Store
+    from pyarrow.fs import resolve_s3_region
+
+    endpoint = _s3_endpoint(store.options)
+    regions = (store.options.s3_region, *map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION")))
+    region = next(filter(None, regions), None)
+    given: dict[str, Any] = {"skip_signature": True} if store.options.anonymous else {}
+    if endpoint:
+        given["endpoint"] = endpoint
+        region = region or "us-east-1"
+    given["region"] = region or str(resolve_s3_region(store.authority))
+    return S3Store(
+        store.authority,
+        config=cast(Any, given),
+        credential_provider=_aws_profile(store),
+        **_obstore_options(store, endpoint),
+    )
+
+
+def _aws_profile(store: Store) -> Any:
+    """Return the credentials of a profile, by boto3, where the environment holds none."""
+    if store.options.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
+        return None
+    if importlib.util.find_spec("boto3") is None:
+        return None
+    import boto3
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    session = boto3.Session()
+    return None if session.get_credentials() is None else Boto3CredentialProvider(session)
+
+
 def _google(store: Store) -> OpenStore:
     from pyarrow.fs import GcsFileSystem
 
@@ -214,29 +287,63 @@ def _google(store: Store) -> OpenStore:
     return OpenStore(files, store.authority, lists_folders=False)
 
 
-def _azure(store: Store) -> OpenStore:
-    """Of `abfss://container@account.dfs.core.windows.net`, with a key or a token of `az`."""
-    from pyarrow.fs import AzureFileSystem
+def _google_conditional(store: Store) -> ObjectStore:
+    from obstore.store import GCSStore
 
+    endpoint = store.options.gs_endpoint
+    given: dict[str, Any] = {"base_url": endpoint} if endpoint else {}
+    if store.options.anonymous:
+        # `skip_signature` alone asks for a token all the same.
+        account = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        given["service_account_key"] = json.dumps({**account, "disable_oauth": True})
+    options = _obstore_options(store, endpoint)
+    return GCSStore(store.authority, config=cast(Any, given), **options)
+
+
+def _azure_account(store: Store, sas_name: str) -> tuple[str, str, dict[str, Any]]:
+    """Return container and account of `abfss://container@account.dfs.core.windows.net`.
+
+    Args:
+        sas_name: What the client calls a token.
+
+    Returns:
+        And the key or the token of `az` that the environment holds.
+    """
     container, _, host = store.authority.partition("@")
-    endpoint = urlsplit(store.options.azure_endpoint or "")
-    servers = (
-        {f"{kind}_storage_authority": endpoint.netloc for kind in ("blob", "dfs")}
-        | {f"{kind}_storage_scheme": endpoint.scheme for kind in ("blob", "dfs")}
-        if endpoint.netloc
-        else {}
-    )
+    account = host.split(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
     secrets = {
         "account_key": os.environ.get("AZURE_STORAGE_KEY"),
-        "sas_token": os.environ.get("AZURE_STORAGE_SAS_TOKEN"),
+        sas_name: os.environ.get("AZURE_STORAGE_SAS_TOKEN"),
     }
-    account = host.split(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
-    given = {name: value for name, value in secrets.items() if value}
-    return OpenStore(AzureFileSystem(account, **servers, **given), container)
+    return container, account, {name: value for name, value in secrets.items() if value}
+
+
+def _azure(store: Store) -> OpenStore:
+    from pyarrow.fs import AzureFileSystem
+
+    container, account, given = _azure_account(store, "sas_token")
+    endpoint = urlsplit(store.options.azure_endpoint or "")
+    for kind in ("blob", "dfs") if endpoint.netloc else ():
+        given[f"{kind}_storage_authority"] = endpoint.netloc
+        given[f"{kind}_storage_scheme"] = endpoint.scheme
+    return OpenStore(AzureFileSystem(account, **given), container)
+
+
+def _azure_conditional(store: Store) -> ObjectStore:
+    from obstore.store import AzureStore
+
+    container, account, given = _azure_account(store, "sas_key")
+    endpoint = store.options.azure_endpoint
+    if endpoint:
+        given["endpoint"] = f"{endpoint}/{account}"
+    if store.options.anonymous:
+        given["skip_signature"] = True
+    options = _obstore_options(store, endpoint)
+    return AzureStore(container, account_name=account, config=cast(Any, given), **options)
 
 
 def _hadoop(store: Store) -> OpenStore:
-    """HDFS by the native library of an installation of Hadoop on the machine."""
+    """Open HDFS by the native library of an installation of Hadoop on the machine."""
     from pyarrow.fs import HadoopFileSystem
 
     host, _, port = store.authority.partition(":")
@@ -254,10 +361,11 @@ def _by_fsspec(store: Store) -> OpenStore:
     return OpenStore(PyFileSystem(FSSpecHandler(files)), base)
 
 
-OPENERS: Mapping[str, Callable[[Store], OpenStore]] = {
-    **dict.fromkeys(("s3", "s3a", "s3n"), _s3),
-    **dict.fromkeys(("gs", "gcs"), _google),
-    **dict.fromkeys(("abfs", "abfss"), _azure),
-    **dict.fromkeys(("hdfs", "viewfs"), _hadoop),
+_CLIENTS: Mapping[str, _Clients] = {
+    "s3": _Clients(_s3, _s3_conditional),
+    "gs": _Clients(_google, _google_conditional),
+    "abfss": _Clients(_azure, _azure_conditional),
+    "hdfs": _Clients(_hadoop),
+    "viewfs": _Clients(_hadoop),
 }
-"""By the scheme of an address; all others are fsspec's."""
+"""By the kind of a store, see :data:`pipelines.settings.base.STORES`; all others are fsspec's."""

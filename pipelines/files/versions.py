@@ -12,15 +12,17 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from pipelines.errors import DamagedFileError
 from pipelines.files import owners as fencing
 from pipelines.files import records
-from pipelines.files.locations import Location, RemotePath, version_of
+from pipelines.files.locations import Location, P, RemotePath, version_of
 from pipelines.files.owners import Owner
 
 logger = logging.getLogger(__name__)
@@ -31,11 +33,7 @@ _CHUNK = 8 << 20
 
 
 def put_bytes(path: RemotePath, content: bytes) -> None:
-    """Writes a file by one request.
-
-    Raises:
-        OSError: The store does not take it.
-    """
+    """Write a file by one request."""
 
     def attempt() -> None:
         fencing.check_own(path)
@@ -45,13 +43,16 @@ def put_bytes(path: RemotePath, content: bytes) -> None:
     path.store.retried(f"writing {path}", attempt)
 
 
-def put_file(source: Path, path: RemotePath) -> None:
-    """Copies a file of this machine into a store.
-
-    Raises:
-        OSError: The store does not take it, or the file cannot be read.
-    """
-    path.store.retried(f"writing {path}", lambda: _copy(source, path))
+def put_file(source: Location, path: RemotePath) -> None:
+    """Copy a file into a store; from the same store by the store itself."""
+    if isinstance(source, Path):
+        path.store.retried(f"writing {path}", lambda: _copy(source, path))
+    elif source.store == path.store:
+        copy_file(source, path)
+    else:
+        with TemporaryDirectory(prefix="sentence-pipelines-") as made:
+            get_file(source, Path(made, "file"))
+            put_file(Path(made, "file"), path)
 
 
 def _copy(source: Path, path: RemotePath) -> None:
@@ -68,42 +69,8 @@ def _copy(source: Path, path: RemotePath) -> None:
         raise OSError(f"{path} holds {written:,} of {size:,} bytes")
 
 
-def put_folder(source: Path, folder: RemotePath) -> None:
-    """Copies all files below a folder of this machine into a store."""
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
-        put_file(path, folder / path.relative_to(source).as_posix())
-
-
-def get_file(path: RemotePath, target: Path) -> None:
-    """Copies a file of a store to this machine."""
-    with path.open("rb") as source, target.open("wb") as file:
-        shutil.copyfileobj(source, file, _CHUNK)
-
-
-def get_folder(folder: RemotePath, target: Path) -> None:
-    """Copies all files below a folder of a store to this machine."""
-    for name, status in folder.entries():
-        if status is not None:
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            get_file(folder / name, path)
-
-
-def copy_within(source: RemotePath, target: RemotePath) -> None:
-    """Copies all files below a folder; by the store itself, if both are in the same one."""
-    for name, status in source.entries():
-        if status is None:
-            continue
-        if source.store == target.store:
-            copy_file(source / name, target / name)
-        else:
-            with TemporaryDirectory(prefix="sentence-pipelines-") as made:
-                get_file(source / name, Path(made, "file"))
-                put_file(Path(made, "file"), target / name)
-
-
 def copy_file(source: RemotePath, target: RemotePath) -> None:
-    """Has a store copy one of its files.
+    """Have a store copy one of its files.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -114,11 +81,36 @@ def copy_file(source: RemotePath, target: RemotePath) -> None:
     )
 
 
-def current(folder: Location) -> Location:
-    """Where the content of a folder is that is written as a whole.
+def put_folder(source: Location, folder: RemotePath) -> None:
+    """Copy all files below a folder into a store."""
+    if isinstance(source, RemotePath):
+        names = [name for name, status in source.entries() if status is not None]
+    else:
+        paths = sorted(path for path in source.rglob("*") if path.is_file())
+        names = [path.relative_to(source).as_posix() for path in paths]
+    for name in names:
+        put_file(source / name, folder / name)
 
-    Returns:
-        On a file system, and where nothing was written, the folder itself.
+
+def get_file(path: RemotePath, target: Path) -> None:
+    """Copy a file of a store to this machine."""
+    with path.open("rb") as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, _CHUNK)
+
+
+def get_folder(folder: RemotePath, target: Path) -> None:
+    """Copy all files below a folder of a store to this machine."""
+    for name, status in folder.entries():
+        if status is not None:
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            get_file(folder / name, path)
+
+
+def current(folder: Location) -> Location:
+    """Return where the content of a folder is that is written as a whole.
+
+    On a file system, and where nothing was written, that is the folder itself.
     """
     if isinstance(folder, Path) or folder.place is not None:
         return folder
@@ -126,58 +118,95 @@ def current(folder: Location) -> Location:
     return version_of(folder, names[0]) if names else folder
 
 
-def home(folder: Location) -> Location:
+def home(folder: P) -> P:
     """Return the folder that a version is of; any other folder itself."""
-    return (folder.place or folder) if isinstance(folder, RemotePath) else folder
+    return folder if isinstance(folder, Path) else (folder.place or folder)
+
+
+class HasPath(Protocol):
+    """A value that stands for a folder."""
+
+    @property
+    def path(self) -> Location:
+        """The folder."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder in the folder that a value stands for, as an attribute of that.
+
+    Attributes:
+        way: Down from the folder.
+        holds: Of a folder: ways down from it to what its job writes; their parts may be patterns.
+        is_version: Whether it is a folder that is written as a whole; its current version is given.
+        stays: Whether it is not deleted with what else its job has written.
+    """
+
+    way: str
+    holds: tuple[str, ...] = ()
+    is_version: bool = False
+    stays: bool = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file, or those in the folder, by their ways down."""
+        return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
+
+    def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
+        """Return its place."""
+        place = folder.path / self.way
+        return current(place) if self.is_version else place
 
 
 @contextmanager
 def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemotePath]:
-    """Yields a version of a folder that becomes the current one when the block ends well.
+    """Yield a version of a folder that becomes the current one when the block ends well.
 
     Args:
-        folder: Or a version of it.
         replace: Whether it may take the place of another.
 
     Raises:
         FileExistsError: There is one already, and it may not be replaced.
     """
-    version = begin(folder)
-    place = _place(version)
+    version, place = begin(folder), home(folder)
     try:
         yield version
         known = _pointed(place)
-        _point(place, [version.name, *known[:1]], may_replace=replace or not known)
+        _point(place, version.name, *known[:1], may_replace=replace or not known)
     except BaseException:
         _remove_quietly(version)
         raise
-    _remove_others(place, {version.name, *known[:1]})
+    for path in place.iterdir():
+        owner = _owner(path.name)
+        if owner is None or path.name in {version.name, *known[:1]}:
+            continue
+        # Processes that are alive may be at work on versions of their own.
+        if owner == Owner.here() or owner.is_gone():
+            _remove_quietly(path)
 
 
 def begin(folder: RemotePath) -> RemotePath:
-    """A new version of a folder, which becomes the current one by :func:`publish`.
+    """Return a new version of a folder, which becomes the current one by :func:`publish`.
 
     It may be finished by another process: nothing of it is removed but by :func:`remove_begun`.
-
-    Args:
-        folder: Or a version of it.
     """
-    return version_of(folder.place or folder, f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
+    return version_of(home(folder), f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
 
 
 def begun(folder: RemotePath) -> list[RemotePath]:
-    """The versions of a folder that are neither the current one nor the one before."""
-    place = folder.place or folder
-    known = _pointed(place)
-    names = (path.name for path in place.iterdir() if path.name not in known)
-    return [version_of(place, name) for name in names if is_version(name)]
+    """Return the versions of a folder that are neither the current one nor the one before."""
+    return _versions(home(folder), without=_pointed(home(folder)))
+
+
+def _versions(place: RemotePath, without: Collection[str]) -> list[RemotePath]:
+    names = (path.name for path in place.iterdir())
+    return [version_of(place, name) for name in names if is_version(name) and name not in without]
 
 
 def remove_begun(folder: RemotePath, *, but: RemotePath | None = None) -> None:
-    """Removes the versions of :func:`begun`, of a folder where no other job works.
+    """Remove the versions of :func:`begun`, of a folder where no other job works.
 
     Args:
-        folder: Or a version of it.
         but: One that stays.
     """
     for version in begun(folder):
@@ -186,56 +215,51 @@ def remove_begun(folder: RemotePath, *, but: RemotePath | None = None) -> None:
 
 
 def publish(version: RemotePath) -> None:
-    """Makes a version that is whole the current one, in a folder where no other job works."""
-    place = _place(version)
-    known = [name for name in _pointed(place) if name != version.name]
-    _point(place, [version.name, *known[:1]], may_replace=True)
-    remove_begun(place)
+    """Make a version that is whole the current one, in a folder where no other job works."""
+    assert version.place is not None, "a version knows its folder"
+    known = [name for name in _pointed(version.place) if name != version.name]
+    _point(version.place, version.name, *known[:1])
+    remove_begun(version.place)
 
 
 def is_version(name: str) -> bool:
-    """Whether a name in a folder is that of a version."""
-    return Owner.parse(name.rpartition("-")[0]) is not None
+    """Return whether a name in a folder is that of a version."""
+    return _owner(name) is not None
 
 
-@contextmanager
-def local_version(folder: RemotePath, *, replace: bool = True) -> Iterator[Path]:
-    """The same for what one process writes: yields a folder of this machine."""
-    with TemporaryDirectory(prefix="sentence-pipelines-") as made:
-        yield Path(made)
-        with new_version(folder, replace=replace) as version:
-            put_folder(Path(made), version)
-
-
-@contextmanager
-def local_file(path: RemotePath) -> Iterator[Path]:
-    """Yields the name of a file of this machine that is copied when the block ends well."""
-    with TemporaryDirectory(prefix="sentence-pipelines-") as made:
-        yield Path(made, path.name)
-        fencing.check_own(path)
-        put_file(Path(made, path.name), path)
+def _owner(name: str) -> Owner | None:
+    """Return the process that has begun a version."""
+    return Owner.parse(name.rpartition("-")[0])
 
 
 def remove(folder: RemotePath) -> None:
-    """Removes a folder: first what says that it is there."""
-    place = folder.place or folder
+    """Remove a folder: first what says that it is there."""
+    place = home(folder)
     (place / POINTER).unlink(missing_ok=True)
     clear(place)
 
 
 def forget_earlier(folder: Location) -> None:
-    """Removes the versions of a folder that a store keeps for those who still read them."""
+    """Remove the versions of a folder that a store keeps for those who still read them."""
     if isinstance(folder, Path):
         return
-    place = folder.place or folder
+    place = home(folder)
     known = _pointed(place)
     if known:
-        _point(place, known[:1], may_replace=True)
-        _remove_others(place, set(known[:1]), is_abandoned=lambda _: True)
+        _point(place, known[0])
+        for version in _versions(place, without=known[:1]):
+            _remove_quietly(version)
+
+
+def sweep(folder: RemotePath) -> None:
+    """Remove versions that are not current, of folders in a folder where no other job works."""
+    for place in folder.iterdir():
+        if place.name != POINTER:
+            remove_begun(place)
 
 
 def clear(folder: RemotePath) -> None:
-    """Removes all that is below a folder."""
+    """Remove all that is below a folder."""
 
     def attempt() -> None:
         # Of a folder that is not there, each of Arrow's file systems raises another error.
@@ -246,53 +270,30 @@ def clear(folder: RemotePath) -> None:
         folder.store.retried(f"deleting {folder}", attempt)
 
 
-def sweep(folder: RemotePath) -> None:
-    """Removes versions that are not current, of folders in a folder where no other job works."""
-    for place in folder.iterdir():
-        if place.name != POINTER:
-            _remove_others(place, set(_pointed(place)), is_abandoned=lambda _: True)
+def _remove_quietly(folder: RemotePath) -> None:
+    try:
+        clear(folder)
+    except OSError as error:
+        logger.warning("%s is left in the store: %s", folder, error)
 
 
-def _place(version: RemotePath) -> RemotePath:
-    assert version.place is not None, "a version knows its folder"
-    return version.place
-
-
-def _point(place: RemotePath, names: list[str], *, may_replace: bool) -> None:
+def _point(place: RemotePath, *names: str, may_replace: bool = True) -> None:
     if not may_replace:
         raise FileExistsError(f"{place} is there already")
     put_bytes(place / POINTER, json.dumps(names).encode())
 
 
 def _pointed(place: RemotePath) -> list[str]:
-    """The current version and the one before.
+    """Return the current version and the one before.
 
     Raises:
         DamagedFileError: What says so says something else.
     """
     pointer = place / POINTER
     try:
-        names: list[str] = records.read(pointer, list[str])
+        names = records.read(pointer, list[str])
     except FileNotFoundError:
         return []
     if not all(map(is_version, names)):
         raise DamagedFileError(str(pointer), f"{names} are no versions")
     return names
-
-
-def _remove_others(
-    place: RemotePath, kept: set[str], is_abandoned: Callable[[Owner], bool] | None = None
-) -> None:
-    """Removes versions of processes that are gone, or whose end is all the same."""
-    gone = is_abandoned or (lambda owner: owner == Owner.here() or bool(owner.is_gone()))
-    for path in place.iterdir():
-        owner = Owner.parse(path.name.rpartition("-")[0])
-        if owner is not None and path.name not in kept and gone(owner):
-            _remove_quietly(path)
-
-
-def _remove_quietly(folder: RemotePath) -> None:
-    try:
-        clear(folder)
-    except OSError as error:
-        logger.warning("%s is left in the store: %s", folder, error)

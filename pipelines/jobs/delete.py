@@ -23,7 +23,7 @@ from pipelines.errors import InputError, one_line
 from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.base import Results, job
-from pipelines.jobs.stages import check_prepared_folder, prepare_stages, shown_stages
+from pipelines.jobs.prepare import check_prepared_folder, prepare_stages, shown_stages
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session

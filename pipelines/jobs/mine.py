@@ -21,7 +21,10 @@ def mine(config: Config) -> MiningSummary:
         InputError: Model and inputs cannot be used, the output is of something else, or no pair
             has enough negatives.
     """
-    return _mine(config) if config.mining.inputs else _mine_prepared(config)
+    if config.mining.inputs:
+        return _mine(config)
+    # Nobody prepares again while the pairs are read.
+    return working_in(reading=("prepared.folder",))(_mine)(config)
 
 
 def _mine(config: Config) -> MiningSummary:
@@ -30,9 +33,6 @@ def _mine(config: Config) -> MiningSummary:
         session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
             return making.run(session)
-
-
-_mine_prepared = working_in(reading=("prepared.folder",))(_mine)
 
 
 def command(config: Config) -> Results:

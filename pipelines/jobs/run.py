@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-
 from pipelines import progress
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.engines.automatic import with_engine
@@ -11,10 +9,8 @@ from pipelines.engines.base import engine_of
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
-from pipelines.jobs.prepare import prepare
-from pipelines.jobs.stages import check_needs, check_prepared_folder, shown_stages
-from pipelines.jobs.train import train
-from pipelines.jobs.training import check_settings, session_for
+from pipelines.jobs.prepare import check_needs, check_prepared_folder, prepare, shown_stages
+from pipelines.jobs.train import check_settings, session_for, train
 from pipelines.models.folder import check_start
 from pipelines.models.start import check_tokenizer
 from pipelines.pretraining.start import check_objective
@@ -44,7 +40,7 @@ def run(config: Config) -> dict[str, Metrics]:
     return figures
 
 
-def _check(config: Config) -> SparkSession:
+def _check(config: Config) -> None:
     """Refuse what a later stage would refuse: preparing may take hours. Start the session."""
     engine = engine_of(config)
     check_settings(engine, config)
@@ -63,7 +59,6 @@ def _check(config: Config) -> SparkSession:
     check_stages(session, config, ("prepare", "train", "evaluate"))
     engine.check_session(session, config)
     check_tables(session, config)
-    return session
 
 
 def command(config: Config) -> None:

@@ -1,16 +1,13 @@
-"""Lane files: a manifest, and one folder of Arrow files per lane.
+"""Lane files: a manifest, and one folder of Arrow files and an index per lane.
 
-``lanes/manifest.json`` and ``lanes/lane-007/part-00000.arrow``; an Arrow record batch is a
-granule. Beside the parts of a lane is their index (:mod:`pipelines.lanes.files`). Token ids are
-stored unpadded, as little-endian int32 in a binary column, since a binary value costs Spark's JVM
-nothing and one numpy view turns a whole column into ids.
+``lanes/manifest.json`` and ``lanes/lane-007/part-00000.arrow``; an Arrow record batch is a granule.
+Token ids are stored unpadded, as little-endian int32 in a binary column, since a binary value costs
+Spark's JVM nothing and one numpy view turns a whole column into ids.
 
-The index of a lane: where each granule stands in its part file, and its checksum.
-
-``lanes/lane-007/granules.npy`` has a line per granule. Its own checksum is in the manifest. So
-what is read through it is what was written there when the lanes were prepared, byte by byte. A
-granule is compared with its checksum when it is read, which reads nothing that the granule does
-not need.
+``lanes/lane-007/granules.npy`` has a line per granule: where it stands in its part file, and its
+checksum. Its own checksum is in the manifest. So what is read through it is what was written there
+when the lanes were prepared, byte by byte. A granule is compared with its checksum when it is read,
+which reads nothing that the granule does not need.
 """
 
 from __future__ import annotations
@@ -19,9 +16,11 @@ import hashlib
 import io
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,11 +36,10 @@ from pipelines.settings.preparing import Precision
 
 
 def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """What a binary column holds, without a copy.
+    """Return what a binary column holds, without a copy.
 
     Args:
         column: Its values are whole numbers of ``kind``, one after the other.
-        kind: Type of a number.
 
     Returns:
         All numbers in one array, and int32 [rows] with how many each row has.
@@ -73,13 +71,13 @@ class IndexEntry(NamedTuple):
 
 
 def checksum(data: bytes | pa.Buffer) -> int:
-    """XXH3 of what is written, 64 bits: it runs at the memory's speed."""
+    """Return XXH3 of what is written, 64 bits: it runs at the memory's speed."""
     digest: int = xxhash.xxh3_64_intdigest(data)
     return digest
 
 
 def encode_index(entries: Sequence[IndexEntry]) -> tuple[bytes, str]:
-    """The content of an index file, and its checksum as the manifest has it."""
+    """Return the content of an index file, and its checksum as the manifest has it."""
     content = _encoded(np.array(entries, INDEX_TYPE))
     return content, f"{checksum(content):016x}"
 
@@ -91,24 +89,16 @@ def _encoded(index: np.ndarray) -> bytes:
 
 
 def index_size(rows: int) -> int:
-    """Bytes of an index file.
-
-    Args:
-        rows: Granules in a lane.
-    """
+    """Return the bytes of an index file of a lane of so many granules."""
     return len(_encoded(np.zeros(rows, INDEX_TYPE)))
 
 
 def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
-    """The lines of an index file.
+    """Return the lines of an index file, ``INDEX_TYPE`` [rows].
 
     Args:
-        content: Of the file.
         path: The file, to name it in an error.
         expected: Its checksum, as the manifest has it.
-
-    Returns:
-        ``INDEX_TYPE`` [rows].
 
     Raises:
         PipelineError: It is not the one that the manifest speaks of.
@@ -122,7 +112,7 @@ def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
 def checked(
     message: bytes | pa.Buffer, entry: IndexEntry, path: Location, granule: int
 ) -> pa.Buffer:
-    """A granule's bytes, without a copy.
+    """Return a granule's bytes, without a copy.
 
     Args:
         message: What stands in its part file where it should.
@@ -172,12 +162,12 @@ class TeacherVectors:
         return self.width * self.type.itemsize
 
     def read(self, column: pa.Array) -> np.ndarray:
-        """The vectors of a binary column, fp32 [rows, width]."""
+        """Return the vectors of a binary column, fp32 [rows, width]."""
         values, _ = binary_values(column, self.type)
         return values.reshape(len(column), self.width).astype(np.float32)
 
     def along(self, axes: np.ndarray) -> TeacherVectors:
-        """The same vectors, which are projected as they are read.
+        """Return the same vectors, which are projected as they are read.
 
         Args:
             axes: fp32 [width, fewer], orthogonal and of length 1.
@@ -185,17 +175,17 @@ class TeacherVectors:
         return _Projected(**asdict(self), axes=axes)
 
     def write(self, vectors: np.ndarray) -> pa.Array:
-        """A binary column of vectors, [rows, width]."""
+        """Return a binary column of vectors, [rows, width]."""
         rows = np.ascontiguousarray(vectors, self.type)
         return pa.array([row.tobytes() for row in rows], pa.binary())
 
     def save(self, folder: TeacherFolder) -> None:
-        """Writes ``manifest.json``."""
+        """Write ``manifest.json``."""
         storage.write_json(folder.manifest, asdict(self))
 
     @classmethod
     def load(cls, folder: TeacherFolder) -> TeacherVectors:
-        """Reads ``manifest.json``.
+        """Read ``manifest.json``.
 
         Raises:
             InputError: There are no vectors.
@@ -213,16 +203,12 @@ class TeacherVectors:
 
 @dataclass(frozen=True, kw_only=True)
 class _Projected(TeacherVectors):
-    """Vectors that are projected as they are read.
-
-    Attributes:
-        axes: fp32 [width, fewer].
-    """
+    """Vectors that are projected on `axes`, fp32 [width, fewer], as they are read."""
 
     axes: np.ndarray
 
     def read(self, column: pa.Array) -> np.ndarray:
-        """The vectors of a binary column, fp32 [rows, fewer]."""
+        """Return the vectors of a binary column, fp32 [rows, fewer]."""
         projected: np.ndarray = super().read(column) @ self.axes
         return projected
 
@@ -249,11 +235,7 @@ _ALWAYS = ("id", "group", "anchor")
 
 
 def lane_schema(columns: Collection[str]) -> pa.Schema:
-    """The schema of lanes that have some of the optional columns: one without values costs bytes.
-
-    Args:
-        columns: Their names.
-    """
+    """Return the schema of lanes with these optional columns: one without values costs bytes."""
     return pa.schema([field for field in SCHEMA if field.name in (*_ALWAYS, *columns)])
 
 
@@ -262,12 +244,8 @@ class LaneManifest:
     """What a folder of lanes holds.
 
     Attributes:
-        lanes: Number of lanes.
-        granule: Examples in a granule.
-        rows: Granules in a lane.
         rows_per_part: Granules in a part file; the same in all lanes.
         segments: The rows of each length bucket.
-        examples: Examples that came in.
         left_over: Examples that are in no granule, by reason.
         granules_per_step: The size of step that examples were dealt for.
         same_group_in_step: Examples that share such a step with another of their group.
@@ -312,7 +290,7 @@ class LaneManifest:
         return tuple(replace(self, sources=(), **one.has) for one in self.sources) or (self,)
 
     def source_of(self, row: int) -> int:
-        """The number of the source that a row is of."""
+        """Return the number of the source that a row is of."""
         first_rows = [one.first_row for one in self.sources] or [0]
         return bisect_right(first_rows, row) - 1
 
@@ -327,7 +305,7 @@ class LaneManifest:
         return self.embedded(("anchor", "positive", "negative"))
 
     def embedded(self, wanted: Iterable[SideName]) -> tuple[str, ...]:
-        """The sides that every example has of those that a loss embeds, in its order."""
+        """Return the sides that every example has of those that a loss embeds, in its order."""
         present: Mapping[SideName, tuple[str, ...]] = {
             "anchor": ("anchor",),
             "positive": ("positive",) if self.paired else (),
@@ -364,7 +342,7 @@ class LaneManifest:
         )
 
     def save(self, folder: Location) -> None:
-        """Writes ``manifest.json``."""
+        """Write ``manifest.json``."""
         storage.write_json(LanesFolder(folder).manifest, self._record() | {"digest": self.digest})
 
     def _record(self) -> dict[str, Any]:
@@ -375,7 +353,7 @@ class LaneManifest:
 
     @classmethod
     def load(cls, folder: Location) -> LaneManifest:
-        """Reads ``manifest.json``.
+        """Read ``manifest.json``.
 
         Raises:
             InputError: There are no lanes, lanes of another format, or a damaged manifest.
@@ -481,22 +459,22 @@ class Granule:
 
 
 def negative_side(place: int) -> str:
-    """The name of the side that holds the hard negatives at one place of the examples' lists."""
+    """Return the side that holds the hard negatives at one place of the examples' lists."""
     return f"negative_{place}"
 
 
 def part_path(folder: P, lane: int, part: int) -> P:
-    """Where a part file of a lane stands."""
+    """Return where a part file of a lane stands."""
     return folder / f"lane-{lane:03d}" / f"part-{part:05d}.arrow"
 
 
 def index_path(folder: P, lane: int) -> P:
-    """Where the index of a lane stands."""
+    """Return where the index of a lane stands."""
     return folder / f"lane-{lane:03d}" / INDEX_FILE
 
 
 def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a binary column as token ids.
+    """Read a binary column as token ids.
 
     Returns:
         All ids in one int32 array, and int32 [rows] with the number of ids of each row.
@@ -505,12 +483,12 @@ def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def padded_width(lengths: np.ndarray) -> int:
-    """The longest length, rounded up to the next multiple of eight tokens."""
+    """Return the longest length, rounded up to the next multiple of eight tokens."""
     return bucket_length(int(lengths.max(initial=1)), PADDING_MULTIPLE)
 
 
 def pad(column: pa.Array) -> Side:
-    """Pads a binary column of token ids to the next multiple of eight tokens."""
+    """Pad a binary column of token ids to the next multiple of eight tokens."""
     ids, lengths = ragged(column)
     width = padded_width(lengths)
     token_ids = np.zeros((len(lengths), width), dtype=np.int32)
@@ -519,7 +497,7 @@ def pad(column: pa.Array) -> Side:
 
 
 def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The texts of a granule's record batch, a binary column for each side that it has."""
+    """Return the texts of a record batch, a binary column for each side that it has."""
     found = {name: _values(batch, name) for name in ("anchor", "positive")}
     columns = {name: column for name, column in found.items() if column is not None}
     lists = _values(batch, "negatives")
@@ -528,14 +506,14 @@ def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """A column, unless it is not there or rows lack a value."""
+    """Return a column, unless it is not there or rows lack a value."""
     place = batch.schema.get_field_index(name)
     column = batch.column(place) if place >= 0 else None
     return None if column is None or column.null_count else column
 
 
 def _by_place(lists: pa.ListArray) -> list[pa.Array]:
-    """The first values of lists of one size, the second, and so on."""
+    """Return the first values of lists of one size, the second, and so on."""
     values = lists.flatten()
     count = len(values) // len(lists)
     if count == 1:
@@ -555,11 +533,10 @@ def decode(
     sides: Collection[str] | None = None,
     teacher: TeacherVectors | None = None,
 ) -> Granule:
-    """Turns a granule's record batch into padded arrays.
+    """Turn a granule's record batch into padded arrays.
 
     Args:
         batch: The record batch, of columns of ``SCHEMA``.
-        number: The number that names the granule.
         sides: The sides that are wanted, None for all; `anchor` is always given.
         teacher: The vectors of a teacher that the batch holds, if they are wanted.
     """
@@ -594,3 +571,133 @@ def decode(
 def _numbers(column: pa.Array) -> np.ndarray:
     # Not `to_numpy`, for which pyarrow imports pandas in every worker.
     return np.from_dlpack(column)
+
+
+# What an example may be without, and the setting that names where it comes from.
+OPTIONAL = {
+    "positive": "corpus.pair_columns",
+    "score": "corpus.score_column",
+    "candidate_scores": "corpus.score_columns",
+    "teacher": "teacher.model",
+}
+# Counted in every lane, for each source; a column's name counts the examples that have it.
+COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
+_KEYS = ("lane int", "source int", "checksum string")
+WRITTEN = ", ".join((*_KEYS, *(f"{name} long" for name in COUNTED)))
+
+
+def write_lanes(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    folder: Location,
+    columns: Sequence[str],
+    granule: int,
+    rows_per_part: int,
+    vocabulary: int,
+    first_rows: Sequence[int] = (0,),
+) -> Iterator[pa.RecordBatch]:
+    """Write the lanes of one partition. Runs on an executor.
+
+    Args:
+        batches: Rows sorted by lane, row and slot; each lane whole, so that every ``granule``
+            rows are one granule.
+        columns: The optional columns that the lanes have.
+        vocabulary: Token ids are from 0 to one less than this.
+        first_rows: The first row of each source.
+
+    Yields:
+        A row per lane and source with the checksum of the lane's index and what is ``COUNTED``.
+
+    Raises:
+        PipelineError: A text has ids that the vocabulary does not have.
+    """
+    schema = lane_schema(columns)
+    granules = _regroup(batches, granule)
+    for lane, own in groupby(granules, lambda rows: rows.column("lane")[0].as_py()):
+        yield _write_lane(lane, own, folder, schema, rows_per_part, vocabulary, first_rows)
+
+
+def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """Cut a stream of rows into batches of ``size`` rows."""
+    pending: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        pending.append(batch)
+        count += batch.num_rows
+        if count < size:
+            continue
+        table = pa.Table.from_batches(pending).combine_chunks()
+        whole = table.to_batches()[0]
+        for start in range(0, count - size + 1, size):
+            yield whole.slice(start, size)
+        rest = count % size
+        pending = [whole.slice(count - rest)] if rest else []
+        count = rest
+    if count:
+        raise PipelineError(f"{count} rows are not a whole granule of {size}")
+
+
+def _write_lane(
+    lane: int,
+    granules: Iterable[pa.RecordBatch],
+    folder: Location,
+    schema: pa.Schema,
+    rows_per_part: int,
+    vocabulary: int,
+    first_rows: Sequence[int],
+) -> pa.RecordBatch:
+    """Write the part files of a lane and its index; return its rows of :func:`write_lanes`."""
+    index: list[IndexEntry] = []
+    counts = [Counter[str]() for _ in first_rows]
+    for part, rows in groupby(enumerate(granules), lambda numbered: numbered[0] // rows_per_part):
+        path = part_path(folder, lane, part)
+        # An attempt that dies leaves a hidden file, and another one writes its own.
+        with (
+            storage.built_file(path) as aside,
+            pa.OSFile(str(aside), "wb") as sink,
+            pa.ipc.new_file(sink, schema) as file,
+        ):
+            for row, granule in rows:
+                batch = granule.select(schema.names).cast(schema)
+                own = counts[bisect_right(first_rows, row) - 1]
+                _count(own, batch, vocabulary, f"{path}: granule {row % rows_per_part}")
+                # The very bytes that the file gets, which end where it ends now.
+                message = batch.serialize()
+                file.write_batch(batch)
+                offset = sink.tell() - message.size
+                index.append(IndexEntry(offset, message.size, checksum(message)))
+    content, digest = encode_index(index)
+    with storage.built_file(index_path(folder, lane)) as aside:
+        aside.write_bytes(content)
+    sources = len(first_rows)
+    columns = {
+        "lane": pa.array([lane] * sources, pa.int32()),
+        "source": pa.array(range(sources), pa.int32()),
+        "checksum": [digest] * sources,
+    }
+    return pa.RecordBatch.from_pydict(
+        columns | {name: [one[name] for one in counts] for name in COUNTED}
+    )
+
+
+def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: str) -> None:
+    """Add what is ``COUNTED`` of a granule.
+
+    Raises:
+        PipelineError: Naming the place: a text has ids that the vocabulary does not have.
+    """
+    counts["granules"] += 1
+    for name in OPTIONAL:
+        if name in batch.schema.names:
+            counts[name] += batch.num_rows - batch.column(name).null_count
+    for column in text_columns(batch).values():
+        ids, lengths = ragged(column)
+        least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
+        if least < 0 or most >= vocabulary:
+            raise PipelineError(
+                f"{place} would have the token id {least if least < 0 else most}, and the "
+                f"vocabulary has {vocabulary} entries; the tokens are damaged, and "
+                "`sentence-pipelines prepare` with prepared.reuse=false writes them anew"
+            )
+        counts["tokens"] += int(lengths.sum())
+        counts["slots"] += len(lengths) * padded_width(lengths)

@@ -7,13 +7,11 @@ rows are filled from: what a bucket cannot fill to a whole row moves up into the
 bucket, where it costs some padding. What the longest bucket cannot fill is left over, and
 counted.
 
-Several sources of examples: what the lanes hold of each, and which of them a step is of.
-
-Pure functions over numbers. An epoch has as many steps as the lanes give, whatever the weights.
-Each source has the number of them that its weight asks for: a small source of a large weight is
-read several times in an epoch, and of a large source of a small weight each epoch reads on where
-the one before ended. A source's steps are a stream of permutations of all of its steps, so that
-none comes again before all others of its source have.
+An epoch has as many steps as the lanes give, whatever the weights of several sources. Each source
+has the number of them that its weight asks for: a small source of a large weight is read several
+times in an epoch, and of a large source of a small weight each epoch reads on where the one before
+ended. A source's steps are a stream of permutations of all of its steps, so that none comes again
+before all others of its source have.
 
 Within an epoch the steps of a source are spread evenly, each at a random time of its own part of
 the epoch (stratified sampling). So any stretch of steps has about the asked share of each source,
@@ -35,9 +33,7 @@ class SourceLanes:
     """What the lanes hold of one of several sources of examples.
 
     Attributes:
-        name: Of the source.
         first_row: Number of its first row; its rows follow one another.
-        rows: Its rows.
         examples: Examples that came in of it.
         tokens: Token ids in its granules.
         paired: Whether its examples have a positive.
@@ -93,14 +89,10 @@ class EpochOrder(NamedTuple):
 
 
 def steps_by_weight(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Shares steps out by weight, each number less than one from its exact share.
+    """Share steps out by weight, each number less than one from its exact share.
 
     Hamilton's method: each source gets its share rounded down, and those with the largest
     remainders one more.
-
-    Args:
-        total: Steps to share out.
-        weights: Above 0.
     """
     exact = np.array(weights, np.float64) * (total / sum(weights))
     counts = np.floor(exact).astype(np.int64)
@@ -111,13 +103,7 @@ def steps_by_weight(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def epoch_order(shares: Sequence[SourceShare], seed: int, epoch: int) -> EpochOrder:
-    """The order of an epoch's steps; it follows from the arguments alone.
-
-    Args:
-        shares: Of each source.
-        seed: Of the run.
-        epoch: From 0.
-    """
+    """Return the order of an epoch's steps; it follows from the arguments alone."""
     # A last word above 0, since numpy's seeds are the same with and without zeros behind them.
     times = np.random.Generator(np.random.PCG64([seed, epoch, len(shares) + 1]))
     drawn = [_stream(share, (seed, number + 1), epoch) for number, share in enumerate(shares)]
@@ -129,7 +115,7 @@ def epoch_order(shares: Sequence[SourceShare], seed: int, epoch: int) -> EpochOr
 
 
 def _stream(share: SourceShare, seed: tuple[int, int], epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """A source's steps of an epoch, and how often each was made before.
+    """Return a source's steps of an epoch, and how often each was made before.
 
     Args:
         seed: Of the run; and a number of the source, above 0.
@@ -170,19 +156,18 @@ class Segment:
 
 
 def bucket_length(length: int, bucket: int) -> int:
-    """Rounds a length in tokens up to its bucket's edge."""
+    """Round a length in tokens up to its bucket's edge."""
     return -(-length // bucket) * bucket
 
 
 def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
-    """The edge of the bucket of each length.
+    """Return the edge of the bucket of each length.
 
     Buckets are of one width up to :data:`EVEN_TOKENS`; from there on each edge is ``growth`` times
     the one before, rounded up to a multiple of the width, so that texts of thousands of tokens have
     some hundred buckets in place of a thousand, and each of these more rows.
 
     Args:
-        longest: Tokens of the longest text.
         bucket: Width of a bucket, in tokens, and the unit of all edges.
         growth: 1 has all buckets of one width.
 
@@ -202,7 +187,7 @@ def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
 def plan_sources(
     counts: Sequence[Mapping[int, int]], lanes: int, granule: int
 ) -> tuple[tuple[Segment, ...], ...]:
-    """Shares the examples of each source out over rows of its own, one source after the other.
+    """Share the examples of each source out over rows of its own, one source after the other.
 
     Args:
         counts: Of each source, examples per bucket length.
@@ -229,7 +214,7 @@ def plan_sources(
 
 
 def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:
-    """Shares examples out over rows.
+    """Share examples out over rows.
 
     Args:
         counts: Examples per bucket length.
@@ -262,16 +247,14 @@ def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[
 def choose_lanes(
     examples: int, granule: int, *, most: int, granules_per_step: int, rows: int = 32
 ) -> int:
-    """Picks the number of lanes: ``most``, or a divisor of it for a small corpus.
+    """Pick the number of lanes: ``most``, or a divisor of it for a small corpus.
 
     A corpus needs many rows, since a row is never mixed with another and at most one row's
     worth of examples is left over.
 
     Args:
-        examples: Examples in the corpus.
         most: ``lanes.count``.
         granules_per_step: Steps of this size should fit, so its multiples are preferred.
-        rows: Rows that are wanted at least.
 
     Returns:
         The largest divisor of ``most`` that is a multiple of ``granules_per_step`` and leaves
@@ -302,7 +285,7 @@ class Places:
 def deal(
     positions: np.ndarray, segments: Sequence[Segment], lanes: int, granules_per_step: int
 ) -> Places:
-    """Deals examples that are ordered by segment, and within a segment by group.
+    """Deal examples that are ordered by segment, and within a segment by group.
 
     In a segment neighbours go to its rows in turn, once round the rows to the next step of each
     row, and once round the steps to the next granule of each. So the members of a group, which
@@ -312,7 +295,6 @@ def deal(
 
     Args:
         positions: int64 [examples], places in the order, from 0, of the examples that are dealt.
-        segments: The segments, in their order.
         granules_per_step: Granules of a step, which are of adjacent lanes; divides ``lanes``.
     """
     # What a source could not fill its last row with is not dealt, so that others move up.
@@ -331,7 +313,7 @@ def deal(
 
 
 def lane_order(lanes: int, granules_per_step: int) -> np.ndarray:
-    """The order in which the granules of a row are dealt to, int64 [lanes].
+    """Return the order in which the granules of a row are dealt to, int64 [lanes].
 
     The digits of 0, 1, 2 … in a mixed radix, reversed (Halton, 1960), so that neighbours are far
     apart. The radices of the number of steps come first: as many neighbours as a row has steps
@@ -359,11 +341,10 @@ def _prime_factors(number: int) -> Iterator[int]:
 
 
 def count_same_group_in_step(members: int, steps: int) -> int:
-    """How many members of a group share a step with another of it, as :func:`deal` has it.
+    """Count the members of a group that share a step with another of it, as :func:`deal` has it.
 
     Args:
         members: Examples of the group in a segment.
-        steps: Steps that the segment gives.
     """
     each, steps_of_one_more = divmod(members, steps)
     return members if each > 1 else each * 2 * steps_of_one_more
@@ -401,8 +382,6 @@ class BatchPlan:
     """The order of all steps of a run; it follows from these numbers alone.
 
     Attributes:
-        lanes: Number of lanes.
-        rows: Granules in a lane.
         granules_per_step: Granules of one update; divides ``lanes``.
         seed: Permutes the steps of each epoch.
         sources: The parts of several sources of examples; empty if there is one.
@@ -428,7 +407,7 @@ class BatchPlan:
         return self.rows * self.steps_per_row
 
     def _order(self, epoch: int) -> EpochOrder:
-        """The order of an epoch's steps; the same for all workers.
+        """Return the order of an epoch's steps; the same for all workers.
 
         All steps of the epoch are mixed, and not rows alone: the steps of a row are of one
         length, and would otherwise follow one another.
@@ -440,7 +419,7 @@ class BatchPlan:
         return EpochOrder(steps, np.zeros_like(steps), np.full_like(steps, epoch))
 
     def steps(self, first: int, last: int) -> Iterator[StepPlan]:
-        """Yields the steps ``first`` to ``last - 1`` of the run, in order."""
+        """Yield the steps ``first`` to ``last - 1`` of the run, in order."""
         order, order_epoch = self._order(0), 0
         for index in range(first, last):
             epoch, within = divmod(index, self.steps_per_epoch)
@@ -458,13 +437,11 @@ class BatchPlan:
 
 
 def share(step: StepPlan, rank: int, workers: int) -> tuple[GranuleAddress, ...]:
-    """The granules of a step that one worker computes.
+    """Return the granules of a step that one worker computes.
 
     A worker always owns the same lanes, so each lane is read by one worker only.
 
     Args:
-        step: The step.
-        rank: Number of the worker.
         workers: Divides the granules of the step.
     """
     each = len(step.granules) // workers
@@ -472,15 +449,14 @@ def share(step: StepPlan, rank: int, workers: int) -> tuple[GranuleAddress, ...]
 
 
 def first_lane(rank: int, workers: int, granules_per_step: int) -> int:
-    """The first lane that a worker reads, to name it in an error."""
+    """Return the first lane that a worker reads, to name it in an error."""
     return rank * (granules_per_step // workers)
 
 
 def noise_seed(seed: int, epoch: int, granule: int, site: int = 0) -> tuple[int, int]:
-    """Two 32-bit numbers for what is random in a granule, whoever computes it.
+    """Return two 32-bit numbers for what is random in a granule, whoever computes it.
 
     Args:
-        seed: ``training.seed``.
         epoch: How often the granules of its source were read before, since noise is fresh in each
             pass over them.
         granule: ``row * lanes + lane``.

@@ -1,4 +1,4 @@
-"""Reads granules: from files in place, or from an object store ahead of their steps."""
+"""Read granules from files in place, or from an object store ahead of their steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class ReadAhead(Iterator[Work]):
     It begins at once, and ends with the last step, or when nobody has the iterator any more.
 
     Args:
-        steps: In the order in which they are made.
         fetch: Gives a granule; is called by the threads.
         requests: Threads, each of which waits for one granule.
         most: Granules that are fetched, or wait to be taken, beside those of the step that was
@@ -77,13 +76,13 @@ class ReadAhead(Iterator[Work]):
         return work
 
     def take(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule of the step that was passed on last; raises what fetching it raised."""
+        """Return a granule of the step that was passed on last; raise what fetching it raised."""
         future = self._current.pop(address, None)
         # Every request has its own deadline.
         return self._fetch(address) if future is None else future.result()
 
     def close(self) -> None:
-        """Fetches nothing any more."""
+        """Stop fetching."""
         self._current = {}
         self._end()
 
@@ -125,7 +124,6 @@ class Fetching:
 
     Attributes:
         block_bytes: What a request fetches, and a file of the cache holds.
-        requests: Made at the same time.
         ahead_bytes: Of granules that wait for their step, in the memory of a worker.
         most_ahead: Granules that wait for their step.
     """
@@ -141,7 +139,6 @@ class RemoteLanes:
 
     Args:
         folder: The folder of the lanes, or a version of it.
-        manifest: What it holds.
         cache_bytes: What this machine keeps of lanes; with 0, granules alone are fetched, and
             again in each epoch.
         fetching: Sizes of blocks and of what is fetched ahead.
@@ -162,7 +159,7 @@ class RemoteLanes:
         self._ahead: ReadAhead[Any] | None = None
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule, which may have been fetched ahead.
+        """Return a granule, which may have been fetched ahead.
 
         Raises:
             OSError: The store cannot be read.
@@ -171,7 +168,7 @@ class RemoteLanes:
         return self._stored.message(address) if self._ahead is None else self._ahead.take(address)
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Passes steps on; those that follow are fetched meanwhile."""
+        """Pass steps on; those that follow are fetched meanwhile."""
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = ReadAhead(steps, self._stored.message, self._fetching.requests, self._most)
@@ -199,7 +196,7 @@ class _StoredLanes:
         self._indices = _OncePerKey(self._read_index)
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule from the cache or the store; raises as :meth:`RemoteLanes.message`."""
+        """Return a granule from the cache or the store; raise as :meth:`RemoteLanes.message`."""
         part, granule = divmod(address.row, self._manifest.rows_per_part)
         path = part_path(self._folder, address.lane, part)
         entry = IndexEntry(*self._indices[address.lane][address.row].item())
@@ -216,7 +213,7 @@ class _StoredLanes:
     def _checked(
         self, path: RemotePath, start: int, length: int, check: Callable[[bytes], _Value]
     ) -> _Value:
-        """Reads a part of a file, a second time from the store if it is not what was written.
+        """Read a part of a file, a second time from the store if it is not what was written.
 
         A disk that lost its power has files of the right length that hold zeros.
         """
@@ -229,7 +226,7 @@ class _StoredLanes:
             return check(self._read(path, start, length))
 
     def _read(self, path: RemotePath, start: int, length: int) -> bytes:
-        """A part of a file, shorter where the file ends."""
+        """Return a part of a file, shorter where the file ends."""
         if self._cache is None:
             return self._files[path].read(start, length)
         size, parts = self._block_bytes, []
@@ -244,12 +241,12 @@ class _StoredLanes:
         return self._files[path].read(first, self._block_bytes)
 
     def _blocks(self, start: int, length: int) -> range:
-        """The numbers of the blocks that hold a part of a file."""
+        """Return the numbers of the blocks that hold a part of a file."""
         size = self._block_bytes
         return range(start // size, -(-(start + length) // size))
 
     def _name(self, path: RemotePath, block: int) -> str:
-        """What the cache calls a block."""
+        """Return what the cache calls a block."""
         return f"{self._blocks_folder}/{path.parent.name}/{path.name}.{block:06d}"
 
 
@@ -271,9 +268,6 @@ def _cache(folder: RemotePath, cache_bytes: int) -> BlockCache:
 class _LaneFile:
     """A file of the store that many threads read.
 
-    Args:
-        path: Its place.
-
     Raises:
         OSError: It is not there, or the store cannot be read.
     """
@@ -293,7 +287,7 @@ class _LaneFile:
         )
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes of it, fewer where it ends.
+        """Return bytes of it, fewer where it ends.
 
         Raises:
             OSError: The store cannot be read.
@@ -338,7 +332,7 @@ class LaneSource(Protocol):
     """Where granules come from."""
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule as the Arrow message of its record batch, which has its checksum.
+        """Return a granule as the Arrow message of its record batch, which has its checksum.
 
         Raises:
             OSError: The lane cannot be read.
@@ -347,7 +341,7 @@ class LaneSource(Protocol):
         ...
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Passes steps on, whose granules are asked for next, and in this order."""
+        """Pass steps on, whose granules are asked for next, and in this order."""
         ...
 
 
@@ -356,7 +350,6 @@ class MappedLanes:
 
     Args:
         folder: The folder of the lanes, as this process sees it.
-        manifest: What it holds.
     """
 
     def __init__(self, folder: Location, manifest: LaneManifest) -> None:
@@ -366,7 +359,7 @@ class MappedLanes:
         self._indices: dict[int, np.ndarray] = {}
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """See :meth:`LaneSource.message`; without a copy."""
+        """Return a granule without a copy; see :meth:`LaneSource.message`."""
         lane = address.lane
         part, granule = divmod(address.row, self._manifest.rows_per_part)
         if lane not in self._indices:
@@ -383,12 +376,12 @@ class MappedLanes:
         return checked(whole.slice(start, length), entry, path, granule)
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """The steps as they are: the system reads ahead."""
+        """Return the steps as they are: the system reads ahead."""
         return iter(steps)
 
 
 def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
-    """Makes sure that a folder holds the lanes that a manifest was read of.
+    """Make sure that a folder holds the lanes that a manifest was read of.
 
     Raises:
         PipelineError: They were prepared again, or it cannot be read, which says nothing of them.
@@ -427,7 +420,6 @@ class LaneReader:
 
     Args:
         folder: The folder of the lanes, as this process sees it.
-        manifest: What it holds.
         sides: The sides of a granule that are wanted, None for all; the others are not decoded.
         teacher: The vectors of a teacher in the lanes, if they are wanted.
         by_source: In place of both, what is wanted of each of several sources.
@@ -457,7 +449,7 @@ class LaneReader:
         )
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Passes steps on; the granules of those that follow may be fetched meanwhile.
+        """Pass steps on; the granules of those that follow may be fetched meanwhile.
 
         Args:
             steps: In the order in which they are made: whatever names each, and the addresses of
@@ -466,7 +458,7 @@ class LaneReader:
         return self._source.ahead(steps)
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule as the Arrow message of its record batch.
+        """Return a granule as the Arrow message of its record batch.
 
         Raises:
             OSError: The lane cannot be read.
@@ -481,20 +473,20 @@ class LaneReader:
             raise
 
     def batch(self, address: GranuleAddress) -> pa.RecordBatch:
-        """The record batch of a granule, without a copy; raises as :meth:`message`."""
+        """Return the record batch of a granule, without a copy; raise as :meth:`message`."""
         return pa.ipc.read_record_batch(self.message(address), self._manifest.schema)
 
     def granule(self, address: GranuleAddress) -> Granule:
-        """A granule as padded arrays; raises as :meth:`message`."""
+        """Return a granule as padded arrays; raise as :meth:`message`."""
         wanted = self._wanted[self._manifest.source_of(address.row)]
         return decode(self.batch(address), self.number(address), wanted.sides, wanted.teacher)
 
     def number(self, address: GranuleAddress) -> int:
-        """The number that names a granule in the corpus."""
+        """Return the number that names a granule in the corpus."""
         return address.row * self._manifest.lanes + address.lane
 
     def __iter__(self) -> Iterator[tuple[GranuleAddress, pa.RecordBatch]]:
-        """All granules, row by row."""
+        """Yield all granules, row by row."""
         for row in range(self._manifest.rows):
             for lane in range(self._manifest.lanes):
                 address = GranuleAddress(lane=lane, row=row)

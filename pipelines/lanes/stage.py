@@ -1,9 +1,7 @@
 """The stage that forms granules and writes the lanes.
 
-Each example gets its place (:mod:`pipelines.lanes.stage`); then the examples are shuffled to
-their lanes once and written by the executors.
-
-Where each example goes: its lane, row and slot, found by two distributed sorts of light keys.
+Each example gets its lane, row and slot by two distributed sorts of light keys; then the examples
+are shuffled to their lanes once and written by the executors.
 
 1. By (source, length bucket, hash): an example's position says in which segment it is, which
    settles who moves up into a longer bucket. A row is of one source.
@@ -16,8 +14,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, Any, NotRequired
 
@@ -29,7 +28,16 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import records, storage
 from pipelines.files.locations import arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder, TokensFolder
-from pipelines.lanes.files import TEACHER_SCHEMA, LaneManifest, TeacherVectors, lane_schema
+from pipelines.lanes.files import (
+    COUNTED,
+    OPTIONAL,
+    TEACHER_SCHEMA,
+    WRITTEN,
+    LaneManifest,
+    TeacherVectors,
+    lane_schema,
+    write_lanes,
+)
 from pipelines.lanes.plan import (
     Segment,
     SourceLanes,
@@ -39,19 +47,24 @@ from pipelines.lanes.plan import (
     deal,
     plan_sources,
 )
-from pipelines.lanes.writer import COUNTED, OPTIONAL, WRITTEN, write_lanes
 from pipelines.progress import next_part
-from pipelines.settings import Config, LaneSettings
+from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
 from pipelines.tokens.examples import SOURCE, example_schema
-from pipelines.tokens.summary import TokenSummary
+from pipelines.tokens.summary import SourceTokens, TokenSummary
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
+logger = logging.getLogger(__name__)
+
+PART_BYTES = 256 * 2**20
+FEWEST_ROWS_OF_SOURCE = 8
+"""That the smallest of several sources should have: what does not fill a row is left over."""
+_AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 PLACED = "id long, lane int, row long, slot int"
 """The columns of a place."""
 
@@ -61,8 +74,6 @@ class Arrangement:
     """Where every example goes.
 
     Attributes:
-        lanes: Number of lanes.
-        granule: Examples in a granule.
         by_source: The rows of each bucket, for each source; of one that has not one whole row there
             are none.
         left_over: Examples that are in no granule, by reason.
@@ -87,6 +98,12 @@ class Arrangement:
         """Of all segments."""
         return sum(segment.rows for segment in self.segments)
 
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """Of each source."""
+        rows = (sum(segment.rows for segment in own) for own in self.by_source)
+        return tuple(accumulate(rows, initial=0))[:-1]
+
 
 @dataclass(frozen=True)
 class Buckets:
@@ -100,23 +117,13 @@ class Buckets:
     width: int
     edges: tuple[int, ...]
 
-    @classmethod
-    def of(cls, longest: int, settings: LaneSettings) -> Buckets:
-        """Those that the settings ask for.
-
-        Args:
-            longest: Tokens of the longest text.
-        """
-        edges = bucket_table(longest, settings.bucket, settings.bucket_growth)
-        return cls(settings.bucket, edges)
-
     def edge(self, length: int) -> int:
-        """The edge of the bucket of a length."""
+        """Return the edge of the bucket of a length."""
         return self.edges[-(-length // self.width) - 1]
 
 
 def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataFrame:
-    """One light row per example: id, group, source, bucket length, two hashes that order them."""
+    """Return a light row per example: id, group, source, bucket length, two ordering hashes."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     seed = F.lit(config.lanes.seed)
@@ -141,7 +148,7 @@ class _Lengths(TypedDict):
 
 
 def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int], ...]:
-    """How many examples of each source have each bucket length; read on the driver."""
+    """Count examples of each source by bucket length; read on the driver."""
     told: _Lengths = records.read(tokens.lengths, _Lengths)
     by_source = []
     for lengths in told.get("sources", [told["lengths"]]):
@@ -152,30 +159,23 @@ def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int],
     return tuple(by_source)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Number of lanes, examples in a granule, and granules in a step."""
-
-    lanes: int
-    granule: int
-    granules_per_step: int
-
-
 def arrange(
-    keys: DataFrame, counts: Sequence[Counter[int]], shape: Shape, scratch: Scratch
+    keys: DataFrame,
+    counts: Sequence[Counter[int]],
+    lanes: int,
+    granule: int,
+    granules_per_step: int,
+    scratch: Scratch,
 ) -> Arrangement:
-    """Gives every example that fits its lane, row and slot.
+    """Give every example that fits its lane, row and slot.
 
     A group with more members in a segment than the segment has granules cannot be placed
     without two of them in one; its surplus is taken out and the plan made again without it.
 
     Args:
-        keys: Of :func:`example_keys`.
         counts: Of each source, their number by bucket.
-        shape: Of the lanes.
-        scratch: For what is computed in between.
     """
-    lanes, granule, crowded = shape.lanes, shape.granule, 0
+    crowded = 0
     while True:
         by_source = plan_sources(counts, lanes, granule)
         segments = tuple(segment for own in by_source for segment in own)
@@ -189,13 +189,14 @@ def arrange(
             return Arrangement(lanes, granule, by_source, left_over, 0, keys)
         in_segment = _with_segment(keys, segments, scratch)
         large = scratch.keep_counted(_large_groups(in_segment, segments))
-        surplus = None
+        # Groups that are no larger than their segment's rows have no surplus either.
+        surplus = large
         if large.rows:
             surplus = scratch.keep_counted(_surplus(in_segment, large.frame, segments, granule))
-        if surplus is None or not surplus.rows:
-            steps_per_row = lanes // shape.granules_per_step
+        if not surplus.rows:
+            steps_per_row = lanes // granules_per_step
             shared = _same_group_in_step(large.frame, segments, steps_per_row) if large.rows else 0
-            places = _places(in_segment, segments, lanes, shape.granules_per_step, scratch)
+            places = _places(in_segment, segments, lanes, granules_per_step, scratch)
             return Arrangement(lanes, granule, by_source, left_over, shared, places)
         crowded += surplus.rows
         taken = surplus.frame.groupBy("source", "bucket").count().collect()
@@ -208,7 +209,7 @@ def arrange(
 
 
 def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scratch) -> DataFrame:
-    """Adds the number of the segment, and drops what is behind the last one of a source."""
+    """Add the number of the segment, and drop what is behind the last one of a source."""
     from pyspark.sql import functions as F  # noqa: N812
 
     ordered = _with_position(keys, scratch, "source", "bucket", "id_order", "id")
@@ -221,7 +222,7 @@ def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scrat
 
 
 def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:
-    """The groups that have more members in a segment than the segment has rows, with `count`."""
+    """Return the groups with more members in a segment than it has rows, with `count`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = _per_segment([segment.rows for segment in segments])
@@ -231,7 +232,7 @@ def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:
 def _surplus(
     frame: DataFrame, large: DataFrame, segments: tuple[Segment, ...], granule: int
 ) -> DataFrame:
-    """The members of a group beyond one per granule of the segment."""
+    """Return the members of a group beyond one per granule of the segment."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -243,7 +244,7 @@ def _surplus(
 
 
 def _same_group_in_step(large: DataFrame, segments: tuple[Segment, ...], steps_per_row: int) -> int:
-    """Examples that share a step with another of their group."""
+    """Count examples that share a step with another of their group."""
     sizes = large.withColumnRenamed("count", "members").groupBy("segment", "members").count()
     return sum(
         row["count"]
@@ -259,7 +260,7 @@ def _places(
     granules_per_step: int,
     scratch: Scratch,
 ) -> DataFrame:
-    """Deals the examples of each segment, group by group; the columns of ``PLACED``."""
+    """Deal the examples of each segment, group by group; the columns of ``PLACED``."""
     ordered = _with_position(frame, scratch, "segment", "group_order", "group", "id_order", "id")
     place = partial(
         place_batches, segments=segments, lanes=lanes, granules_per_step=granules_per_step
@@ -274,7 +275,7 @@ def place_batches(
     lanes: int,
     granules_per_step: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Gives examples their places by :func:`~pipelines.lanes.plan.deal`. Runs on an executor.
+    """Give examples their places by :func:`~pipelines.lanes.plan.deal`. Runs on an executor.
 
     Args:
         batches: Rows with `id` and `position`, in the order by segment and group.
@@ -288,14 +289,14 @@ def place_batches(
 
 
 def _per_segment(values: list[int]) -> Column:
-    """A column that holds the value of the row's segment."""
+    """Return a column that holds the value of the row's segment."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.array(*[F.lit(value).cast("long") for value in values])[F.col("segment")]
 
 
 def _with_position(frame: DataFrame, scratch: Scratch, *order: str) -> DataFrame:
-    """Adds `position`: the row's place in the total order of the columns, from 0."""
+    """Add `position`: the row's place in the total order of the columns, from 0."""
     from pyspark.sql import functions as F  # noqa: N812
 
     ordered = scratch.keep_counted(
@@ -311,16 +312,8 @@ def _with_position(frame: DataFrame, scratch: Scratch, *order: str) -> DataFrame
     return ordered.frame.withColumn("position", position).drop("partition", "within")
 
 
-logger = logging.getLogger(__name__)
-
-PART_BYTES = 256 * 2**20
-FEWEST_ROWS_OF_SOURCE = 8
-"""That the smallest of several sources should have: what does not fill a row is left over."""
-_AGAIN = "run `sentence-pipelines prepare` with the same settings first"
-
-
 def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
-    """Forms granules of ``<prepared.folder>/tokens`` and writes ``<prepared.folder>/lanes``.
+    """Form granules of ``<prepared.folder>/tokens`` and write ``<prepared.folder>/lanes``.
 
     Raises:
         InputError: There are no tokens, too few examples for one row, or only some of the
@@ -328,35 +321,30 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     """
     prepared = PreparedFolder.of(config)
     if not prepared.tokens.manifest.is_file():
-        raise InputError(
-            "prepared.folder",
-            f"there are no tokens in {prepared.path}",
-            _AGAIN,
-        )
+        raise InputError("prepared.folder", f"there are no tokens in {prepared.path}", _AGAIN)
     examples = _examples(session, prepared.tokens)
     teacher = TeacherVectors.load(prepared.teacher) if config.teacher.is_asked else None
-    summary: TokenSummary = records.read(prepared.tokens.manifest, TokenSummary)
-    tokens = asdict(summary)
-    sources: Sequence[Mapping[str, Any]] = tokens["sources"]
-    of_sources = [int(one["examples"]) for one in sources]
-    lanes_of = partial(lanes_for, config, int(tokens["examples"]), of_sources)
-    lanes = lanes_of()
+    tokens: TokenSummary = records.read(prepared.tokens.manifest, TokenSummary)
+    lanes_of = partial(
+        lanes_for, config, tokens.examples, [source.examples for source in tokens.sources]
+    )
+    lanes, granule = lanes_of(), config.lanes.granule
     if lanes < config.lanes.count:
         logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
     granules_per_step = config.training.granules_per_step
     granules_per_step = granules_per_step if lanes % granules_per_step == 0 else 1
-    columns = [*tokens["columns"], *(["teacher"] if teacher is not None else [])]
-    rows_per_part = max(1, PART_BYTES // (config.lanes.granule * _most_bytes(tokens, teacher)))
+    columns = [*tokens.columns, *(["teacher"] if teacher is not None else [])]
+    rows_per_part = max(1, PART_BYTES // (granule * _most_bytes(tokens, teacher)))
     with storage.new_folder(prepared.lanes.path) as folder, Scratch(folder / "scratch") as scratch:
         next_part("arranging examples by length and group")
-        buckets = Buckets.of(int(tokens["max_length"]), config.lanes)
+        edges = bucket_table(tokens.max_length, config.lanes.bucket, config.lanes.bucket_growth)
+        buckets = Buckets(config.lanes.bucket, edges)
         counts = bucket_counts(prepared.tokens, buckets)
-        shape = Shape(lanes, config.lanes.granule, granules_per_step)
-        arrangement = arrange(example_keys(examples, buckets, config), counts, shape, scratch)
-        first_rows = first_rows_of(
-            arrangement, sources or [tokens], partial(_GroupLimit.of, examples, lanes_of)
-        )
+        keys = example_keys(examples, buckets, config)
+        arrangement = arrange(keys, counts, lanes, granule, granules_per_step, scratch)
+        sizes_of = partial(_group_sizes, examples)
+        check_rows(arrangement, tokens.sources or (tokens,), sizes_of, lanes_of)
         next_part("writing granules")
         if teacher is not None:
             examples = examples.join(_vectors(session, prepared.teacher), "id")
@@ -364,18 +352,18 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
             write_lanes,
             folder=folder,
             columns=columns,
-            granule=config.lanes.granule,
+            granule=granule,
             rows_per_part=rows_per_part,
-            vocabulary=int(tokens["vocabulary"]),
-            first_rows=first_rows,
+            vocabulary=tokens.vocabulary,
+            first_rows=arrangement.first_rows,
         )
         written, checksums = _write(examples, arrangement, write, columns)
         manifest = _manifest(
             arrangement,
             written,
-            checksums,
             tokens,
             teacher,
+            checksums=checksums,
             granules_per_step=granules_per_step,
             rows_per_part=rows_per_part,
         )
@@ -389,8 +377,6 @@ def lanes_for(
     """Return the number of lanes: few enough that the smallest source has some rows, too.
 
     Args:
-        config: The settings.
-        examples: Of all sources.
         of_sources: Of each; empty where there is one.
         granule: In place of `lanes.granule`.
     """
@@ -404,51 +390,59 @@ def lanes_for(
     return min(choose(examples), choose(smallest, rows=FEWEST_ROWS_OF_SOURCE))
 
 
-@dataclass(frozen=True)
-class _GroupLimit:
-    """Why examples that are enough for a row fill none: a granule holds one of each group.
+def check_rows(
+    arrangement: Arrangement,
+    sources: Sequence[TokenSummary | SourceTokens],
+    sizes_of: Callable[[int], Mapping[int, int]],
+    lanes_of: Callable[..., int],
+) -> None:
+    """Make sure that each source fills a row.
 
-    Attributes:
-        groups: How many there are.
-        members: Of the largest.
-        granule: The largest with which they fill a row; None where not even 2 does.
+    Args:
+        sizes_of: Counts the groups of a source, given its number, by how many members they have.
+
+    Raises:
+        InputError: One fills none.
     """
+    lanes, granule = arrangement.lanes, arrangement.granule
+    for number, (segments, source) in enumerate(zip(arrangement.by_source, sources, strict=True)):
+        if segments:
+            continue
+        count = source.examples
+        of = f" of source {source.name}" if isinstance(source, SourceTokens) else ""
+        if count < lanes * granule:
+            raise InputError(
+                "lanes.granule",
+                f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
+                f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
+            )
+        # They are enough for a row, but a granule holds one of each group.
+        sizes = sizes_of(number)
+        groups = "1 group" if sum(sizes.values()) == 1 else f"{sum(sizes.values())} groups"
+        most = largest_granule(sizes, lanes_of, granule)
+        raise InputError(
+            "lanes.granule",
+            f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}: they are of "
+            f"{groups} (equal anchors, or a value of corpus.group_column), the largest of "
+            f"{max(sizes)}, and a granule holds one example of a group",
+            f"{'' if most is None else f'at most {most}, or '}a corpus with more groups",
+        )
 
-    groups: int
-    members: int
-    granule: int | None
 
-    @classmethod
-    def of(
-        cls, examples: DataFrame, lanes_of: Callable[..., int], granule: int, source: int
-    ) -> _GroupLimit:
-        """Count the groups of a source, and find its largest granule.
+def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
+    """Count the groups of a source by how many members they have."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
-        Args:
-            examples: Of all sources.
-            lanes_of: Gives the number of lanes for a granule.
-            granule: With which they fill no row.
-            source: Its number.
-        """
-        from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-        own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
-        members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
-        found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
-        sizes = {row["members"]: row["groups"] for row in found}
-        return cls(sum(sizes.values()), max(sizes), largest_granule(sizes, lanes_of, granule))
+    own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
+    members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
+    found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
+    return {row["members"]: row["groups"] for row in found}
 
 
 def largest_granule(
     sizes: Mapping[int, int], lanes_of: Callable[..., int], below: int
 ) -> int | None:
-    """Find the largest granule with which groups fill a row; None where not even 2 does.
-
-    Args:
-        sizes: How many groups have so many members.
-        lanes_of: Gives the number of lanes for a granule.
-        below: Smaller than this.
-    """
+    """Find the largest granule with which groups fill a row; None where not even 2 does."""
     for granule in range(below - 1, 1, -1):
         lanes = lanes_of(granule=granule)
         placed = sum(min(members, lanes) * groups for members, groups in sizes.items())
@@ -457,58 +451,8 @@ def largest_granule(
     return None
 
 
-def first_rows_of(
-    arrangement: Arrangement,
-    sources: Sequence[Mapping[str, Any]],
-    group_limit: Callable[[int, int], _GroupLimit] | None = None,
-) -> tuple[int, ...]:
-    """Return the first row of each source.
-
-    Args:
-        arrangement: Of the examples.
-        sources: With `examples`, and `name` if there are several.
-        group_limit: Counts the groups of a source, given the granule and its number.
-
-    Raises:
-        InputError: One fills no row.
-    """
-    first_rows, rows = [], 0
-    for number, (segments, source) in enumerate(zip(arrangement.by_source, sources, strict=True)):
-        first_rows.append(rows)
-        rows += sum(segment.rows for segment in segments)
-        if rows == first_rows[-1]:
-            count = int(source["examples"])
-            enough = count >= arrangement.lanes * arrangement.granule
-            limit = group_limit(arrangement.granule, number) if group_limit and enough else None
-            raise _fills_no_row(arrangement, source, limit)
-    return tuple(first_rows)
-
-
-def _fills_no_row(
-    arrangement: Arrangement, source: Mapping[str, Any], limit: _GroupLimit | None
-) -> InputError:
-    lanes, count = arrangement.lanes, int(source["examples"])
-    of = f" of source {source['name']}" if "name" in source else ""
-    granule = arrangement.granule
-    if limit is None:
-        return InputError(
-            "lanes.granule",
-            f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
-            f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
-        )
-    groups = "1 group" if limit.groups == 1 else f"{limit.groups} groups"
-    most = "" if limit.granule is None else f"at most {limit.granule}, or "
-    return InputError(
-        "lanes.granule",
-        f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}: they are of "
-        f"{groups} (equal anchors, or a value of corpus.group_column), the largest of "
-        f"{limit.members}, and a granule holds one example of a group",
-        f"{most}a corpus with more groups",
-    )
-
-
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
-    """The examples; their schema is known, so that Spark runs no job to find it.
+    """Return the examples; their schema is known, so that Spark runs no job to find it.
 
     Raises:
         InputError: An earlier release has written them.
@@ -523,7 +467,7 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
 
 
 def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
-    """The vectors of the examples' texts."""
+    """Return the vectors of the examples' texts."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return read_parquet(session, folder.examples, from_arrow_schema(TEACHER_SCHEMA))
@@ -532,106 +476,75 @@ def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
 def _manifest(
     arrangement: Arrangement,
     written: Sequence[Counter[str]],
-    checksums: tuple[str, ...],
-    tokens: Mapping[str, Any],
+    tokens: TokenSummary,
     teacher: TeacherVectors | None,
     *,
+    checksums: tuple[str, ...],
     granules_per_step: int,
     rows_per_part: int,
 ) -> LaneManifest:
-    """What the manifest says of lanes that were written.
+    """Return what the manifest says of lanes that were written.
 
     Args:
-        arrangement: Of the examples.
         written: What is ``COUNTED``, over all lanes, of each source.
-        checksums: Of the index of each lane.
-        tokens: What the tokens stage wrote.
         teacher: The vectors of the examples' texts, if they have some.
-        granules_per_step: As in the manifest.
-        rows_per_part: As in the manifest.
 
     Raises:
         InputError: Only some of the examples have an optional column.
     """
-    names = [f" of source {one['name']}" for one in tokens.get("sources", ())] or [""]
+    names = [f" of source {source.name}" for source in tokens.sources] or [""]
     present = [
         _present(one, arrangement.granule, of) for one, of in zip(written, names, strict=True)
     ]
-    some = {name: any(one[name] for one in present) for name in OPTIONAL}
     total = reduce(add, written)
+    sources = zip(
+        *(tokens.sources, arrangement.by_source, arrangement.first_rows, written, present),
+        strict=False,  # of one source the tokens stage says nothing by itself
+    )
     return LaneManifest(
         lanes=arrangement.lanes,
         granule=arrangement.granule,
         rows=arrangement.rows,
         rows_per_part=rows_per_part,
         segments=arrangement.segments,
-        examples=int(tokens["examples"]),
+        examples=tokens.examples,
         left_over=arrangement.left_over,
         granules_per_step=granules_per_step,
         same_group_in_step=arrangement.same_group_in_step,
         tokens=total["tokens"],
         slots=total["slots"],
-        vocabulary=int(tokens["vocabulary"]),
-        max_length=int(tokens["max_length"]),
-        paired=some["positive"],
-        negatives=int(tokens["negatives"]),
-        scored=some["score"],
-        candidates_scored=some["candidate_scores"],
-        teacher=teacher if some["teacher"] else None,
+        vocabulary=tokens.vocabulary,
+        max_length=tokens.max_length,
+        negatives=tokens.negatives,
+        **{flag: any(has[flag] for has in present) for flag in present[0]},
+        teacher=teacher if total["teacher"] else None,
         checksums=checksums,
-        sources=_sources(arrangement, written, present, tokens.get("sources", ())),
+        sources=tuple(
+            SourceLanes(
+                name=source.name,
+                first_row=first_row,
+                rows=sum(segment.rows for segment in segments),
+                examples=source.examples,
+                tokens=counts["tokens"],
+                negatives=source.negatives,
+                **has,
+            )
+            for source, segments, first_row, counts, has in sources
+        ),
     )
 
 
-def _sources(
-    arrangement: Arrangement,
-    written: Sequence[Counter[str]],
-    present: Sequence[Mapping[str, bool]],
-    tokens: Sequence[Mapping[str, Any]],
-) -> tuple[SourceLanes, ...]:
-    """What the manifest says of each source; nothing where there is one.
-
-    Args:
-        arrangement: Of the examples.
-        written: What is ``COUNTED`` of each.
-        present: Whether its examples have each optional column.
-        tokens: What the tokens stage says of each; empty where there is one.
-    """
-    named = zip(tokens, arrangement.by_source, written, present, strict=True) if tokens else ()
-    return tuple(
-        SourceLanes(
-            name=told["name"],
-            first_row=segments[0].first_row,
-            rows=sum(segment.rows for segment in segments),
-            examples=int(told["examples"]),
-            tokens=counts["tokens"],
-            paired=has["positive"],
-            negatives=int(told["negatives"]),
-            scored=has["score"],
-            candidates_scored=has["candidate_scores"],
-        )
-        for told, segments, counts, has in named
-    )
-
-
-def _most_bytes(tokens: Mapping[str, Any], teacher: TeacherVectors | None) -> int:
-    """Upper bound of an example's size in a lane file.
-
-    Args:
-        tokens: What the tokens stage wrote.
-        teacher: The vectors of the texts, if they have some.
-    """
-    texts = 2 + int(tokens["negatives"])
+def _most_bytes(tokens: TokenSummary, teacher: TeacherVectors | None) -> int:
+    """Return an upper bound of an example's size in a lane file."""
     vector = 0 if teacher is None else teacher.bytes + 8
-    return texts * (4 * int(tokens["max_length"]) + vector + 16) + 64
+    return (2 + tokens.negatives) * (4 * tokens.max_length + vector + 16) + 64
 
 
 def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
-    """Whether the examples have each optional column: all of them, or none.
+    """Return whether the examples have each optional column: all of them, or none.
 
     Args:
         written: What is ``COUNTED`` of them.
-        of: Whose they are, in words.
 
     Raises:
         InputError: Only some have it, and a granule could not be computed as one.
@@ -644,7 +557,8 @@ def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
                 f"only {written[name]} of {placed} examples{of} have a value in `{name}`",
                 "give all of them one, or leave the others out of the corpus",
             )
-    return {name: written[name] > 0 for name in OPTIONAL}
+    flags = {"paired": "positive", "scored": "score", "candidates_scored": "candidate_scores"}
+    return {flag: written[name] > 0 for flag, name in flags.items()}
 
 
 def _write(
@@ -653,12 +567,9 @@ def _write(
     write: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
     columns: Sequence[str],
 ) -> tuple[list[Counter[str]], tuple[str, ...]]:
-    """Shuffles the examples to their lanes, has them written, and checks what was written.
+    """Shuffle the examples to their lanes, have them written, and check what was written.
 
     Args:
-        examples: With their columns.
-        arrangement: Of the examples.
-        write: Writes the lanes of one partition.
         columns: The optional columns that the lanes have.
 
     Returns:

@@ -154,12 +154,6 @@ def check_comparisons(config: Config) -> None:
             f"pairs of kind {config.corpus.pairs} have no hard negatives",
             "set it to in_batch_negatives",
         )
-    if config.training.framework == "bigdl" and not settings.is_plain:
-        raise InputError(
-            "training.framework",
-            "bigdl knows query_to_doc only, without hardness and margin",
-            "one of tensorflow, torch",
-        )
 
 
 def _check_effects(settings: InBatchNegativesSettings) -> None:

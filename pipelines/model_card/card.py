@@ -1,4 +1,9 @@
-"""The card as a whole, and its file."""
+"""The model card: what a person should know of a model before using it.
+
+It is written with the model, and again when the model has been measured. Everything in it is read
+from the folder of the run, or said in the section `card` of the settings; what is not known is left
+out.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ _BACKTICKS = re.compile(r"`+")
 
 
 def plain(text: object, most: int = MAX_CHARACTERS) -> str:
-    """A text within a line or a cell: one line, at most so many characters, without markup."""
+    """Return a text for a line or a cell: one line, at most so many characters, no markup."""
     escaped = _MARKUP.sub(_escaped, shown(str(text), most))
     return _NUMBERED.sub(r"\1\\\2", escaped)
 
@@ -59,29 +64,27 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as Python has it in source code; line ends and what cannot be seen are escapes."""
+    """Return a text as Python source; line ends and what cannot be seen are escapes."""
     quoted = f'"{text}"'
     return quoted if text.isprintable() and not set('"\\') & set(text) else repr(text)
 
 
 def code(text: str) -> str:
-    """A text as code within a line: one that :func:`literal` gives, or any other on one line."""
+    """Return a text of one line as code within a line."""
     marks = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
     space = " " if text.startswith(("`", " ")) or text.endswith(("`", " ")) else ""
     return f"{marks}{space}{text}{space}{marks}"
 
 
 def fenced(language: str, source: str) -> list[str]:
-    """The lines of a block of code, in which no line begins with three backticks."""
+    """Return a block of code, in which no line begins with three backticks."""
     return [f"```{language}", *source.split("\n"), "```"]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """The lines of a table.
+    """Return the lines of a table of cells that are Markdown already.
 
     Args:
-        heads: Of the columns.
-        rows: Cells that are Markdown already; texts of others have passed :func:`plain`.
         right: So many columns, the last ones, are aligned to the right.
     """
     left = len(heads) - right
@@ -99,7 +102,7 @@ _DOCUMENTS = (
 
 
 def usage(facts: CardFacts) -> str:
-    """Loads the model and compares texts, with the prompts that it was trained with."""
+    """Show how to load the model and compare texts, with the prompts of its training."""
     told = _queries_and_documents() if any(facts.spec.prompts.sides) else _sentences(facts)
     return "\n".join([*_loading(facts), "", *told, *_other_prompts(facts.spec.prompts)])
 
@@ -126,7 +129,7 @@ def _sentences(facts: CardFacts) -> list[str]:
 
 
 def _other_prompts(prompts: Prompts) -> Iterator[str]:
-    """A line for each prompt that is not for queries and documents alone."""
+    """Show each prompt that is not for queries and documents alone."""
     for name, text in prompts.texts:
         if text and name not in (QUERY, DOCUMENT):
             note = "  # as without prompt_name" if name == prompts.default else ""
@@ -134,7 +137,7 @@ def _other_prompts(prompts: Prompts) -> Iterator[str]:
 
 
 def usage_at(facts: CardFacts, width: int) -> str:
-    """Loads the model so that its embeddings are cut to a width."""
+    """Show how to load the model so that its embeddings are cut to a width."""
     lines = [
         *_loading(facts, f", truncate_dim={width}"),
         f"embeddings = model.encode([{literal(_DOCUMENTS[0])}], normalize_embeddings=True)",
@@ -175,7 +178,7 @@ _VERSIONS = ("sentence-pipelines", "python", *LIBRARIES)
 
 
 def training_sections(facts: CardFacts) -> Iterator[str]:
-    """The lines about data, objective, settings, machines and time."""
+    """Tell of data, objective, settings, machines and time."""
     yield from ("## Training", "")
     if facts.model:
         early = ", after an early end (`training.patience`)" if "early_end" in facts.model else ""
@@ -214,7 +217,7 @@ def _title(source: SourceForm) -> str:
 
 
 def _texts_of(source: SourceForm) -> str:
-    """Where the texts of a source are from, and what is made of them."""
+    """Tell where the texts of a source are from, and what is made of them."""
     inputs = ", ".join(source.inputs) or "the installed Python packages"
     return plain(f"{source.format} of {inputs}; examples by the rule {source.pairs}")
 
@@ -236,7 +239,7 @@ def _objective(facts: CardFacts) -> Iterator[str]:
 
 
 def _loss(objective: ObjectiveSettings) -> str:
-    """A loss with all its keys, since their defaults are its own."""
+    """Tell a loss with all its keys, since their defaults are its own."""
     keys = objective.model_dump(mode="json", exclude={"name"})
     told = (
         f"{code(key)} {_value(value)}"
@@ -334,7 +337,7 @@ CITATION = """\
 
 
 def model_card(facts: CardFacts) -> str:
-    """The card of a model: front matter for the hub, and Markdown for people.
+    """Return the card of a model: front matter for the hub, and Markdown for people.
 
     Its parts are those of the cards that sentence-transformers writes.
     """
@@ -343,18 +346,13 @@ def model_card(facts: CardFacts) -> str:
 
 
 def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) -> Location:
-    """Writes the card of a run's model again, from what the run's folder holds now.
+    """Write the card of a run's model again, from what the run's folder holds now; return it.
 
     The model stays what it is: its digest leaves the card out, see
     :mod:`pipelines.models.folder`.
 
     Args:
-        run: Its model is there.
-        config: The settings, for the section `card`.
         spec: The shape of the model; read where it is not given.
-
-    Returns:
-        The file.
     """
     path = run.model / CARD_FILE
     facts = read_facts(run, config, spec or _spec_of(run, config))
@@ -363,7 +361,7 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
 
 
 def _spec_of(run: RunFolder, config: Config) -> EncoderSpec:
-    """The shape of a run's model, without its weights where a checkpoint tells it."""
+    """Read the shape of a run's model, without its weights where a checkpoint tells it."""
     steps = checkpoint_steps(run.path)
     encoder = config.encoder
     # What the corpus decides is in the model alone.
@@ -380,7 +378,7 @@ def _body(facts: CardFacts) -> Iterator[str]:
     yield from _description(facts)
     yield from _usage(facts)
     yield from _evaluation(facts)
-    yield from _limits(facts)
+    yield from ("## Limits", "", *(f"- {limit}" for limit in _limits(facts)), "")
     yield from training_sections(facts)
     yield from ("## Citation", "", *fenced("bibtex", CITATION), "")
 
@@ -412,11 +410,15 @@ def _description(facts: CardFacts) -> Iterator[str]:
     yield f"- **Architecture:** {plain(_modules(spec))}"
     yield f"- **Parameters:** {numbers:,}"
     yield f"- **Maximum sequence length:** {_length(spec)}"
-    yield f"- **Output dimensions:** {spec.embedding_width}{_widths_told(facts)}"
+    widths = ", ".join(map(str, _widths(facts)))
+    cut = f", trained to be cut to {widths} (`truncate_dim`)" if widths else ""
+    yield f"- **Output dimensions:** {spec.embedding_width}{cut}"
     yield f"- **Similarity function:** {SIMILARITY}"
     yield "- **Modality:** text"
     yield f"- **Languages:** {', '.join(facts.languages) or 'not stated'}"
-    yield from (f"- **Licence:** {_license(card.license, card.license_link)}", "")
+    licence = "not stated" if card.license is None else plain(card.license, LONGEST)
+    link = "" if card.license_link is None else f" ({plain(card.license_link)})"
+    yield from (f"- **Licence:** {licence}{link}", "")
     named = [(name, text) for name, text in spec.prompts.texts if text]
     if named:
         yield from ("It expects these prompts before texts:", "")
@@ -427,7 +429,7 @@ def _description(facts: CardFacts) -> Iterator[str]:
 
 
 def _modules(spec: EncoderSpec) -> str:
-    """The modules, in their order."""
+    """Tell the modules, in their order."""
     described = f"{spec.kind} {architecture_of(spec).described(spec)}"
     pooling = getattr(spec, "pooling", None)
     parts = [described, *([] if pooling is None else [f"{pooling} pooling"])]
@@ -436,52 +438,32 @@ def _modules(spec: EncoderSpec) -> str:
     return ", then ".join([*parts, *(["scaling to length 1"] if spec.normalise else [])])
 
 
-def _installing(spec: EncoderSpec) -> str:
-    # Earlier releases cannot put words beside an encoder.
-    wanted = "'sentence-transformers>=5.4'" if spec.lsa else "sentence-transformers"
-    return f"pip install -U {wanted}"
-
-
 def _length(spec: EncoderSpec) -> str:
     return "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length:,} tokens"
 
 
 def _widths(facts: CardFacts) -> Sequence[int]:
-    """To which embeddings may be cut."""
+    """Return to which embeddings may be cut."""
     widths = {*facts.config.common_widths()} - {facts.spec.embedding_width}
     return sorted(widths, reverse=True)
 
 
-def _widths_told(facts: CardFacts) -> str:
-    widths = ", ".join(map(str, _widths(facts)))
-    return f", trained to be cut to {widths} (`truncate_dim`)" if widths else ""
-
-
-def _license(given: str | None, link: str | None) -> str:
-    told = "not stated" if given is None else plain(given, LONGEST)
-    return told if link is None else f"{told} ({plain(link)})"
-
-
 def _usage(facts: CardFacts) -> Iterator[str]:
-    yield from ("## Usage", "", _needed(facts), "")
-    yield from (*fenced("bash", _installing(facts.spec)), "")
+    release = " of release 5 or later" if any(facts.spec.prompts.sides) else ""
+    # Earlier releases cannot put words beside an encoder.
+    wanted = "'sentence-transformers>=5.4'" if facts.spec.lsa else "sentence-transformers"
+    yield from ("## Usage", "", f"With sentence-transformers{release}:", "")
+    yield from (*fenced("bash", f"pip install -U {wanted}"), "")
     yield from (*fenced("python", usage(facts)), "")
-    yield from (_place_told(facts), "")
+    if facts.place is None:
+        yield "This runs in a copy of this folder; elsewhere, name the copy in place of the dot."
+    else:
+        yield "If the folder is elsewhere by now, name that place, or the model's name on the hub."
+    yield ""
     widths = _widths(facts)
     if widths:
         told = f"Its embeddings may be cut to {', '.join(map(str, widths))} numbers:"
         yield from (told, "", *fenced("python", usage_at(facts, widths[0])), "")
-
-
-def _needed(facts: CardFacts) -> str:
-    release = " of release 5 or later" if any(facts.spec.prompts.sides) else ""
-    return f"With sentence-transformers{release}:"
-
-
-def _place_told(facts: CardFacts) -> str:
-    if facts.place is None:
-        return "This runs in a copy of this folder; elsewhere, name the copy in place of the dot."
-    return "If the folder is elsewhere by now, name that place, or the model's name on the hub."
 
 
 def _evaluation(facts: CardFacts) -> Iterator[str]:
@@ -505,13 +487,6 @@ def _figures_row(line: Comparison) -> tuple[str, ...]:
 
 
 def _limits(facts: CardFacts) -> Iterator[str]:
-    yield from ("## Limits", "")
-    for limit in _limits_told(facts):
-        yield f"- {limit}"
-    yield ""
-
-
-def _limits_told(facts: CardFacts) -> Iterator[str]:
     spec = facts.spec
     if spec.max_length == UNLIMITED:
         yield "It reads texts of any length; a vector is the mean of all their words."

@@ -1,9 +1,4 @@
-"""The front matter of a card, of which the hub makes its page of a model, and its search.
-
-Licences as the Hugging Face hub knows them.
-
-Source: https://huggingface.co/docs/hub/repositories-licenses.
-"""
+"""What a card knows, and its front matter, of which the hub makes its page of a model."""
 
 from __future__ import annotations
 
@@ -12,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipelines.evaluation.sets import Role
-from pipelines.files import storage
 from pipelines.files.locations import as_local
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.folder import digest_model
 from pipelines.models.spec import EncoderSpec
 from pipelines.report.comparison import Comparison, compare, shown
-from pipelines.report.page_parts import read_if_there
+from pipelines.report.page_parts import read_if_there, read_record
 from pipelines.report.verdict import verdict
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -32,84 +26,25 @@ if TYPE_CHECKING:
 
 
 OTHER = "other"
-KNOWN = frozenset(
-    [
-        "afl-3.0",
-        "agpl-3.0",
-        "apache-2.0",
-        "artistic-2.0",
-        "bigcode-openrail-m",
-        "bigscience-bloom-rail-1.0",
-        "bigscience-openrail-m",
-        "bsd",
-        "bsd-2-clause",
-        "bsd-3-clause",
-        "bsd-3-clause-clear",
-        "bsl-1.0",
-        "c-uda",
-        "cc",
-        "cc-by-2.0",
-        "cc-by-2.5",
-        "cc-by-3.0",
-        "cc-by-4.0",
-        "cc-by-nc-2.0",
-        "cc-by-nc-3.0",
-        "cc-by-nc-4.0",
-        "cc-by-nc-nd-3.0",
-        "cc-by-nc-nd-4.0",
-        "cc-by-nc-sa-2.0",
-        "cc-by-nc-sa-3.0",
-        "cc-by-nc-sa-4.0",
-        "cc-by-nd-4.0",
-        "cc-by-sa-3.0",
-        "cc-by-sa-4.0",
-        "cc0-1.0",
-        "cdla-permissive-1.0",
-        "cdla-permissive-2.0",
-        "cdla-sharing-1.0",
-        "creativeml-openrail-m",
-        "deepfloyd-if-license",
-        "ecl-2.0",
-        "epl-1.0",
-        "epl-2.0",
-        "etalab-2.0",
-        "eupl-1.1",
-        "gemma",
-        "gfdl",
-        "gpl",
-        "gpl-2.0",
-        "gpl-3.0",
-        "isc",
-        "lgpl",
-        "lgpl-2.1",
-        "lgpl-3.0",
-        "lgpl-lr",
-        "llama2",
-        "lppl-1.3c",
-        "mit",
-        "mpl-2.0",
-        "ms-pl",
-        "ncsa",
-        "odbl",
-        "odc-by",
-        "ofl-1.1",
-        "openrail",
-        "openrail++",
-        "osl-3.0",
-        "other",
-        "pddl",
-        "postgresql",
-        "unknown",
-        "unlicense",
-        "wtfpl",
-        "zlib",
-    ]
-)
-"""Identifiers that the hub takes for ``license``."""
+_LICENCES = """
+afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0
+cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0
+cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0
+cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0
+creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 gemma gfdl
+gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 lppl-1.3c mit mpl-2.0 ms-pl ncsa
+odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
+"""
+KNOWN = frozenset(_LICENCES.split())
+"""Identifiers that the hub takes for ``license``.
+
+Source: https://huggingface.co/docs/hub/repositories-licenses.
+"""
 
 
 def hub_license(given: str | None) -> tuple[str | None, str | None]:
-    """A licence as the front matter of a card has it.
+    """Return a licence as the front matter of a card has it.
 
     Returns:
         ``license``, and ``license_name`` of one that the hub does not know.
@@ -129,11 +64,7 @@ Source: https://www.cloudcarbonfootprint.org/docs/methodology, "Compute", of SPE
 
 
 def watt_hours(cpu_seconds: float) -> float:
-    """Energy of the CPUs alone, without memory, network, cooling and GPUs.
-
-    Args:
-        cpu_seconds: CPU time of all threads of all workers.
-    """
+    """Return the energy of the CPUs alone, by the CPU time of all threads of all workers."""
     return cpu_seconds / 3600 * WATTS_PER_CPU
 
 
@@ -161,7 +92,7 @@ class BaseModel:
 
 
 def base_model(config: Config) -> BaseModel | None:
-    """What a run begins with; None for random weights."""
+    """Return what a run begins with; None for random weights."""
     start, given = config.encoder.start, config.card.start_name
     if start == "random":
         return None
@@ -180,17 +111,12 @@ class CardFacts:
     """All that a card says.
 
     Attributes:
-        name: Of the model.
         config: The settings of the run, without secrets, with the section `card` of now.
-        spec: Its shape.
         base: What its training began with; None where that was random.
         place: The model folder on this machine; None where it is in a store.
         model: Which state of the training it is, as ``metrics.json`` has it.
-        training: Figures of the training, as there.
         comparisons: What was measured, before and after; empty where nothing was.
         tokens: The manifest of the tokens that it was trained on.
-        funnel: The lines of ``funnel.json``.
-        environment: Versions and machine of the driver.
         verdict: What the figures come to, in a sentence; empty where nobody has said.
     """
 
@@ -217,20 +143,17 @@ class CardFacts:
 
 
 def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
-    """Reads what a card says.
+    """Read what a card says.
 
     Figures of another model than the one in the folder, or of one that is not there yet, are left
     out.
 
     Args:
-        run: The folder; ``config.yaml``, ``environment.json``, ``metrics.json``, ``tokens.json``
-            and ``funnel.json`` are read as far as they are there.
         config: The settings of now, for what they say of the card.
-        spec: The shape of the model.
     """
     recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
     own = without_secrets(recorded.model_copy(update={"card": config.card}))
-    metrics: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    metrics: Mapping[str, Any] = read_record(run.metrics)
     measured = metrics if _is_measured(run, metrics) else {}
     return CardFacts(
         name=config.card.name or run.path.name,
@@ -241,15 +164,15 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
         model=metrics.get("model", {}),
         training=metrics.get("training", {}),
         comparisons=compare(measured),
-        tokens=read_if_there(run.tokens, storage.read_json) or {},
-        funnel=read_if_there(run.funnel, storage.read_json) or (),
-        environment=read_if_there(run.environment, storage.read_json) or {},
+        tokens=read_record(run.tokens),
+        funnel=read_record(run.funnel),
+        environment=read_record(run.environment),
         verdict=str(verdict(measured) or ""),
     )
 
 
 def _is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
-    """Whether the figures are of the model that is in the folder."""
+    """Tell whether the figures are of the model that is in the folder."""
     known = metrics.get("measured", {}).get("model")
     return known is not None and run.model.is_dir() and known == digest_model(run.model)
 
@@ -261,53 +184,36 @@ DATASET_TYPE = "unknown"
 """Of a set that is not named on the hub, as sentence-transformers writes it."""
 
 
-class _Measure(NamedTuple):
-    """A metric as sentence-transformers' cards have it.
-
-    Attributes:
-        task: What it is measured for.
-        task_name: The same for people.
-        metric: Its type.
-    """
-
-    task: str
-    task_name: str
-    metric: str
-
-
-def _retrieval(metric: str) -> _Measure:
-    return _Measure("information-retrieval", "Information Retrieval", metric)
-
-
-def _similarity(metric: str) -> _Measure:
-    return _Measure("semantic-similarity", "Semantic Similarity", metric)
-
-
-def _classification(metric: str) -> _Measure:
-    return _Measure("binary-classification", "Binary Classification", metric)
-
-
-MEASURES: Mapping[str, _Measure] = {
-    "nDCG@10": _retrieval("cosine_ndcg@10"),
-    "MRR@10": _retrieval("cosine_mrr@10"),
-    "Recall@1": _retrieval("cosine_recall@1"),
-    "Recall@10": _retrieval("cosine_recall@10"),
-    "Spearman": _similarity("spearman_cosine"),
-    "Pearson": _similarity("pearson_cosine"),
-    "Average precision": _classification("cosine_ap"),
-    "F1": _classification("cosine_f1"),
-    "Accuracy": _classification("cosine_accuracy"),
+_RETRIEVAL = ("information-retrieval", "Information Retrieval")
+_SIMILARITY = ("semantic-similarity", "Semantic Similarity")
+_CLASSIFICATION = ("binary-classification", "Binary Classification")
+MEASURES: Mapping[str, tuple[str, str, str]] = {
+    "nDCG@10": (*_RETRIEVAL, "cosine_ndcg@10"),
+    "MRR@10": (*_RETRIEVAL, "cosine_mrr@10"),
+    "Recall@1": (*_RETRIEVAL, "cosine_recall@1"),
+    "Recall@10": (*_RETRIEVAL, "cosine_recall@10"),
+    "Spearman": (*_SIMILARITY, "spearman_cosine"),
+    "Pearson": (*_SIMILARITY, "pearson_cosine"),
+    "Average precision": (*_CLASSIFICATION, "cosine_ap"),
+    "F1": (*_CLASSIFICATION, "cosine_f1"),
+    "Accuracy": (*_CLASSIFICATION, "cosine_accuracy"),
 }
-"""By the label of a figure; others, such as alignment, are in the text of the card only."""
+"""By the label of a figure: a task, its name, and the type of the metric, as in the cards of
+sentence-transformers. Others, such as alignment, are in the text of the card only."""
 
 
 def front_matter(facts: CardFacts) -> ModelCardData:
-    """The front matter of a card."""
+    """Return the front matter of a card."""
     from huggingface_hub import ModelCardData
 
     card = facts.config.card
     license_, license_name = hub_license(card.license)
-    results = [_result(line, MEASURES[line.metric]) for line in _measured(facts)]
+    results = [
+        _result(line, line.after)
+        for line in facts.comparisons
+        # Of whole embeddings, by cosine.
+        if line.metric in MEASURES and line.after is not None and line.role != Role.VARIANT
+    ]
     optional: dict[str, Any] = {
         "license_name": license_name,
         "license_link": None if card.license_link is None else shown(card.license_link),
@@ -328,7 +234,7 @@ def front_matter(facts: CardFacts) -> ModelCardData:
 
 
 def _tags(facts: CardFacts) -> Iterator[str]:
-    """What sentence-transformers adds about a training, and what the hub serves such models by."""
+    """Return what sentence-transformers says of a training, and the hub serves models by."""
     if "examples" in facts.tokens:
         yield f"dataset_size:{facts.tokens['examples']}"
     corpus = facts.config.corpus
@@ -337,26 +243,19 @@ def _tags(facts: CardFacts) -> Iterator[str]:
     yield from dict.fromkeys(f"loss:{name}" for name in names)
 
 
-def _measured(facts: CardFacts) -> Iterator[Comparison]:
-    """The figures of whole embeddings, by cosine, that the hub has a name for."""
-    for line in facts.comparisons:
-        if line.metric in MEASURES and line.after is not None and line.role != Role.VARIANT:
-            yield line
-
-
-def _result(line: Comparison, measure: _Measure) -> EvalResult:
+def _result(line: Comparison, value: float) -> EvalResult:
     from huggingface_hub import EvalResult
 
-    assert line.after is not None, "a figure of the model"
+    task, task_name, metric = MEASURES[line.metric]
     return EvalResult(
-        task_type=measure.task,
-        task_name=measure.task_name,
+        task_type=task,
+        task_name=task_name,
         dataset_type=DATASET_TYPE,
         dataset_name=shown(line.evaluation),
         # The hub tells sets apart by type and configuration, not by name.
         dataset_config=shown(line.evaluation),
-        metric_type=measure.metric,
+        metric_type=metric,
         metric_name=line.metric,
         # Here figures are times 100, there shares of 1.
-        metric_value=round(line.after / 100, 6),
+        metric_value=round(value / 100, 6),
     )

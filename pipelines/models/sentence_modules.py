@@ -39,9 +39,9 @@ from pipelines.tokens.model_files import (
     check_keys,
     read_known,
     read_length_file,
+    read_options,
     tokenizer_arguments,
 )
-from pipelines.tokens.tokenizer_files import read_options
 
 CONFIG_FILE = "config.json"
 POOLING, DENSE = "Pooling", "Dense"

@@ -22,7 +22,6 @@ from typing import TypeAlias
 import numpy as np
 from safetensors.numpy import load_file, safe_open
 
-from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.models.architecture import Division, Shapes, architecture_of
 from pipelines.models.arrays import write_arrays
@@ -187,8 +186,7 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
     placement = config.training.placement
     if not placement.is_divided:
         return
-    members, stages = placement.members, placement.stages
-    key = "training.model_parallel" if members > 1 else "training.pipeline_parallel"
+    key = "training.model_parallel" if placement.members > 1 else "training.pipeline_parallel"
     if division is None:
         raise InputError(
             key,
@@ -196,26 +194,9 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
             "leave it 1; training.sharding: parameters shares out the weights of any encoder",
         )
     division.check(spec, key, config.training)
-    if config.encoder.lora.rank:
-        raise InputError(
-            key, "LoRA's small matrices are not divided", "leave it 1, or encoder.lora.rank: 0"
-        )
-    if stages > 1 and config.encoder.freeze.is_on:
-        raise InputError(
-            "training.pipeline_parallel",
-            "a stage of frozen layers has no gradient to pass on",
-            "leave it 1, or leave encoder.freeze out",
-        )
-    for name in {source.objective.name for source in config.by_source()}:
-        if LOSSES.load(name).reconstruction is not None:
-            raise InputError(
-                key,
-                f"`{name}` has texts written out again by weights that are not divided",
-                "leave it 1, or take another objective.name",
-            )
-    _check_evenly(division.evenly(spec), members)
-    if stages > 1:
-        _check_stages(division, spec, stages)
+    _check_evenly(division.evenly(spec), placement.members)
+    if placement.stages > 1:
+        _check_stages(division, spec, placement.stages)
 
 
 def _check_evenly(numbers: Mapping[str, int], members: int) -> None:

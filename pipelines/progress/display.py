@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
 
-def say(text: str, file: IO[str] | None = None) -> None:
-    """Prints a line of which no part steers the terminal.
+_JOB: ContextVar[JobDisplay | None] = ContextVar("job", default=None)
+_CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
+LINE_SECONDS = 30.0
+"""The shortest time between two lines about the same work."""
+SHORT_SECONDS = 5.0
+"""Commands that mostly end within it, or refuse something, say nothing before."""
+LINES_PER_DOUBLING = 20
+"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
+_TICK_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
 
-    Args:
-        text: With whatever users and files have given.
-        file: Standard output by default.
-    """
+
+def say(text: str, file: IO[str] | None = None) -> None:
+    """Print a line of which no part steers the terminal."""
     print(printable(text), file=file)
 
 
@@ -55,9 +62,7 @@ class Work(ABC):
     A context manager on the driver.
 
     Attributes:
-        name: Of the work.
         total: Its amount; None where that is not known.
-        done: Amount that is done.
         stays: Whether it is left on the screen at its end, where it is shown by itself.
         quiet: Seconds before its first line, where there is no screen.
     """
@@ -83,14 +88,14 @@ class Work(ABC):
 
     @abstractmethod
     def state(self) -> str:
-        """How far it is, beside its name on the screen."""
+        """Return how far it is, beside its name on the screen."""
 
     @abstractmethod
     def line(self) -> str:
-        """The line to print now, where there is no screen."""
+        """Return the line to print now, where there is no screen."""
 
     def look(self) -> None:  # noqa: B027 - not all work is polled
-        """Called every second, on a thread."""
+        """Look how far it is; called every second, on a thread."""
 
     def _changed(self, *, tell: bool = False) -> None:
         if self._display is not None:
@@ -103,8 +108,6 @@ class WorkProgress(Work):
     """A bar for work of a known size; elsewhere also a line at each tenth of it.
 
     Args:
-        name: Of the work, beside the bar.
-        done: Amount that is done already.
         line: A format string with ``done``, ``total`` and ``text``.
         text: Shown until the first progress.
     """
@@ -120,7 +123,7 @@ class WorkProgress(Work):
         self._moved = False
 
     def move(self, done: int) -> None:
-        """Shows that so much is done, and keeps the text."""
+        """Show that so much is done, and keep the text."""
         if not self._moved:
             # The first text is about the time before any progress.
             self._moved, self._text = True, ""
@@ -128,11 +131,10 @@ class WorkProgress(Work):
         self.done = done
 
     def show(self, done: int, text: str) -> None:
-        """Shows that so much is done.
+        """Show that so much is done.
 
         Args:
             done: Of the total; less than before where work is made again.
-            text: Further information, such as a rate.
         """
         self._moved, self.done, self._text = True, done, text
         tenth = 10 * done // max(self._amount, 1)
@@ -140,25 +142,18 @@ class WorkProgress(Work):
         self._changed(tell=tell)
 
     def state(self) -> str:
-        """Amounts, and the text."""
+        """Return the amounts, and the text."""
         return f"{self.done}/{self._amount} {self._text}"
 
     def line(self) -> str:
-        """By the template."""
+        """Fill the template."""
         line = self._template.format(done=self.done, total=self._amount, text=self._text)
         # There is no text between the first progress and the first that is shown with one.
         return line.rstrip()
 
 
 class Activity(Work):
-    """The elapsed time, for work of unknown size.
-
-    Args:
-        name: Of the work.
-        part: The first part of it.
-        detail: Called every second for the state of the work; may return an empty string.
-        quiet: Seconds before its first line, where there is no screen.
-    """
+    """The elapsed time, for work of unknown size."""
 
     def __init__(self, name: str, part: str, detail: Callable[[], str], quiet: float) -> None:
         super().__init__(name, None, 0)
@@ -166,37 +161,32 @@ class Activity(Work):
         self._part, self._detail, self._found = part, detail, ""
 
     def turn_to(self, part: str) -> None:
-        """Another part of the work begins."""
+        """Begin another part of the work."""
         self._part, self._found = part, ""
         self._changed()
 
     def look(self) -> None:
-        """Asks for the detail."""
+        """Ask for the detail."""
         self._found = self._detail()
 
     def state(self) -> str:
-        """The part, and the detail."""
+        """Return the part, and the detail."""
         return ", ".join(part for part in (self._part, self._found) if part)
 
     def line(self) -> str:
-        """Name, state and seconds."""
+        """Return name, state and seconds."""
         said = f"{self.name}: {self.state()}" if self.state() else self.name
         seconds = time.monotonic() - self.began
         return said + (f" ({seconds:.0f} s)" if seconds >= 1 else "")
-
-
-_JOB: ContextVar[JobDisplay | None] = ContextVar("job", default=None)
-_CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
 
 
 @contextmanager
 def job(
     name: str, stages: Sequence[str], expected: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[Mapping[str, float]]:
-    """One display for all that a block shows; within another job, a part of that.
+    """Show all of a block in one display; within another job, as a part of that.
 
     Args:
-        name: Of the job.
         stages: The names of what the job is made of, in their order; the first one begins at
             once. An activity, or work of a known size, that has the name of a stage begins it.
         expected: Seconds that stages may take, where an earlier job has shown it: by them the
@@ -223,13 +213,10 @@ def job(
 def activity(
     name: str, part: str = "", detail: Callable[[], str] = str, *, quiet: float = 0.0
 ) -> Iterator[None]:
-    """Shows an activity while a block runs; within another activity, as a part of that.
+    """Show an activity while a block runs; within another activity, as a part of that.
 
     Args:
-        name: Of the work.
-        part: The first part of it; see :func:`next_part`.
         detail: Called every second, on a thread, for the state of the work.
-        quiet: Seconds before its first line, where there is no screen.
     """
     if _CURRENT.get() is not None:
         next_part(name)
@@ -245,28 +232,14 @@ def activity(
 
 
 def next_part(part: str) -> None:
-    """Shows that the present activity, if any, has begun another part."""
+    """Show that the present activity, if any, has begun another part."""
     shown = _CURRENT.get()
     if shown is not None:
         shown.turn_to(part)
 
 
-LINE_SECONDS = 30.0
-"""The shortest time between two lines about the same work."""
-SHORT_SECONDS = 5.0
-"""Commands that mostly end within it, or refuse something, say nothing before."""
-LINES_PER_DOUBLING = 20
-"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
-_TICK_SECONDS = 1.0
-_JOIN_SECONDS = 5.0
-
-
 class Display:
-    """Rows of a live display in a terminal or a notebook, and lines elsewhere.
-
-    Args:
-        stays: Whether the rows are left on the screen at the end.
-    """
+    """Rows of a live display in a terminal or a notebook, and lines elsewhere."""
 
     def __init__(self, *, stays: bool) -> None:
         # Executors import this module too, but show nothing: they need not have rich.
@@ -300,13 +273,13 @@ class Display:
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def begin(self, work: Work) -> None:
-        """Shows work that begins, until its end."""
+        """Show work that begins, until its end."""
         self._row = self.add_row(work.name)
         self.show(work)
         self.open()
 
     def end(self, work: Work) -> None:
-        """The work has ended."""
+        """Take the work off the display."""
         self.refresh()
         self.close()
 
@@ -315,23 +288,23 @@ class Display:
         return self._works[-1] if self._works else None
 
     def open(self) -> None:
-        """Puts the display on the screen."""
+        """Put the display on the screen."""
         self._bar.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Leaves on the screen what is to stay there."""
+        """Leave on the screen what is to stay there."""
         self._ended.set()
         self._thread.join(_JOIN_SECONDS)
         self._bar.stop()
 
     def add_row(self, name: str) -> Task:
-        """A row below the others, for work that begins now."""
+        """Return a row below the others, for work that begins now."""
         self._bar.add_task(name, total=None, state="", left="")
         return self._bar.tasks[-1]
 
     def show(self, work: Work) -> None:
-        """Turns to other work in the present row."""
+        """Turn to other work in the present row."""
         with self._lock:
             self._works.append(work)
             self._turn_to(work)
@@ -340,7 +313,7 @@ class Display:
             self.tell()
 
     def refresh(self) -> None:
-        """Shows what is known by now."""
+        """Show what is known by now."""
         with self._lock:
             row, work = self._row, self._work
             if row is None or work is None:
@@ -349,15 +322,15 @@ class Display:
             self._bar.update(row.id, left=_left(row.time_remaining))
 
     def state_of(self, work: Work) -> str:
-        """What the present row says."""
+        """Return what the present row says."""
         return work.state()
 
     def line_of(self, work: Work | None) -> str:
-        """What a line of the log says."""
+        """Return what a line of the log says."""
         return "" if work is None else work.line()
 
     def tell(self) -> None:
-        """Prints a line, where there is no screen."""
+        """Print a line, where there is no screen."""
         with self._lock:
             work, now = self._work, time.monotonic()
             if work is not None and now - work.began < work.quiet:
@@ -394,10 +367,8 @@ class JobDisplay(Display):
     """A row for the whole job, and below it one for each stage that has begun.
 
     Args:
-        name: Of the job.
         stages: Names of the stages, in their order. Work of such a name begins that stage; other
             work belongs to the stage that has begun last.
-        expected: Seconds that stages may take, of those of which that is known.
 
     Attributes:
         seconds: That the stages took which have ended.
@@ -413,20 +384,20 @@ class JobDisplay(Display):
         self._whole = self.add_row(name)
 
     def open(self) -> None:
-        """Begins with the first stage."""
+        """Begin with the first stage."""
         self._begin_stage(0)
         super().open()
         self.tell()
 
     def begin(self, work: Work) -> None:
-        """Shows work in the row of its stage."""
+        """Show work in the row of its stage."""
         if work.name in self._stages[self._stage + 1 :]:
             self._end_stage()
             self._begin_stage(self._stages.index(work.name))
         self.show(work)
 
     def end(self, work: Work) -> None:
-        """The stage may have further work; until that begins, its row shows what was last known."""
+        """Leave what was last known in the row of its stage, until that has further work."""
         with self._lock:
             self.refresh()
             self._bar.refresh()
@@ -436,37 +407,37 @@ class JobDisplay(Display):
                 self._turn_to(around)
 
     def end_stages(self) -> None:
-        """All of the job is done."""
+        """Show that all of the job is done."""
         self._end_stage()
         self._show_whole(len(self._stages))
 
     def refresh(self) -> None:
-        """Shows what is known by now, of the whole job too."""
+        """Show what is known by now, of the whole job too."""
         with self._lock:
             super().refresh()
             self._bar.update(self._whole.id, left=_left(self._seconds_left()))
 
     def state_of(self, work: Work) -> str:
-        """The work's own state, and its name where that is not the stage's."""
+        """Return the work's own state, and its name where that is not the stage's."""
         state = work.state()
         if work.name == self._stages[self._stage]:
             return state
         return f"{work.name}: {state}" if state else work.name
 
     def line_of(self, work: Work | None) -> str:
-        """The work's own line, and before it the stage."""
+        """Return the work's own line, and before it the stage."""
         stage = self._stages[self._stage]
         line = stage if work is None else work.line()
         said = line if line.startswith(stage) else f"{stage}: {line}"
         return f"{self._counted(self._stage)}{said}"
 
     def _counted(self, stage: int) -> str:
-        """Which stage it is of how many; nothing of a single one."""
+        """Return which stage it is of how many; nothing of a single one."""
         count = len(self._stages)
         return f"{stage + 1}/{count} " if count > 1 else ""
 
     def _seconds_left(self) -> float | None:
-        """Of the job; None unless the rest of this stage and all later ones are known."""
+        """Return of the job; None unless the rest of this stage and all later ones are known."""
         present, *later = self._stages[self._stage :]
         left = None if self._row is None else self._row.time_remaining
         if left is None and present in self._expected:
@@ -498,7 +469,7 @@ class JobDisplay(Display):
 
 
 def line_interval(elapsed: float) -> float:
-    """Seconds until the next line of work that has taken so long."""
+    """Return seconds until the next line of work that has taken so long."""
     return max(LINE_SECONDS, elapsed / LINES_PER_DOUBLING)
 
 

@@ -43,18 +43,18 @@ class NotebookProgress(Progress):
     _place: Any = None
 
     def start(self) -> None:
-        """Draws the rows."""
+        """Draw the rows."""
         from IPython.display import display
 
         self._place = display(self, display_id=True)  # type: ignore[no-untyped-call]
 
     def refresh(self) -> None:
-        """Draws them again."""
+        """Draw them again."""
         if self._place is not None:
             self._place.update(self)
 
     def stop(self) -> None:
-        """Draws them for the last time, or nothing in their place."""
+        """Draw them for the last time, or nothing in their place."""
         from IPython.display import HTML
 
         self.refresh()

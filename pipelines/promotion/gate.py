@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,7 +112,7 @@ class Judgement:
 
     @property
     def _evidence(self) -> str:
-        """What the test says where the interval alone would let the model pass as better."""
+        """Return what the test says where the interval alone would let the model pass as better."""
         interval = self.interval
         if interval is None or interval.p is None or interval.low <= 0 or self.told == BETTER:
             return ""
@@ -131,7 +131,7 @@ class Judgement:
 def compared_metrics(
     settings: PromotionSettings, sets: Mapping[str, Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """The metrics that the gate compares: those that are named, or the first one of each set.
+    """Return the metrics that the gate compares: those named, or the first one of each set.
 
     Where none are named, those that have a limit are compared besides.
 
@@ -140,7 +140,6 @@ def compared_metrics(
     :func:`pipelines.report.verdict.verdict`.
 
     Args:
-        settings: ``promotion``.
         sets: What each set of the run is; see :func:`pipelines.evaluation.sets.told_sets`. Empty in
             runs of releases that did not tell.
 
@@ -164,7 +163,7 @@ def compared_metrics(
 
 
 def _first_metric(name: str, evaluation: str) -> list[str]:
-    """The first metric of a set that is better the higher it is, if it has one."""
+    """Return the first metric of a set that is better the higher it is, if it has one."""
     figures = EVALUATIONS.load(evaluation).figures
     return [f"{name}.{figure.name}" for figure in figures if figure.better == "higher"][:1]
 
@@ -177,12 +176,11 @@ def judge(
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
     start: Figures | None = None,
 ) -> list[Judgement]:
-    """Compares the new figures with those of the model in service, metric by metric.
+    """Compare the new figures with those of the model in service, metric by metric.
 
     The first model has none before it, and is compared with the start of its training.
 
     Args:
-        settings: ``promotion``.
         metrics: Of :func:`compared_metrics`.
         figures: Of the new model.
         served: Of the model in service, measured on the same texts; None where there is none.
@@ -215,35 +213,30 @@ def _interval(intervals: Mapping[str, Mapping[str, Interval]], metric: str) -> I
 
 
 def evaluations(metrics: Sequence[str]) -> list[str]:
-    """The names of the sets that metrics are of."""
+    """Return the names of the sets that metrics are of."""
     return list(dict.fromkeys(metric.rpartition(".")[0] for metric in metrics))
 
 
 def figure(figures: Figures, metric: str) -> float:
-    """The value of `evaluation.metric`.
+    """Return the value of `evaluation.metric`.
 
     Raises:
         InputError: It was not measured, or more of it is not better.
     """
     evaluation, _, name = metric.rpartition(".")
+    known = ", ".join(
+        f"{one}.{other}"
+        for one, values in figures.items()
+        for other in values
+        if figure_named(other).better == "higher"
+    )
     if figure_named(name).better != "higher":
-        raise InputError(
-            "promotion.metrics",
-            f"`{metric}` is not better the higher it is",
-            f"one of {', '.join(_names(figures)) or 'none, since nothing was measured'}",
-        )
+        problem = f"`{metric}` is not better the higher it is"
+        remedy = f"one of {known or 'none, since nothing was measured'}"
+        raise InputError("promotion.metrics", problem, remedy)
     try:
         return figures[evaluation][name]
     except KeyError:
-        raise InputError(
-            "promotion.metrics",
-            f"`{metric}` was not measured",
-            f"one of {', '.join(_names(figures)) or 'none, since nothing was'}",
-        ) from None
-
-
-def _names(figures: Figures) -> Iterator[str]:
-    for evaluation, values in figures.items():
-        for name in values:
-            if figure_named(name).better == "higher":
-                yield f"{evaluation}.{name}"
+        problem = f"`{metric}` was not measured"
+        remedy = f"one of {known or 'none, since nothing was'}"
+        raise InputError("promotion.metrics", problem, remedy) from None

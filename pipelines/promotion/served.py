@@ -14,7 +14,6 @@ All changes of the folder are made inside :func:`exclusive`, but for the copying
 
 from __future__ import annotations
 
-import errno
 import getpass
 import json
 import logging
@@ -36,22 +35,144 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.intervals import Observations, write_observations
 from pipelines.files import locks, records, storage
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.files.locations import Location, as_local, listed, location
 from pipelines.files.ownership import VERSION, foreign, is_ours, shown
 from pipelines.files.run_folder import OBSERVATIONS
 from pipelines.models.folder import digest_model
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
+CURRENT = "current"
+VERSIONS = "versions"
 HISTORY = "history.jsonl"
+RECORD = "promotion.json"
+_BESIDE = (RECORD, OBSERVATIONS)
+"""What stands beside the files of a model that was promoted."""
+KEY = "promotion.target"
+
+WAIT_SECONDS = 10.0
+"""How long a promotion waits for another one to end."""
+
+ELSEWHERE = "move it elsewhere, or name another folder"
+_COPYING = ".copying"
+_COPY = re.compile(r"\.[0-9a-f]{8}\.part")
+# Of earlier releases, the last one without the name of a process.
+_LEFT_EARLIER = re.compile(r"\.\d+\.[^.]+-\d+-[0-9a-f]{8}\.(?:part|old)")
+_HALF_REMOVED = re.compile(r"\.\d+\.old")
+
+logger = logging.getLogger(__name__)
 
 
-def read(target: Location) -> list[dict[str, Any]]:
-    """The lines, the oldest first, but for those that a killed process has left torn."""
+class _Record(TypedDict, total=False):
+    """What is read again of a record, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    run: str
+    model: str
+    identity: str | None
+    when: str
+    who: str
+    replaces: str | None
+    figures: dict[str, dict[str, int | float]]
+    sets: dict[str, str]
+
+
+def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
+    """Return the folder of the model in service on this machine, for whoever serves it.
+
+    From a store it is copied once, and compared with the digest that was noted when it was
+    promoted. The copy stays as it is when another model is promoted: ask again to have that one.
+
+    Args:
+        target: ``promotion.target``.
+
+    Raises:
+        InputError: Nothing is in service, or what was copied is not what was promoted.
+    """
+    folder = served_model(location(target, stores))
+    if folder is None:
+        raise InputError(KEY, f"nothing is in service in {target}", "promote a model first")
+    wanted = read_record(folder).get("model")
+
+    def check(copy: Path) -> None:
+        if wanted is not None and not _is_model(copy, wanted):
+            raise InputError(
+                KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
+            )
+
+    return local_folder(folder, check)
+
+
+def served_model(target: str | Location) -> Location | None:
+    """Return the folder of the model in service, which stays as it is; None where there is none.
+
+    Raises:
+        InputError: ``current`` is not what a promotion has written, or leads nowhere.
+    """
+    folder = location(target).absolute()
+    found = _pointed(folder)
+    if found is not None and not found.is_dir():
+        pointer = folder / CURRENT
+        raise InputError(KEY, f"{pointer} names {found}, which is not there", "see `rollback --to`")
+    return found
+
+
+def served_name(target: Location) -> str | None:
+    """Return the name of the version that ``current`` leads to, be it there or not.
+
+    Raises:
+        InputError: ``current`` is not what a promotion has written.
+    """
+    found = _pointed(target)
+    return None if found is None else found.name
+
+
+def _pointed(target: Location) -> Location | None:
+    pointer = target / CURRENT
+    local = as_local(pointer)
+    if local is not None and local.is_symlink():
+        found: Location = target / str(local.readlink())
+    elif pointer.is_file():
+        named = pointer.read_text("utf-8", "replace").strip().split("/")
+        # An address in a store does not go up, and a name from elsewhere may be anything.
+        found = target.joinpath(*named) if ".." not in named and all(named) else pointer
+    elif pointer.exists():
+        raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
+    else:
+        return None
+    if found.parent.resolve() != (target / VERSIONS).resolve():
+        problem = f"{pointer} names {found}, which is none of the versions here"
+        raise InputError(KEY, problem, ELSEWHERE)
+    return found
+
+
+def versions(target: str | Location) -> list[str]:
+    """Return the versions that are kept, the oldest first."""
+    folder = location(target).absolute() / VERSIONS
+    found = (path for path in listed(folder, "*") if path.name.isdecimal())
+    # In a store, a version is whole once it has its record, which is written last.
+    whole = (path for path in found if as_local(path) or (path / RECORD).is_file())
+    return sorted((path.name for path in whole), key=int)
+
+
+def read_record(version: Location) -> dict[str, Any]:
+    """Return what ``promotion.json`` says of a version; empty for one put there by hand.
+
+    Raises:
+        DamagedFileError: It is no record.
+    """
+    path = version / RECORD
+    record: dict[str, Any] = records.read(path, _Record) if path.is_file() else {}
+    return record
+
+
+def read_history(target: Location) -> list[dict[str, Any]]:
+    """Return the lines, the oldest first, but for those that a killed process has left torn."""
     return [line for line in map(_parsed, _lines(target)) if line is not None]
 
 
-def add(target: Location, line: Mapping[str, Any]) -> None:
-    """Adds a line, whole or not at all; a torn one at the end gives way to it."""
+def add_to_history(target: Location, line: Mapping[str, Any]) -> None:
+    """Add a line, whole or not at all; a torn one at the end gives way to it."""
     lines = _lines(target)
     if lines and _parsed(lines[-1]) is None and _is_torn(lines[-1]):
         lines.pop()
@@ -59,14 +180,8 @@ def add(target: Location, line: Mapping[str, Any]) -> None:
     storage.write_text(target / HISTORY, text, durable=True)
 
 
-def is_foreign(target: Location) -> bool:
-    """Whether the file is something else: no line of it is one of ours, whole or torn."""
-    lines = [line for line in _lines(target) if line.strip()]
-    return bool(lines) and all(_parsed(line) is None and not _is_torn(line) for line in lines)
-
-
 def _is_torn(line: str) -> bool:
-    """Whether it is the beginning of a line, which a whole line of another tool is not."""
+    """Return whether it is the beginning of a line, which a line of another tool is not."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -90,121 +205,26 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return found if isinstance(found.get("before"), str | None) else None
 
 
-CURRENT = "current"
-VERSIONS = "versions"
-RECORD = "promotion.json"
-_BESIDE = (RECORD, OBSERVATIONS)
-"""What stands beside the files of a model that was promoted."""
-KEY = "promotion.target"
-
-WAIT_SECONDS = 10.0
-"""How long a promotion waits for another one to end."""
-
-ELSEWHERE = "move it elsewhere, or name another folder"
-_COPYING = ".copying"
-_COPY = re.compile(r"\.[0-9a-f]{8}\.part")
-# Of earlier releases, the last one without the name of a process.
-_LEFT_EARLIER = re.compile(r"\.\d+\.[^.]+-\d+-[0-9a-f]{8}\.(?:part|old)")
-_HALF_REMOVED = re.compile(r"\.\d+\.old")
-_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-
-logger = logging.getLogger(__name__)
-
-
-class _Record(TypedDict, total=False):
-    """What is read again of a record, which has more."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
-
-    run: str
-    model: str
-    identity: str | None
-    when: str
-    who: str
-    replaces: str | None
-    figures: dict[str, dict[str, int | float]]
-    sets: dict[str, str]
-
-
-def served_model(target: str | Location) -> Location | None:
-    """The folder of the model in service, which stays as it is; None where there is none.
+def check_target(target: Location) -> None:
+    """Refuse a target whose files a promotion would replace and has not written.
 
     Raises:
-        InputError: ``current`` is not what a promotion has written, or leads nowhere.
+        InputError: One of them is something else.
     """
-    folder = location(target).absolute()
-    found = _pointed(folder)
-    if found is not None and not found.is_dir():
-        pointer = folder / CURRENT
-        raise InputError(KEY, f"{pointer} names {found}, which is not there", "see `rollback --to`")
-    return found
-
-
-def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
-    """The folder of the model in service on this machine, for whoever serves it.
-
-    From a store it is copied once, and compared with the digest that was noted when it was
-    promoted. The copy stays as it is when another model is promoted: ask again to have that one.
-
-    Args:
-        target: ``promotion.target``.
-        stores: How object stores are reached.
-
-    Raises:
-        InputError: Nothing is in service, or what was copied is not what was promoted.
-    """
-    folder = served_model(location(target, stores))
-    if folder is None:
-        raise InputError(KEY, f"nothing is in service in {target}", "promote a model first")
-    wanted = read_record(folder).get("model")
-
-    def check(copy: Path) -> None:
-        if wanted is not None and not _is_model(copy, wanted):
-            raise InputError(
-                KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
-            )
-
-    return local_folder(folder, check)
-
-
-def served_name(target: Location) -> str | None:
-    """The name of the version that ``current`` leads to, be it there or not.
-
-    Raises:
-        InputError: ``current`` is not what a promotion has written.
-    """
-    found = _pointed(target)
-    return None if found is None else found.name
-
-
-def versions(target: str | Location) -> list[str]:
-    """The versions that are kept, the oldest first."""
-    folder = location(target).absolute() / VERSIONS
-    found = listed(folder, "*")
-    return sorted(
-        (path.name for path in found if path.name.isdecimal() and _is_whole(path)), key=int
-    )
-
-
-def _is_whole(version: Location) -> bool:
-    """In a store, a version is whole once it has its record, which is written last."""
-    return isinstance(version, Path) or (version / RECORD).is_file()
-
-
-def read_record(version: Location) -> dict[str, Any]:
-    """What ``promotion.json`` says of a version; empty for a folder that was put there by hand.
-
-    Raises:
-        DamagedFileError: It is no record.
-    """
-    path = version / RECORD
-    record: dict[str, Any] = records.read(path, _Record) if path.is_file() else {}
-    return record
+    served_name(target)
+    folder, history = target / VERSIONS, target / HISTORY
+    if folder.exists() and not folder.is_dir():
+        raise InputError(KEY, f"{folder} is a file", ELSEWHERE)
+    lines = [line for line in _lines(target) if line.strip()]
+    # No line of it is one of ours, whole or torn.
+    is_foreign = lines and all(_parsed(line) is None and not _is_torn(line) for line in lines)
+    if history.exists() and (history.is_dir() or is_foreign):
+        raise InputError(KEY, f"{history} is no history of promotions", ELSEWHERE)
 
 
 @contextmanager
 def exclusive(target: Location) -> Iterator[None]:
-    """Keeps all others from changing the folder, and clears up what killed processes have left.
+    """Keep all others from changing the folder, and clear up what killed processes have left.
 
     Raises:
         PipelineError: Another promotion goes on, and does not end within seconds.
@@ -213,10 +233,58 @@ def exclusive(target: Location) -> Iterator[None]:
     with _lock(target, locks.LOCK_FILE):
         for name in (CURRENT, HISTORY):
             storage.remove_asides(target / name)
-        _remove_leftovers(target)
+        # Versions whose removal was killed.
+        for folder in (target / VERSIONS).glob(".*"):
+            is_half = _HALF_REMOVED.fullmatch(folder.name) and is_ours(folder, VERSION)
+            if storage.is_aside(folder.name) or _LEFT_EARLIER.fullmatch(folder.name) or is_half:
+                _remove(folder)
         _remove_abandoned_copies(target)
         _add_missing_line(target)
         yield
+
+
+@contextmanager
+def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
+            stack.enter_context(held)
+        except locks.ForeignLockError as error:
+            problem = f"{error.file} was not written by a job, and has the name of a lock"
+            raise InputError(KEY, problem, ELSEWHERE) from None
+        except locks.LockedError as error:
+            problem = f"another promotion goes on in {target} ({error.holder})"
+            raise PipelineError(f"{problem}, run it again later") from None
+        yield
+
+
+def _remove_abandoned_copies(target: Location) -> None:
+    # A copy that is being made now holds the lock, and stays. In a store without locks nobody
+    # knows of it, so that all stay.
+    with suppress(locks.LockedError), locks.held(target / _COPYING, "promote") as lock:
+        for folder in (target / VERSIONS).glob(".*.part") if lock is not None else ():
+            if _COPY.fullmatch(folder.name):
+                _remove(folder)
+
+
+def _add_missing_line(target: Location) -> None:
+    """Add the line of the history that a process was killed before it could add.
+
+    It had replaced ``current`` by then.
+    """
+    entries = read_history(target)
+    current, noted = served_name(target), entries[-1]["version"] if entries else None
+    if current is None or current == noted:
+        return
+    record = read_record(target / VERSIONS / current)
+    is_told = {"who", "when", "replaces"} <= record.keys()
+    if is_told and all(entry["version"] != current for entry in entries):
+        line = _entry(record["when"], record["who"], "promoted", current, record["replaces"])
+    else:
+        # The link says when this was, but nothing says by whom.
+        changed = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
+        line = _entry(_formatted(changed), None, "rolled back", current, noted)
+    add_to_history(target, line)
 
 
 @contextmanager
@@ -226,13 +294,11 @@ def copied(
     record: dict[str, Any],
     observations: Mapping[str, Observations],
 ) -> Iterator[Location]:
-    """Yields a copy of a model beside the versions, which ends with the block unless it is placed.
+    """Yield a copy of a model beside the versions, which ends with the block unless it is placed.
 
     It takes as long as it takes: others may promote meanwhile.
 
     Args:
-        target: The folder that models are served from.
-        model: What is copied.
         record: What is noted beside it.
         observations: What its figures are of, which is kept beside it for the next comparison.
 
@@ -258,59 +324,38 @@ def copied(
 
 
 def place(target: Location, copy: Location) -> str:
-    """Makes a copy the next version, which is not in service yet, and returns its name."""
+    """Make a copy the next version, which is not in service yet, and return its name."""
     # What is not whole, or the user's, has a number too.
     there = (path.name for path in listed(target / VERSIONS, "*"))
-    numbers = [*there, *(line["version"] for line in read(target))]
-    version = f"{max(map(_number, numbers), default=0) + 1:05d}"
-    _move(copy, target / VERSIONS / version)
-    storage.flush(target / VERSIONS)
-    storage.flush(target)
-    return version
-
-
-def _move(copy: Location, version: Location) -> None:
-    if isinstance(copy, RemotePath):
+    numbers = [*there, *(line["version"] for line in read_history(target))]
+    name = f"{max(map(_number, numbers), default=0) + 1:05d}"
+    version = target / VERSIONS / name
+    if as_local(copy):
+        storage.move_folder(copy, version)
+    else:
         record = read_record(copy)
         (copy / RECORD).unlink()
         storage.move_folder(copy, version)
         storage.write_json(version / RECORD, record)
-    else:
-        storage.move_folder(copy, version)
+    storage.flush(target / VERSIONS)
+    storage.flush(target)
+    return name
 
 
 def put_in_service(target: Location, version: str, why: str) -> None:
-    """Makes a version the one in service, at once for every reader, and notes it.
+    """Make a version the one in service, at once for every reader, and note it.
 
     Raises:
         PipelineError: Another promotion has taken over the lock of this one.
     """
     locks.check_held()
     before = served_name(target)
-    _point(target / CURRENT, f"{VERSIONS}/{version}")
-    add(target, _entry(now(), who(), why, version, before))
-
-
-def _point(pointer: Location, content: str) -> None:
-    """By a link, or where there are none by a file with the same content."""
-    if isinstance(pointer, RemotePath):
-        storage.write_text(pointer, f"{content}\n")
-        return
-    aside = storage.aside_name(pointer, ".part")
-    try:
-        aside.symlink_to(content)
-        aside.replace(pointer)
-        storage.flush(pointer.parent)
-    except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        storage.write_text(pointer, f"{content}\n", durable=True)
-    finally:
-        aside.unlink(missing_ok=True)
+    storage.point(target / CURRENT, f"{VERSIONS}/{version}")
+    add_to_history(target, _entry(now(), who(), why, version, before))
 
 
 def predecessors(target: Location, version: str) -> Iterator[str]:
-    """The versions that were in service before one, the latest first, as far as they are kept."""
+    """Yield the versions in service before one, the latest first, as far as they are kept."""
     # None of them twice, whatever the records say.
     kept = set(versions(target)) - {version}
     before = read_record(target / VERSIONS / version).get("replaces")
@@ -321,12 +366,12 @@ def predecessors(target: Location, version: str) -> Iterator[str]:
 
 
 def rolled_back_version(target: Location, digest: str) -> str | None:
-    """The newest version with this model that was rolled back, if it is still kept.
+    """Return the newest version with this model that was rolled back, if it is still kept.
 
     It has a higher number than the version in service, and was in service once, unlike what a
     promotion leaves that is killed before its end.
     """
-    entries = read(target)
+    entries = read_history(target)
     served = {entry["version"] for entry in entries} | {entry.get("before") for entry in entries}
     current = _number(served_name(target))
     for name in reversed(versions(target)):
@@ -336,22 +381,8 @@ def rolled_back_version(target: Location, digest: str) -> str | None:
     return None
 
 
-def check_target(target: Location) -> None:
-    """Refuses a target whose files a promotion would replace and has not written.
-
-    Raises:
-        InputError: One of them is something else.
-    """
-    served_name(target)
-    folder, log = target / VERSIONS, target / HISTORY
-    if folder.exists() and not folder.is_dir():
-        raise InputError(KEY, f"{folder} is a file", ELSEWHERE)
-    if log.exists() and (log.is_dir() or is_foreign(target)):
-        raise InputError(KEY, f"{log} is no history of promotions", ELSEWHERE)
-
-
 def prune(target: Location, keep: int) -> None:
-    """Removes versions older than the one in service, but for so many that were so before it."""
+    """Remove versions older than the one in service, but for so many that were so before it."""
     current = served_name(target)
     if current is None:
         return
@@ -370,25 +401,44 @@ def prune(target: Location, keep: int) -> None:
 
 
 def _foreign(version: Location) -> list[str]:
-    """The user's files in a version; what a model of the hub has besides was promoted with it."""
+    """Return the user's files in a version, and not what a model of the hub has besides."""
     found = foreign(version, VERSION, whole=True)
     return [] if found and _is_model(version, read_record(version).get("model")) else found
 
 
 def _is_model(version: Location, digest: object) -> bool:
-    """Whether a version has all files of a model, and no other besides its record."""
+    """Return whether a version has all files of a model, and no other besides its record."""
     # Earlier releases counted the card of a model, too.
     with_card = storage.digest_folder(version, without=_BESIDE)
     return digest in (with_card, digest_model(version, without=_BESIDE))
 
 
+def _remove(folder: Location) -> None:
+    """Remove a folder, or leave it to the next promotion, since this one has done its work.
+
+    NFS keeps files in a folder as long as a reader on the same machine has them open.
+    """
+    local = as_local(folder)
+    if local is None:
+        (folder / RECORD).unlink(missing_ok=True)
+        storage.discard_folder(folder)
+        return
+    try:
+        if not local.name.startswith("."):
+            # So that half of it is never taken for a version.
+            local = local.rename(storage.aside_name(local, ".gone"))
+        shutil.rmtree(local)
+    except OSError as error:
+        logger.warning("%s is left for the next promotion to remove: %s", local, error)
+
+
 def now() -> str:
-    """The time, UTC, in ISO 8601."""
+    """Return the time, UTC, in ISO 8601."""
     return _formatted(datetime.now(UTC))
 
 
 def who() -> str:
-    """User and host of this process."""
+    """Return user and host of this process."""
     try:
         user = getpass.getuser()
     except KeyError:  # A container's user may have a number and no name.
@@ -396,47 +446,9 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _pointed(target: Location) -> Location | None:
-    pointer = target / CURRENT
-    if isinstance(pointer, Path) and pointer.is_symlink():
-        found: Location = target / str(pointer.readlink())
-    elif pointer.is_file():
-        named = pointer.read_text("utf-8", "replace").strip().split("/")
-        # An address in a store does not go up, and a name from elsewhere may be anything.
-        found = target.joinpath(*named) if ".." not in named and all(named) else pointer
-    elif pointer.exists():
-        raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
-    else:
-        return None
-    if found.parent.resolve() != (target / VERSIONS).resolve():
-        problem = f"{pointer} names {found}, which is none of the versions here"
-        raise InputError(KEY, problem, ELSEWHERE)
-    return found
-
-
 def _number(version: str | None) -> int:
-    """The number of a version; 0 for a folder that was put there by hand."""
+    """Return the number of a version; 0 for a folder that was put there by hand."""
     return int(version) if version is not None and version.isdecimal() else 0
-
-
-def _add_missing_line(target: Location) -> None:
-    """Adds the line of the history that a process was killed before it could add.
-
-    It had replaced ``current`` by then.
-    """
-    entries = read(target)
-    current, noted = served_name(target), entries[-1]["version"] if entries else None
-    if current is None or current == noted:
-        return
-    record = read_record(target / VERSIONS / current)
-    is_told = {"who", "when", "replaces"} <= record.keys()
-    if is_told and all(entry["version"] != current for entry in entries):
-        line = _entry(record["when"], record["who"], "promoted", current, record["replaces"])
-    else:
-        # The link says when this was, but nothing says by whom.
-        changed = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
-        line = _entry(_formatted(changed), None, "rolled back", current, noted)
-    add(target, line)
 
 
 def _entry(
@@ -447,53 +459,3 @@ def _entry(
 
 def _formatted(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
-
-
-def _remove_abandoned_copies(target: Location) -> None:
-    # A copy that is being made now holds the lock, and stays. In a store without locks nobody
-    # knows of it, so that all stay.
-    with suppress(locks.LockedError), locks.held(target / _COPYING, "promote") as lock:
-        for folder in (target / VERSIONS).glob(".*.part") if lock is not None else ():
-            if _COPY.fullmatch(folder.name):
-                _remove(folder)
-
-
-def _remove_leftovers(target: Location) -> None:
-    """Removes what is left of versions whose removal was killed."""
-    for folder in (target / VERSIONS).glob(".*"):
-        is_half = _HALF_REMOVED.fullmatch(folder.name) and is_ours(folder, VERSION)
-        if storage.is_aside(folder.name) or _LEFT_EARLIER.fullmatch(folder.name) or is_half:
-            _remove(folder)
-
-
-@contextmanager
-def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
-            stack.enter_context(held)
-        except locks.ForeignLockError as error:
-            problem = f"{error.file} was not written by a job, and has the name of a lock"
-            raise InputError(KEY, problem, ELSEWHERE) from None
-        except locks.LockedError as error:
-            problem = f"another promotion goes on in {target} ({error.holder})"
-            raise PipelineError(f"{problem}, run it again later") from None
-        yield
-
-
-def _remove(folder: Location) -> None:
-    """Removes a folder, or leaves it to the next promotion, since this one has done its work.
-
-    NFS keeps files in a folder as long as a reader on the same machine has them open.
-    """
-    if isinstance(folder, RemotePath):
-        (folder / RECORD).unlink(missing_ok=True)
-        storage.discard_folder(folder)
-        return
-    try:
-        if not folder.name.startswith("."):
-            # So that half of it is never taken for a version.
-            folder = folder.rename(storage.aside_name(folder, ".gone"))
-        shutil.rmtree(folder)
-    except OSError as error:
-        logger.warning("%s is left for the next promotion to remove: %s", folder, error)

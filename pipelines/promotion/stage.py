@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
@@ -29,7 +30,6 @@ from pipelines.files.run_folder import OBSERVATIONS, RunFolder
 from pipelines.models.folder import digest_model
 from pipelines.progress import activity
 from pipelines.promotion import served
-from pipelines.promotion import served as history
 from pipelines.promotion.gate import Figures, Judgement, compared_metrics, evaluations, judge
 from pipelines.report.verdict import verdict
 from pipelines.runs.opening import trained_identity
@@ -105,7 +105,7 @@ class _Served:
 
 
 def promote(config: Config) -> Promotion:
-    """Puts ``run.folder/model`` in service if the gate lets it pass.
+    """Put ``run.folder/model`` in service if the gate lets it pass.
 
     The first model is compared with the start of its training, any other with the model in service.
 
@@ -154,7 +154,7 @@ def promote(config: Config) -> Promotion:
 
 
 def check_new(config: Config, identity: str) -> None:
-    """Ends a training whose model would be the one in service again.
+    """End a training whose model would be the one in service again.
 
     Args:
         config: ``promotion.target`` says where that is.
@@ -173,7 +173,7 @@ def check_new(config: Config, identity: str) -> None:
 
 
 def model_in_service(config: Config) -> Location:
-    """The folder of the model in service, which stays as it is.
+    """Return the folder of the model in service, which stays as it is.
 
     Raises:
         InputError: There is none.
@@ -186,7 +186,7 @@ def model_in_service(config: Config) -> Location:
 
 
 def kept_runs(config: Config) -> set[Location]:
-    """The run folders of the models that are kept in ``promotion.target``, if that is set."""
+    """Return the run folders of the models that are kept in ``promotion.target``, if it is set."""
     if config.promotion.target is None:
         return set()
     target = _target(config)
@@ -195,7 +195,7 @@ def kept_runs(config: Config) -> set[Location]:
 
 
 def roll_back(config: Config, to: str | None = None) -> Location:
-    """Puts an older model back in service.
+    """Put an older model back in service.
 
     Args:
         config: ``promotion.target`` says where.
@@ -220,7 +220,7 @@ def roll_back(config: Config, to: str | None = None) -> Location:
 
 
 def _wanted(target: Location, to: str | None) -> str:
-    """The version to roll back to."""
+    """Return the version to roll back to."""
     kept = served.versions(target)
     if to is not None:
         if to not in kept:
@@ -241,7 +241,7 @@ def _wanted(target: Location, to: str | None) -> str:
 
 @contextmanager
 def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
-    """Locks the target, provided that what is in service has not changed since it was compared."""
+    """Lock the target, provided that what is in service has not changed since it was compared."""
     with served.exclusive(target):
         if served.served_model(target) != in_service:
             raise PipelineError(f"another promotion to {target} took place, run it again")
@@ -249,11 +249,11 @@ def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
 
 
 def _refuse_without_current(target: Location) -> None:
-    """Refuses a target that has lost its link: its next model would pass as the first one."""
+    """Refuse a target that has lost its link: its next model would pass as the first one."""
     kept = served.versions(target)
     told = (served.read_record(target / served.VERSIONS / name) for name in kept)
     # A first promotion that was killed before it made the link leaves a version without history.
-    if kept and (history.read(target) or any(record.get("replaces") for record in told)):
+    if kept and (served.read_history(target) or any(record.get("replaces") for record in told)):
         raise InputError(
             served.KEY,
             f"{target / served.CURRENT} is not there, though models were promoted",
@@ -264,7 +264,7 @@ def _refuse_without_current(target: Location) -> None:
 def _refuse_rolled_back(
     target: Location, candidate: _Candidate, in_service: Location | None
 ) -> None:
-    """A job that is run again does not undo a rollback, which somebody has decided on."""
+    """Refuse a model that was rolled back: a job that is run again does not undo a decision."""
     version = served.rolled_back_version(target, candidate.digest)
     if version is None:
         return
@@ -278,7 +278,7 @@ def _refuse_rolled_back(
 
 
 def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location | None) -> None:
-    """Refuses a model that people have to look at, unless ``promotion.accept`` says they have."""
+    """Refuse a model that people have to look at, unless ``promotion.accept`` says they have."""
     found = list(candidate.doubts)
     for one in _worse_than_start(candidate.run):
         if in_service is None:
@@ -287,25 +287,22 @@ def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location 
             logger.warning("%s: %s", one.name, one.sentence)
     for name in candidate.unmatched:
         logger.warning("%s was not compared with the training pairs: evaluate again", name)
-    left = [one for one in found if one.name not in config.promotion.accept]
+    refusals: dict[str, PromotionRefused] = {}
     for one in found:
-        if one not in left:
+        if one.name in config.promotion.accept:
             logger.warning("promotion.accept: %s: %s", one.name, one.sentence)
-    if not left:
-        return
-    refusals = [
-        PromotionRefused(
-            "promotion.accept",
-            f"{one.sentence.rstrip('.')}; name {one.name} there to promote the model all the same",
-        )
-        for one in left
-    ]
-    _write_refusals(candidate.run.promotion, _record(candidate, in_service, ()), *refusals)
-    raise _all_of(dict(zip((one.name for one in left), refusals, strict=True)))
+            continue
+        remedy = f"name {one.name} there to promote the model all the same"
+        problem = f"{one.sentence.rstrip('.')}; {remedy}"
+        refusals[one.name] = PromotionRefused("promotion.accept", problem)
+    if refusals:
+        record = _record(candidate, in_service, ())
+        _write_refusals(candidate.run.promotion, record, *refusals.values())
+        raise _all_of(refusals)
 
 
 def _worse_than_start(run: RunFolder) -> list[Doubt]:
-    """What the run says of its own model, if that is to keep the start."""
+    """Return what the run says of its own model, if that is to keep the start."""
     told = records.built(run.metrics, verdict)
     if told is None or told.word != WORSE:
         return []
@@ -315,7 +312,7 @@ def _worse_than_start(run: RunFolder) -> list[Doubt]:
 def _record(
     candidate: _Candidate, in_service: Location | None, judgements: Sequence[Judgement]
 ) -> dict[str, Any]:
-    """What is recorded of a promotion, beside the model and in the run folder."""
+    """Return what is recorded of a promotion, beside the model and in the run folder."""
     return {
         "run": str(candidate.run.path),
         "when": served.now(),
@@ -343,7 +340,7 @@ def _target(config: Config) -> Location:
 
 
 def _candidate(config: Config) -> _Candidate:
-    """The run's model and its figures; refuses figures of another model."""
+    """Return the run's model and its figures; refuse figures of another model."""
     folder = RunFolder.of(config)
     model = folder.model
     if not model.is_dir():
@@ -370,7 +367,7 @@ def _candidate(config: Config) -> _Candidate:
 
 
 def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observations]:
-    """What the figures are of; nothing in a run that was evaluated by a release without them."""
+    """Return what the figures are of; nothing of a run that a release without them evaluated."""
     if digest is None:
         return {}
     if digest_observations(folder.observations) != digest:
@@ -381,10 +378,11 @@ def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observatio
 def _judgements(
     config: Config, candidate: _Candidate, in_service: Location | None, known: dict[str, Any]
 ) -> list[Judgement]:
-    """What the gate says of the candidate beside the model in service, if there is one."""
+    """Return what the gate says of the candidate beside the model in service, if there is one."""
     # What was not measured is refused before the model in service is measured anew.
     metrics = compared_metrics(config.promotion, candidate.told)
-    alone = judge(config.promotion, metrics, candidate.figures, None)
+    compare = partial(judge, config.promotion, metrics, candidate.figures)
+    alone = compare(None)
     if in_service is None and WORSE_THAN_START in config.promotion.accept:
         return alone
     if in_service is None:
@@ -393,14 +391,7 @@ def _judgements(
                 "%s: its start was not measured, so that the model is compared with nothing",
                 candidate.run.path,
             )
-        return judge(
-            config.promotion,
-            metrics,
-            candidate.figures,
-            None,
-            candidate.intervals,
-            candidate.before,
-        )
+        return compare(None, candidate.intervals, candidate.before)
     names = evaluations(metrics)
     other = _served_measured(config, candidate, in_service, known, names)
     new, old = (
@@ -408,7 +399,7 @@ def _judgements(
         for found in (candidate.observations, other.observations)
     )
     intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
-    return judge(config.promotion, metrics, candidate.figures, other.figures, intervals)
+    return compare(other.figures, intervals)
 
 
 def _served_measured(
@@ -418,13 +409,11 @@ def _served_measured(
     known: dict[str, Any],
     names: Sequence[str],
 ) -> _Served:
-    """What was measured of the model in service on the texts that the new one was measured on.
+    """Return what was measured of the model in service on the texts of the new one.
 
     What was noted when it was promoted, if that is of the same texts; else it is measured anew.
 
     Args:
-        config: Names the sets.
-        candidate: The new model.
         in_service: The folder of the model in service.
         known: What was noted when it was promoted.
         names: Of the sets that are compared by.
@@ -452,7 +441,7 @@ def _served_measured(
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:
-    """The first refusal, and which other metrics did not pass."""
+    """Return the first refusal, and which other metrics did not pass."""
     (_, first), *others = refusals.items()
     if not others:
         return first

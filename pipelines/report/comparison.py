@@ -29,7 +29,7 @@ _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufe
 
 
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
-    """A text on one line, at most so many characters long, with nothing hidden in it.
+    """Return a text on one line, at most so many characters long, with nothing hidden in it.
 
     Characters that control something, among them those that turn the direction of what follows,
     are written as escapes.
@@ -50,7 +50,6 @@ class Link:
     """What a page leads to.
 
     Attributes:
-        name: For people.
         place: The path, or the address of a store.
         href: Relative to the page; None where a browser could not follow it.
     """
@@ -61,13 +60,7 @@ class Link:
 
 
 def link(name: str, target: Location, page: Location) -> Link:
-    """The link from a page to a file or a folder; to a store none leads, so it is named.
-
-    Args:
-        name: For people.
-        target: The file or folder.
-        page: The file that the link is in.
-    """
+    """Return the link from a page to a file or a folder; to a store none leads, so it is named."""
     here, there = as_local(page), as_local(target)
     if here is None or there is None:
         return Link(name, without_password(str(target)), None)
@@ -82,7 +75,7 @@ Line = TypeVar("Line")
 
 
 def smoothed(values: Sequence[float], span: float) -> list[float]:
-    """The mean around each place, with weights of a bell curve; at the ends, of what is there.
+    """Return the mean around each place, weighted by a bell curve; at the ends, of what is there.
 
     Values that are not finite count nowhere, and where there are no others the mean is NaN.
 
@@ -104,22 +97,15 @@ def smoothed(values: Sequence[float], span: float) -> list[float]:
 
 
 def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
-    """At most so many groups of neighbours: all of equally many, the last of fewer.
-
-    Args:
-        lines: In their order.
-        most: Groups that a picture can show.
-    """
+    """Return at most so many groups of neighbours: all of equally many, the last of fewer."""
     size = max(1, math.ceil(len(lines) / most))
     return [lines[start : start + size] for start in range(0, len(lines), size)]
 
 
 def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, float]]:
-    """At most so many lines: each the mean of a group; see :func:`grouped`.
+    """Return at most so many lines, each the mean of a group; see :func:`grouped`.
 
-    Args:
-        lines: With what is to be shown; what is no number, or not in all of them, is left out.
-        most: Lines that a picture can show.
+    What is no number, or not in all of the lines, is left out.
     """
     names = [name for name in lines[0] if all(is_number(line.get(name)) for line in lines)]
     return [
@@ -129,12 +115,12 @@ def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, flo
 
 
 def is_number(value: object) -> bool:
-    """Whether JSON gave a number; true and false are none, NaN is one."""
+    """Tell whether JSON gave a number; true and false are none, NaN is one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_lines(path: Location) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
+    """Read the lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
 
     A run that was killed leaves one.
 
@@ -158,9 +144,7 @@ class Comparison:
     Attributes:
         evaluation: `retrieval`, or the name of a file.
         basis: On how much it was measured, in words.
-        metric: Its name, for people.
         before: Times 100; None where it was not measured.
-        after: The same.
         better: Where a better model has it; None for what says nothing of quality.
         interval: Where the difference lies; None where that is not known. See
             :mod:`pipelines.evaluation.intervals`.
@@ -215,7 +199,7 @@ class Comparison:
 
 
 def compare(figures: Mapping[str, Any]) -> list[Comparison]:
-    """A line for each figure that is in either, in the order in which they were measured.
+    """Return a line for each figure that is in either, in the order of their measurement.
 
     Args:
         figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
@@ -241,7 +225,7 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
                 new.get(metric),
                 figure.better,
                 _interval(known.get(metric)),
-                _role(sets.get(evaluation)),
+                Role(sets[evaluation]["role"]) if evaluation in sets else None,
                 int(next(iter(counts.values()), 0)),
                 is_main=False,
                 doubt=_doubt(figures, evaluation),
@@ -253,14 +237,14 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
 
 
 def _doubt(figures: Mapping[str, Any], evaluation: str) -> str:
-    """What makes the figures of a set better than the model is; empty where nothing does."""
+    """Tell what makes the figures of a set better than the model is; empty where nothing does."""
     if told := told_overlap(figures, evaluation):
         return told
     return "it chose the checkpoint" if evaluation in choosing_sets(figures) else ""
 
 
 def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
-    """The first figure of each set of those that are better the higher they are."""
+    """Return the first figure of each set of those that are better the higher they are."""
     first: dict[str, Comparison] = {}
     for line in lines:
         if line.difference is not None and line.better == "higher":
@@ -269,7 +253,7 @@ def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comparison]:
-    """The lines, those that sets are judged by with their probabilities among all such sets.
+    """Give the lines that sets are judged by their probabilities among all such sets.
 
     A model that is as good as its start gains on one of ten sets by chance in every fifth run.
 
@@ -294,7 +278,7 @@ def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comp
 
 
 def _basis(counts: Mapping[str, float], groups: int | None) -> str:
-    """On how much a set was measured: `1,500 queries in 23 groups, 20,000 documents`."""
+    """Tell on how much a set was measured: `1,500 queries in 23 groups, 20,000 documents`."""
     told = [f"{count:,.0f} {label}" for label, count in counts.items()]
     if told and groups:
         told[0] += f" in {groups:,} groups"
@@ -306,7 +290,3 @@ def _interval(known: Mapping[str, Any] | None) -> Interval | None:
         return None
     names = {field.name for field in fields(Interval)}
     return Interval(**{name: value for name, value in known.items() if name in names})
-
-
-def _role(known: Mapping[str, str] | None) -> Role | None:
-    return None if known is None else Role(known["role"])

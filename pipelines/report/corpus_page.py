@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.corpus.cleaning.rules import UNKNOWN
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS
@@ -19,34 +18,26 @@ from pipelines.report.page_parts import (
     LOST,
     Bar,
     Chart,
-    bar,
     byte_size,
-    duration,
     funnel_levels,
     per_cent,
     read_if_there,
+    read_record,
     render,
+    short_duration,
     whole,
 )
+from pipelines.report.svg_charts import histogram
 from pipelines.tokens.summary import told_cuts
 
-TEMPLATE = "corpus.html"
 _MAX_REASONS = 10
 _MAX_LANGUAGES = 20
 
 FunnelLines = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why texts are lost.
-
-    Attributes:
-        name: In words.
-        rows: How many are lost, for people.
-        share: Of the level, for people.
-        examples: A few of them, as they can be shown.
-    """
+class Reason(NamedTuple):
+    """Why texts are lost: how many, which share of the level, and a few of them; for people."""
 
     name: str
     rows: str
@@ -54,8 +45,7 @@ class Reason:
     examples: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class StageTime:
+class StageTime(NamedTuple):
     """How long a stage took, for people; a rate is empty where it is not known."""
 
     name: str
@@ -66,7 +56,7 @@ class StageTime:
 
 
 def write_corpus_report(prepared_folder: Location) -> Location:
-    """Writes ``report.html`` of a prepared folder; what is not there leaves its section out.
+    """Write ``report.html`` of a prepared folder; what is not there leaves its section out.
 
     Args:
         prepared_folder: Holds ``corpus/funnel.json``, ``corpus/statistics.json``,
@@ -78,15 +68,13 @@ def write_corpus_report(prepared_folder: Location) -> Location:
     """
     folder = PreparedFolder(prepared_folder.absolute())
 
-    def read(path: Location) -> Any:
-        return read_if_there(path, storage.read_json) or {}
-
-    funnel: FunnelLines = read(folder.corpus.funnel) or []
-    statistics: Mapping[str, Any] = read(folder.corpus.statistics)
-    lengths = dict(map(tuple, read(folder.tokens.lengths).get("lengths", [])))
-    manifest = read_if_there(folder.lanes.manifest, _manifest)
+    funnel: FunnelLines = read_record(folder.corpus.funnel)
+    statistics: Mapping[str, Any] = read_record(folder.corpus.statistics)
+    lengths = dict(map(tuple, read_record(folder.tokens.lengths).get("lengths", [])))
+    tokens: Mapping[str, Any] = read_record(folder.tokens.manifest)
+    manifest = read_if_there(folder.lanes.manifest, lambda path: LaneManifest.load(path.parent))
     page = render(
-        TEMPLATE,
+        "corpus.html",
         {
             "name": folder.path.name,
             "kind": "corpus report",
@@ -101,10 +89,11 @@ def write_corpus_report(prepared_folder: Location) -> Location:
             ],
             "languages": _languages(statistics.get("languages", {})),
             "lengths": _length_chart(lengths, manifest),
-            "lanes": _lanes(manifest) | _texts(read(folder.tokens.manifest)),
-            "times": _times(read(folder.stages) or [], funnel, statistics.get("bytes", 0)),
+            "lanes": _lanes(manifest)
+            | ({"Read": told_cuts(tokens)} if "max_length" in tokens else {}),
+            "times": _times(read_record(folder.stages), funnel, statistics.get("bytes", 0)),
             "texts": text_level(funnel),
-            "overlaps": told_overlaps(read(folder.corpus.overlap)),
+            "overlaps": told_overlaps(read_record(folder.corpus.overlap)),
         },
     )
     storage.write_text(folder.report, page)
@@ -112,13 +101,9 @@ def write_corpus_report(prepared_folder: Location) -> Location:
 
 
 def text_level(funnel: FunnelLines) -> str:
-    """The level whose units are made into pairs: the last one before them; `rows` without any."""
+    """Return the level whose units are made into pairs: the last before them, or `rows`."""
     levels = [line["level"] for line in funnel if line["level"] not in (FILES, PAIRS)]
     return str(levels[-1]) if levels else ROWS
-
-
-def _manifest(path: Location) -> LaneManifest:
-    return LaneManifest.load(path.parent)
 
 
 def _rows(funnel: FunnelLines, level: str, kind: str) -> int | None:
@@ -129,7 +114,7 @@ def _rows(funnel: FunnelLines, level: str, kind: str) -> int | None:
 def _tiles(
     funnel: FunnelLines, statistics: Mapping[str, Any], manifest: LaneManifest | None
 ) -> dict[str, str]:
-    """The figures at the top of the page."""
+    """Return the figures at the top of the page."""
     texts = text_level(funnel)
     counts = {
         "rows read": _rows(funnel, ROWS, "in"),
@@ -145,7 +130,7 @@ def _tiles(
 def _reasons(
     funnel: FunnelLines, examples: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> dict[str, list[Reason]]:
-    """The most frequent reasons of each level of which there are examples."""
+    """Return the most frequent reasons of each level of which there are examples."""
     levels: dict[str, list[Reason]] = {}
     for level in dict.fromkeys(line["level"] for line in funnel):
         entered = _rows(funnel, level, "in") or 1
@@ -167,7 +152,7 @@ def _reasons(
 
 
 def _languages(counts: Mapping[str, int]) -> list[Bar]:
-    """A bar for each of the most frequent languages, and one for the others."""
+    """Return a bar for each of the most frequent languages, and one for the others."""
     total = sum(counts.values())
     ordered = iter(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     bars = dict(islice(ordered, _MAX_LANGUAGES))
@@ -176,7 +161,7 @@ def _languages(counts: Mapping[str, int]) -> list[Bar]:
         bars[f"{len(others)} others"] = sum(count for _, count in others)
     names = {UNKNOWN: "not determined"}
     return [
-        bar(names.get(name, name), count, count / total, kind="share")
+        Bar(names.get(name, name), f"{count:,}", 0.0, count / total, "share")
         for name, count in bars.items()
         if count
     ]
@@ -185,8 +170,6 @@ def _languages(counts: Mapping[str, int]) -> list[Bar]:
 def _length_chart(lengths: Mapping[int, int], manifest: LaneManifest | None) -> Chart | None:
     if not lengths:
         return None
-    from pipelines.report.svg_charts import histogram
-
     title = "Lengths"
     edges = [segment.length for segment in manifest.segments] if manifest else []
     svg = histogram(
@@ -200,7 +183,7 @@ def _length_chart(lengths: Mapping[int, int], manifest: LaneManifest | None) -> 
 
 
 def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
-    """How the lengths were arranged in lanes."""
+    """Tell how the lengths were arranged in lanes."""
     if manifest is None:
         return {}
     padding = 1 - manifest.tokens / manifest.slots
@@ -215,15 +198,10 @@ def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
     }
 
 
-def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
-    """What was read of the texts."""
-    return {"Read": told_cuts(tokens)} if "max_length" in tokens else {}
-
-
 def _times(
     stages: Sequence[Mapping[str, Any]], funnel: FunnelLines, read_bytes: int
 ) -> list[StageTime]:
-    """A line for each stage, and one for all of them; rates are of the text that came in."""
+    """Return a line for each stage, and one for all; rates are of the text that came in."""
     texts = _rows(funnel, text_level(funnel), "in") or 0
     named = [(stage["stage"], stage["seconds"], stage["kept"]) for stage in stages]
     if len(named) > 1:
@@ -232,7 +210,7 @@ def _times(
         StageTime(
             name,
             kept,
-            duration(seconds) if seconds >= 10 else f"{seconds:.1f}s",
+            short_duration(seconds),
             whole(read_bytes / 1e6 / seconds) if read_bytes and seconds else "",
             whole(texts / seconds) if texts and seconds else "",
         )

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
 from pipelines.lanes.files import LaneManifest
-from pipelines.report.page_parts import funnel_bars
+from pipelines.report.page_parts import funnel_levels
 from pipelines.report.svg_charts import whole_numbers
 
 _STYLE = {
@@ -37,12 +37,8 @@ _LONGEST_NAME = 34
 
 
 def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
-    """What became of the rows, level by level; what is lost is taken off the right end.
-
-    Args:
-        lines: The content of ``corpus/funnel.json``.
-    """
-    levels = funnel_bars(lines)
+    """Draw the lines of ``corpus/funnel.json``; what is lost is taken off the right end."""
+    levels = funnel_levels(lines, with_kinds=False)
     heights = [len(bars) for bars in levels.values()]
     with mpl.rc_context(_STYLE):
         figure = Figure(
@@ -51,8 +47,8 @@ def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
         places = figure.subplots(len(levels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (level, bars) in zip(places, levels.items(), strict=True):
             for place, one in enumerate(bars):
-                axes.barh(place, one.share, left=one.start, color=_KINDS[one.kind], height=0.7)
-                axes.text(1.01, place, f"{one.rows:,}", va="center")
+                axes.barh(place, one.length, left=one.start, color=_KINDS[one.kind], height=0.7)
+                axes.text(1.01, place, one.rows, va="center")
             axes.set_title(level, fontweight="bold")
             axes.set_yticks(range(len(bars)), [one.name for one in bars])
             axes.invert_yaxis()
@@ -67,7 +63,7 @@ def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def rows_figure(manifest: LaneManifest) -> Figure:
-    """The length to which the granules of each row are padded, in the order of the lane files."""
+    """Draw to which length the granules of each row are padded, in the order of the lane files."""
     lengths = np.repeat(
         [segment.length for segment in manifest.segments],
         [segment.rows for segment in manifest.segments],
@@ -85,7 +81,7 @@ def rows_figure(manifest: LaneManifest) -> Figure:
 
 
 def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Loss curves over one another, the first as the widest line, so that equal ones are seen.
+    """Draw loss curves over one another, the first as the widest line, so that equal ones show.
 
     Args:
         curves: Steps and losses, by name.
@@ -116,7 +112,7 @@ def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]])
 def map_figure(
     vectors: np.ndarray, groups: Sequence[Sequence[int]], marked: Mapping[str, np.ndarray]
 ) -> Figure:
-    """Vectors in the plane in which they differ most, their first two principal components.
+    """Draw vectors in the plane of their first two principal components.
 
     Source: Pearson, "On lines and planes of closest fit to systems of points in space",
     Philosophical Magazine 2(11), 1901.

@@ -1,4 +1,4 @@
-"""What the pages of a run and of a corpus have in common."""
+"""What all pages have in common: bars, numbers for people, templates, and whom to blame."""
 
 from __future__ import annotations
 
@@ -9,57 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.errors import DamagedFileError, InputError, PipelineError
+from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.report.comparison import shown
 from pipelines.report.verdict import points, signed_points, told_interval
 
 LOST = ("dropped", "quarantined")
 """Kinds of funnel lines that name a reason for which rows are not kept."""
-
-
-@dataclass(frozen=True)
-class FunnelBar:
-    """A bar of the funnel picture.
-
-    Attributes:
-        kind: `in`, `dropped`, `quarantined` or `kept`.
-        name: What happened, for people.
-        rows: How many.
-        start: Where the bar begins, as a share of the level's rows.
-        share: How long it is, as a share of the level's rows.
-    """
-
-    kind: str
-    name: str
-    rows: int
-    start: float
-    share: float
-
-
-def funnel_bars(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[FunnelBar]]:
-    """The bars of every level: what is lost is taken off the right end, what is kept is left.
-
-    Args:
-        lines: The content of ``funnel.json``; see :mod:`pipelines.corpus.funnel`.
-    """
-    levels: dict[str, list[FunnelBar]] = {}
-    for level in dict.fromkeys(line["level"] for line in lines):
-        own = [line for line in lines if line["level"] == level]
-        entered = max(sum(line["rows"] for line in own if line["kind"] == "in"), 1)
-        left, kept = entered, 0
-        bars = levels.setdefault(level, [])
-        for line in own:
-            kind, rows = line["kind"], line["rows"]
-            name = line.get("reason") or line.get("stage", "")
-            if kind in LOST:
-                left -= rows
-            start = left if kind in LOST else kept if kind == "kept" else 0
-            kept += rows if kind == "kept" else 0
-            bars.append(FunnelBar(kind, name, rows, start / entered, rows / entered))
-    return levels
-
-
-_PREFIXES = {"dropped": "dropped: ", "quarantined": "quarantined: "}
+_SHORT = 10.0
+"""Seconds below which tenths of them say something."""
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 Value = TypeVar("Value")
@@ -67,11 +25,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled picture.
+    """A titled picture, as markup.
 
     Attributes:
-        title: For people.
-        svg: Markup.
         wide: Whether it takes the whole width.
         narrow: The same picture for a narrow screen, on which a wide one's text is too small.
         note: How to read it.
@@ -86,32 +42,66 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar in the units of a style sheet.
+    """A bar on a track.
 
     Attributes:
-        kind: Decides its colour: `in`, `dropped`, `quarantined` or `kept`.
-        name: What it shows, for people.
-        rows: How many, for people.
-        share: Of what is compared, for people.
-        left: Where it begins, in per cent of the track.
-        width: How long it is, in per cent of the track.
+        start: Where it begins, as a share of the track.
+        kind: Decides its colour: that of a funnel line, of a part of a worker's time, or `share`.
+        told: Its share, for people; that of the track unless given.
     """
 
-    kind: str
     name: str
     rows: str
-    share: str
-    left: str
-    width: str
+    start: float
+    length: float
+    kind: str = "in"
+    told: str | None = None
+
+    @property
+    def share(self) -> str:
+        """Its share, for people."""
+        return per_cent(self.length) if self.told is None else self.told
+
+    @property
+    def left(self) -> str:
+        """Where it begins, for style sheets."""
+        return f"{100 * self.start:.3f}%"
+
+    @property
+    def width(self) -> str:
+        """How long it is, for style sheets."""
+        return f"{100 * self.length:.3f}%"
+
+
+def funnel_levels(
+    lines: Sequence[Mapping[str, Any]], *, with_kinds: bool = True
+) -> dict[str, list[Bar]]:
+    """Return the bars of every level: what is lost is taken off the right end, what is kept left.
+
+    Args:
+        lines: The content of ``funnel.json``; see :mod:`pipelines.corpus.funnel`.
+        with_kinds: Names of what is lost say so.
+    """
+    levels: dict[str, list[Bar]] = {}
+    for level in dict.fromkeys(line["level"] for line in lines):
+        own = [line for line in lines if line["level"] == level]
+        entered = max(sum(line["rows"] for line in own if line["kind"] == "in"), 1)
+        left, kept = entered, 0
+        for line in own:
+            kind, rows = line["kind"], line["rows"]
+            name = line.get("reason") or line.get("stage", "")
+            if kind in LOST:
+                left -= rows
+                name = f"{kind}: {name}" if with_kinds else name
+            start = left if kind in LOST else kept if kind == "kept" else 0
+            kept += rows if kind == "kept" else 0
+            drawn = Bar(name, f"{rows:,}", start / entered, rows / entered, kind)
+            levels.setdefault(level, []).append(drawn)
+    return levels
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Fills a template of this folder; all text is escaped.
-
-    Args:
-        template: Its file name.
-        values: All that it asks for.
-    """
+    """Fill a template of this folder, by its file name; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -136,7 +126,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value | None:
-    """What a file holds; None where there is no such file."""
+    """Return what a file holds; None where there is no such file."""
     read = _READ.get()
     if read is not None:
         read.add(path)
@@ -146,6 +136,11 @@ def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value 
         return reader(path)
     except InputError as error:  # Of settings, which names none of the files that hold them.
         raise DamagedFileError(str(path), str(error)) from error
+
+
+def read_record(path: Location) -> Any:
+    """Return what a file of JSON holds; an empty object where there is no such file."""
+    return read_if_there(path, storage.read_json) or {}
 
 
 class _DrawnError(Exception):
@@ -158,7 +153,7 @@ _SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
 
 
 def drawn(draw: Callable[[], Value]) -> Value:
-    """Draws a page, and blames a record without which it could be drawn.
+    """Draw a page, and blame a record without which it could be drawn.
 
     Records are files that people can edit and mounts can spoil. What each may hold is for those to
     know who read it, so the one at fault is found by leaving out one after the other.
@@ -188,7 +183,7 @@ def drawn(draw: Callable[[], Value]) -> Value:
 
 
 def _tries(read: Collection[Location]) -> Iterator[list[Location]]:
-    """Which records to leave out: each alone, and, where several are damaged, ever more of them.
+    """Try to leave out records: each alone and, where several are damaged, ever more of them.
 
     Args:
         read: Grows meanwhile: without one record a page gets to the next.
@@ -216,41 +211,18 @@ def _can_be_drawn_without(left_out: Iterable[Location], draw: Callable[[], objec
     return False
 
 
-def funnel_levels(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Bar]]:
-    """The bars of each level of a funnel; see :func:`~pipelines.report.page_parts.funnel_bars`."""
-    return {
-        level: [
-            bar(_PREFIXES.get(one.kind, "") + one.name, one.rows, one.share, one.start, one.kind)
-            for one in bars
-        ]
-        for level, bars in funnel_bars(lines).items()
-    }
-
-
-def bar(name: str, rows: int, share: float, start: float = 0.0, kind: str = "in") -> Bar:
-    """A bar of a share of the track, from a place on it."""
-    return Bar(
-        kind=kind,
-        name=name,
-        rows=f"{rows:,}",
-        share=per_cent(share),
-        left=f"{100 * start:.3f}%",
-        width=f"{100 * share:.3f}%",
-    )
-
-
 def per_cent(share: float) -> str:
-    """A share for people; a share above 0 is never shown as 0."""
+    """Format a share; one above 0 is never shown as 0."""
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def whole(value: float) -> str:
-    """A number for people: three figures, or all those before the point."""
+    """Format a number: three figures, or all those before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds; from an hour on without seconds."""
+    """Format hours, minutes and seconds; from an hour on without seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -258,8 +230,13 @@ def duration(seconds: float) -> str:
     return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
 
 
+def short_duration(seconds: float) -> str:
+    """Format as :func:`duration`; short ones to a tenth of a second."""
+    return duration(seconds) if seconds >= _SHORT else f"{seconds:.1f}s"
+
+
 def byte_size(count: float) -> str:
-    """Bytes in the decimal unit that leaves one to three figures before the point."""
+    """Format bytes in the decimal unit that leaves one to three figures before the point."""
     unit = 0
     while count >= 999.5 and unit < len(_UNITS) - 1:
         count /= 1000

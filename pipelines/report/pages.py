@@ -11,9 +11,8 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.report.page_parts import drawn
-from pipelines.report.recorded_runs import KEY, check_run, check_runs
 from pipelines.report.run_page import write_report
-from pipelines.report.runs_page import write_comparison
+from pipelines.report.runs_page import KEY, check_run, check_runs, write_comparison
 from pipelines.runs.job_records import prepared_folder_of
 from pipelines.settings import Config
 from pipelines.settings.base import NotLocalError, stored_path
@@ -27,11 +26,10 @@ COMPARISON = "comparison.html"
 
 
 def write_page(config: Config, runs: Sequence[str], output: str | None) -> Location:
-    """Writes the report of a run, or the page that compares several; returns its path.
+    """Write the report of a run, or the page that compares several; return its path.
 
     Args:
         config: Says how stores are reached and, if no run is named, which run.
-        runs: Folders of runs.
         output: The file, if it is not to be at its usual place.
 
     Raises:
@@ -70,7 +68,7 @@ def _target(output: str, stores: StorageSettings) -> Location:
 
 
 def _check_own(key: str, folder: Location, target: Location | None) -> None:
-    """Makes sure that the usual page of a folder is not the user's, if it is to be there."""
+    """Make sure that the usual page of a folder is not the user's, if it is to be there."""
     if target is None and not is_ours(folder, MEASURED):
         _check_page(key, RunFolder(folder).report)
 
@@ -82,7 +80,7 @@ def _check_page(key: str, file: Location) -> None:
 
 
 def _is_page(file: Location) -> bool:
-    """Whether this command has written a file, or nobody has written anything into it.
+    """Tell whether this command has written a file, or nobody has written anything into it.
 
     Of earlier releases the style sheet tells.
     """
@@ -96,7 +94,7 @@ def _is_page(file: Location) -> bool:
 
 
 def _prepared(run: Location, stores: StorageSettings) -> Location:
-    """The preparation that a run was trained on; as its settings name it if it is an old one."""
+    """Return the preparation of a run; as its settings name it if the run is an old one."""
     known = prepared_folder_of(run, stores)
     if known is not None:
         return known
@@ -107,7 +105,7 @@ def _prepared(run: Location, stores: StorageSettings) -> Location:
 
 
 def _named(key: str, given: str, stores: StorageSettings) -> Location:
-    """The place that an argument names, absolute."""
+    """Return the place that an argument names, absolute."""
     try:
         return location(stored_path(given), stores).absolute()
     except NotLocalError as error:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipelines.evaluation.base import figure_named
 from pipelines.report.comparison import grouped, is_number, shown, smoothed, thinned
-from pipelines.report.page_parts import Chart, per_cent, whole
-from pipelines.report.svg_charts import BLUE, ORANGE, PALE_BLUE, SERIES
+from pipelines.report.page_parts import Bar, Chart, whole
+from pipelines.report.svg_charts import BLUE, ORANGE, PALE_BLUE, SERIES, Curve, chart, stack
 from pipelines.report.svg_charts import PARTS as PART_COLOURS
 
 PARTS = {
@@ -22,6 +22,24 @@ PARTS = {
     "other": "everything else",
 }
 """The parts of a worker's seconds that a line may hold, in the order in which they are shown."""
+LOGGED = {
+    "Learning rate": "learning_rate",
+    "Gradient norm, before clipping": "gradient_norm",
+    "Examples/s": "examples_per_second",
+    "Tokens/s": "tokens_per_second",
+}
+"""Columns of ``metrics.jsonl`` that have a chart of their own, by its title."""
+MAX_WORKERS = 16
+"""Bars of single workers; of more, those are shown that computed longest."""
+MAX_NAMED_CURVES = 4
+FEWEST_POINTS = 3
+FEWEST_SMOOTHED = 8
+"""Of fewer logged lines each is marked, and nothing is smoothed."""
+_SMOOTHED_SHARE = 0.015
+_MAX_POINTS = 1000
+_MAX_AREAS = 150
+_WIDE, _NARROW = (10.0, 3.0), (5.2, 2.9)
+_NO_FIGURES = {"step", "epoch", "seconds"}
 
 Lines = Sequence[Mapping[str, Any]]
 """Of ``metrics.jsonl``."""
@@ -32,25 +50,41 @@ class WorkerTime:
     """What a worker did in a run, or several did together.
 
     Attributes:
-        rank: Its number; None where it is of all of them.
-        examples: That it trained on.
-        tokens: Of these.
-        seconds: Of its life, from when it was ready.
+        rank: None where it is of all of them.
+        seconds: Of its life, from when it was ready; of several more than the clock's.
         parts: Seconds by part, of :data:`PARTS`.
     """
 
     rank: int | None
     examples: float
-    tokens: float
     seconds: float
     parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, rank: int | None, lines: Lines) -> WorkerTime:
+        """Return the totals of lines of ``workers``."""
+        return cls(
+            rank=rank,
+            examples=math.fsum(line["examples"] for line in lines),
+            seconds=math.fsum(line["seconds"] for line in lines),
+            parts={
+                part: math.fsum(line.get(part, 0.0) for line in lines)
+                for part in PARTS
+                if any(part in line for line in lines)
+            },
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts as shares of the time."""
+        whole = max(math.fsum(self.parts.values()), 1e-12)
+        return {part: seconds / whole for part, seconds in self.parts.items()}
 
     @property
     def computed(self) -> float:
         """Seconds of arithmetic, with what was not timed apart from it."""
-        return math.fsum(
-            self.parts.get(part, 0.0) for part in ("arithmetic", "arithmetic_and_communication")
-        )
+        both = ("arithmetic", "arithmetic_and_communication")
+        return math.fsum(self.parts.get(part, 0.0) for part in both)
 
     @property
     def examples_per_second(self) -> float:
@@ -65,38 +99,25 @@ class WorkerTime:
 
 
 def worker_times(lines: Lines) -> list[WorkerTime]:
-    """The totals of each worker, by rank; none where the run did not measure them."""
+    """Return the totals of each worker, by rank; none where the run did not measure them."""
     of_ranks: dict[int, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        for worker in line.get("workers", ()):
-            of_ranks.setdefault(worker["rank"], []).append(worker)
-    return [_sum(rank, of_ranks[rank]) for rank in sorted(of_ranks)]
+    for worker in _workers(lines):
+        of_ranks.setdefault(worker["rank"], []).append(worker)
+    return [WorkerTime.of(rank, of_ranks[rank]) for rank in sorted(of_ranks)]
 
 
-def together(workers: Sequence[WorkerTime]) -> WorkerTime:
-    """The sum over all workers, so that its seconds are more than the clock's."""
-    return WorkerTime(
-        rank=None,
-        examples=math.fsum(worker.examples for worker in workers),
-        tokens=math.fsum(worker.tokens for worker in workers),
-        seconds=math.fsum(worker.seconds for worker in workers),
-        parts={
-            part: math.fsum(worker.parts.get(part, 0.0) for worker in workers)
-            for part in PARTS
-            if any(part in worker.parts for worker in workers)
-        },
-    )
+def together(lines: Lines) -> WorkerTime:
+    """Return the totals of all workers."""
+    return WorkerTime.of(None, _workers(lines))
 
 
-def shares(time: WorkerTime) -> dict[str, float]:
-    """The parts of a time as shares of it."""
-    whole = max(math.fsum(time.parts.values()), 1e-12)
-    return {part: seconds / whole for part, seconds in time.parts.items()}
+def _workers(lines: Lines) -> Lines:
+    return [worker for line in lines for worker in line.get("workers", ())]
 
 
 def shares_by_group(groups: Sequence[Lines]) -> dict[str, list[float]]:
-    """The shares of all workers' time by part, a number for each group; none if not measured."""
-    by_group = [shares(together(worker_times(group))) for group in groups]
+    """Return the shares of all workers' time by part, a number for each group."""
+    by_group = [together(group).shares for group in groups]
     return {
         part: [group.get(part, 0.0) for group in by_group]
         for part in PARTS
@@ -105,57 +126,140 @@ def shares_by_group(groups: Sequence[Lines]) -> dict[str, list[float]]:
 
 
 def paces_by_group(groups: Sequence[Lines], *, own: bool) -> dict[int, list[float]]:
-    """Examples a second of each worker, a number for each group; NaN where it had no part.
+    """Return examples a second by rank, a number for each group; NaN where it had no part.
 
     Args:
         groups: Lines of the run that are next to one another.
         own: Whether a second is one of its own arithmetic, and not one of the clock.
     """
-    by_group = [{worker.rank: worker for worker in worker_times(group)} for group in groups]
+    by_group = [
+        {
+            worker.rank: worker.own_pace if own else worker.examples_per_second
+            for worker in worker_times(group)
+        }
+        for group in groups
+    ]
     ranks = sorted({rank for group in by_group for rank in group if rank is not None})
-    return {rank: [_pace(group.get(rank), own=own) for group in by_group] for rank in ranks}
+    return {rank: [group.get(rank, math.nan) for group in by_group] for rank in ranks}
 
 
-def _pace(worker: WorkerTime | None, *, own: bool) -> float:
-    if worker is None:
-        return math.nan
-    return worker.own_pace if own else worker.examples_per_second
+def training_charts(logged: Lines) -> list[Chart]:
+    """Draw loss, that of each source, rates, padding, and staleness if there was any."""
+    if not logged:
+        return []
+    lines = thinned(logged, _MAX_POINTS)
+
+    def column(name: str) -> list[float]:
+        return [line[name] for line in lines]
+
+    steps, losses = column("step"), column("loss")
+    few = len(lines) < FEWEST_SMOOTHED
+    curves = [Curve(losses)]
+    if not few:
+        span = max(1.0, _SMOOTHED_SHARE * len(lines))
+        curves = [Curve(losses, PALE_BLUE, "logged", 1.2)]
+        curves.append(Curve(smoothed(losses, span), BLUE, "smoothed"))
+    loss = partial(chart, steps=steps, curves=curves, from_zero=False, dots=few)
+    size = len(grouped(logged, _MAX_POINTS)[0])
+    note = "" if size == 1 else f"A point is the mean of {size} logged lines, here and below."
+    narrow = loss("Loss, narrow", size=_NARROW)
+    charts = [Chart("Loss", loss("Loss", size=_WIDE), wide=True, narrow=narrow, note=note)]
+    charts += _source_charts(logged)
+    single = dict(LOGGED)
+    if any(line.get("staleness_max") for line in lines):
+        single["Staleness, updates (mean)"] = "staleness_mean"
+    charts += [
+        Chart(title, chart(title, steps, [Curve(column(key))], dots=few))
+        for title, key in single.items()
+        # A run may have gone on by an engine, or a release, that tells something else.
+        if all(key in line for line in lines)
+    ]
+    shares_of = {"padding": ("padding, of slots", BLUE), "data_wait": ("wait, of time", ORANGE)}
+    waste = [
+        Curve(column(key), colour, label)
+        for key, (label, colour) in shares_of.items()
+        if key in lines[0]
+    ]
+    if waste:
+        title = "Padding and data wait"
+        charts.append(Chart(title, chart(title, steps, waste, shares=True, dots=few)))
+    return charts
 
 
-def _sum(rank: int, lines: Lines) -> WorkerTime:
-    return WorkerTime(
-        rank=rank,
-        examples=math.fsum(line["examples"] for line in lines),
-        tokens=math.fsum(line["tokens"] for line in lines),
-        seconds=math.fsum(line["seconds"] for line in lines),
-        parts={
-            part: math.fsum(line.get(part, 0.0) for line in lines)
-            for part in PARTS
-            if any(part in line for line in lines)
-        },
-    )
+def _source_charts(logged: Lines) -> list[Chart]:
+    """Draw the loss of each source on a scale of its own, since losses differ in kind."""
+    charts = []
+    for name in sorted({name for line in logged for name in line.get("sources", {})}):
+        found = [line for line in logged if name in line.get("sources", {})]
+        groups = grouped(found, _MAX_POINTS)
+        losses = []
+        for group in groups:
+            told = [line["sources"][name] for line in group]
+            steps = sum(one["steps"] for one in told)
+            losses.append(math.fsum(one["loss"] * one["steps"] for one in told) / steps)
+        title = f"Loss of {shown(name)}"
+        few = len(losses) < FEWEST_SMOOTHED
+        places = list(map(_middle, groups))
+        drawn = chart(title, places, [Curve(losses)], from_zero=False, dots=few)
+        charts.append(Chart(title, drawn))
+    return charts
 
 
-MAX_WORKERS = 16
-"""Bars of single workers; of more, those are shown that computed longest."""
-MAX_NAMED_CURVES = 4
-FEWEST_POINTS = 3
-FEWEST_SMOOTHED = 8
-"""Of fewer logged lines each is marked, and nothing is smoothed."""
-_SMOOTHED_SHARE = 0.015
-_MAX_POINTS = 1000
-_MAX_AREAS = 150
-_WIDE, _NARROW = (10.0, 3.0), (5.2, 2.9)
+def _middle(group: Lines) -> float:
+    """Return the step that stands for several."""
+    return math.fsum(line["step"] for line in group) / len(group)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a bar: the part's name, its share for people, and where it is on the track."""
+def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
+    """Return by evaluation and metric the values by step: figures that have a direction.
 
-    part: str
-    share: str
-    left: str
-    width: str
+    Args:
+        lines: Of ``evaluations.jsonl``: ``step``, ``evaluation``, and figures by metric.
+    """
+    found: dict[str, dict[str, dict[float, float]]] = {}
+    for line in lines:
+        if not is_number(line.get("step")) or "evaluation" not in line:
+            continue
+        of_evaluation = found.setdefault(str(line["evaluation"]), {})
+        for metric, value in line.items():
+            is_known = is_number(value) and math.isfinite(value) and metric not in _NO_FIGURES
+            if is_known and figure_named(metric).better:
+                of_evaluation.setdefault(metric, {})[line["step"]] = value
+    return found
+
+
+def evaluation_charts(lines: Lines) -> list[Chart]:
+    """Draw the figures of each evaluation; those outside 0 to 100 in charts of their own.
+
+    What was measured before and after training alone stands in the table, and is no curve.
+    """
+    charts = []
+    for evaluation, of_metric in figures_by_step(lines).items():
+        name = shown(evaluation)
+        on_scale: dict[str, Mapping[float, float]] = {}
+        alone: dict[str, dict[str, Mapping[float, float]]] = {}
+        for metric, points in of_metric.items():
+            label = figure_named(shown(metric)).label
+            if all(0 <= value <= 100 for value in points.values()):
+                on_scale[label] = points
+            else:
+                alone[f"{name}, {label}"] = {label: points}
+        charts += [
+            _evaluation_chart(f"{title} over the steps", curves)
+            for title, curves in {name: on_scale, **alone}.items()
+            if len({step for points in curves.values() for step in points}) >= FEWEST_POINTS
+        ]
+    return charts
+
+
+def _evaluation_chart(title: str, of_metric: Mapping[str, Mapping[float, float]]) -> Chart:
+    named = list(of_metric)[:MAX_NAMED_CURVES]
+    steps = sorted({step for label in named for step in of_metric[label]})
+    curves = [
+        Curve([of_metric[label].get(step, math.nan) for step in steps], colour, label)
+        for label, colour in zip(named, SERIES, strict=False)
+    ]
+    return Chart(title, chart(title, steps, curves, from_zero=False, dots=True))
 
 
 @dataclass(frozen=True)
@@ -163,7 +267,7 @@ class TimeBar:
     """A worker's time, or all workers', in pieces; figures are for people."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Bar, ...]
     examples_per_second: str
     own_pace: str
 
@@ -174,11 +278,8 @@ class TimeSpent:
 
     Attributes:
         parts: Names of the parts for people, by what style sheets call them.
-        total: Of all workers.
-        workers: Of each.
         left_out: How many workers are not shown.
         apart: Whether communication was timed apart from arithmetic.
-        charts: Over the steps.
     """
 
     parts: Mapping[str, str]
@@ -189,200 +290,49 @@ class TimeSpent:
     charts: tuple[Chart, ...]
 
 
-def training_charts(logged: Lines) -> list[Chart]:
-    """Loss, that of each source, learning rate, rates, padding, and staleness if there was any."""
-    if not logged:
-        return []
-    from pipelines.report.svg_charts import Curve, chart
-
-    lines = thinned(logged, _MAX_POINTS)
-
-    def column(name: str) -> list[float]:
-        return [line[name] for line in lines]
-
-    steps, losses = column("step"), column("loss")
-    span = max(1.0, _SMOOTHED_SHARE * len(lines))
-    few = len(lines) < FEWEST_SMOOTHED
-    curves = [Curve(losses)]
-    if not few:
-        curves = [Curve(losses, PALE_BLUE, "logged", 1.2)]
-        curves.append(Curve(smoothed(losses, span), BLUE, "smoothed"))
-    loss = partial(chart, steps=steps, curves=curves, from_zero=False, dots=few)
-    single = {
-        "Learning rate": "learning_rate",
-        "Gradient norm, before clipping": "gradient_norm",
-        "Examples/s": "examples_per_second",
-        "Tokens/s": "tokens_per_second",
-        "Staleness, updates (mean)": "staleness_mean",
-    }
-    if not any(line.get("staleness_max") for line in lines):
-        del single["Staleness, updates (mean)"]
-    shares_of = {"padding": ("padding, of slots", BLUE), "data_wait": ("wait, of time", ORANGE)}
-    waste = [
-        Curve(column(key), colour, label)
-        for key, (label, colour) in shares_of.items()
-        if key in lines[0]
-    ]
-    charts = [
-        Chart(
-            "Loss",
-            loss("Loss", size=_WIDE),
-            wide=True,
-            narrow=loss("Loss, narrow", size=_NARROW),
-            note=_thinning(logged),
-        )
-    ]
-    charts += _source_charts(logged)
-    charts += [
-        Chart(title, chart(title, steps, [Curve(column(key))], dots=few))
-        for title, key in single.items()
-        # A run may have gone on by an engine, or a release, that tells something else.
-        if all(key in line for line in lines)
-    ]
-    if waste:
-        title = "Padding and data wait"
-        charts.append(Chart(title, chart(title, steps, waste, shares=True, dots=few)))
-    return charts
-
-
-def _thinning(logged: Lines) -> str:
-    """What a point of a curve is; empty where it is a line of the log."""
-    size = len(grouped(logged, _MAX_POINTS)[0])
-    return "" if size == 1 else f"A point is the mean of {size} logged lines, here and below."
-
-
-def _source_charts(logged: Lines) -> list[Chart]:
-    """The loss of each source of several; on a scale of its own, since losses differ in kind."""
-    from pipelines.report.svg_charts import Curve, chart
-
-    names = sorted({name for line in logged for name in line.get("sources", {})})
-    charts = []
-    for name in names:
-        found = [line for line in logged if name in line.get("sources", {})]
-        groups = grouped(found, _MAX_POINTS)
-        told = [[line["sources"][name] for line in group] for group in groups]
-        losses = [
-            math.fsum(one["loss"] * one["steps"] for one in group)
-            / sum(one["steps"] for one in group)
-            for group in told
-        ]
-        steps = [math.fsum(line["step"] for line in group) / len(group) for group in groups]
-        title = f"Loss of {shown(name)}"
-        few = len(losses) < FEWEST_SMOOTHED
-        drawn = chart(title, steps, [Curve(losses)], from_zero=False, dots=few)
-        charts.append(Chart(title, drawn))
-    return charts
-
-
-def evaluation_charts(lines: Lines) -> list[Chart]:
-    """The figures of each evaluation over the steps; those outside 0 to 100 in charts of their own.
-
-    What was measured before and after training alone stands in the table, and is no curve.
-
-    Args:
-        lines: Of ``evaluations.jsonl``: ``step``, ``evaluation``, and figures by metric.
-    """
-    curves: dict[str, dict[str, dict[float, float]]] = {}
-    for line in lines:
-        if is_number(line.get("step")) and "evaluation" in line:
-            of_evaluation = curves.setdefault(shown(str(line["evaluation"])), {})
-            for metric, value in _figures(line).items():
-                label = figure_named(shown(metric)).label
-                of_evaluation.setdefault(label, {})[line["step"]] = value
-    charts = []
-    for name, of_metric in curves.items():
-        alone = {
-            label: points
-            for label, points in of_metric.items()
-            if not all(0 <= value <= 100 for value in points.values())
-        }
-        on_scale = {label: points for label, points in of_metric.items() if label not in alone}
-        groups = {name: on_scale}
-        groups |= {f"{name}, {label}": {label: points} for label, points in alone.items()}
-        charts += [
-            _evaluation_chart(title, group)
-            for title, group in groups.items()
-            if len({step for points in group.values() for step in points}) >= FEWEST_POINTS
-        ]
-    return charts
-
-
 def time_spent(logged: Lines) -> TimeSpent | None:
-    """Where the workers' time went; None where the run did not measure it."""
+    """Return where the workers' time went; None where the run did not measure it."""
     workers = worker_times(logged)
     if not workers:
         return None
-    total = together(workers)
+    total = together(logged)
     apart = "arithmetic_and_communication" not in total.parts
     busiest = sorted(workers, key=lambda worker: -worker.computed)
     listed = sorted(busiest[:MAX_WORKERS], key=lambda worker: worker.rank or 0)
+    several = len(workers) > 1
     rate = math.fsum(one.examples_per_second for one in workers)
+    pace = math.nan if several else total.own_pace
+    bars = (
+        _time_bar(f"Worker {one.rank}", one, one.examples_per_second, one.own_pace)
+        for one in listed
+    )
     return TimeSpent(
         parts={part: PARTS[part] for part in total.parts},
-        total=_time_bar("All workers", total, rate)
-        if len(workers) > 1
-        else _time_bar("The worker", total, rate, total.own_pace),
-        workers=tuple(
-            _time_bar(f"Worker {one.rank}", one, one.examples_per_second, one.own_pace)
-            for one in listed
-        )
-        if len(workers) > 1
-        else (),
+        total=_time_bar("All workers" if several else "The worker", total, rate, pace),
+        workers=tuple(bars) if several else (),
         left_out=len(workers) - len(listed),
         apart=apart,
         charts=tuple(_time_charts(logged, own=apart)),
     )
 
 
-def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The figures in an evaluation's line that have a direction and are finite."""
-    known = {"step", "epoch", "seconds"}
-    return {
-        name: value
-        for name, value in line.items()
-        if name not in known
-        and figure_named(name).better
-        and is_number(value)
-        and math.isfinite(value)
-    }
-
-
-def _evaluation_chart(title: str, of_metric: Mapping[str, Mapping[float, float]]) -> Chart:
-    from pipelines.report.svg_charts import Curve, chart
-
-    shown_metrics = list(of_metric)[:MAX_NAMED_CURVES]
-    steps = sorted({step for label in shown_metrics for step in of_metric[label]})
-    curves = [
-        Curve([of_metric[label].get(step, math.nan) for step in steps], colour, label)
-        for label, colour in zip(shown_metrics, SERIES, strict=False)
-    ]
-    svg = chart(f"{title} over the steps", steps, curves, from_zero=False, dots=True)
-    return Chart(f"{title} over the steps", svg)
-
-
-def _time_bar(name: str, time: WorkerTime, rate: float, own_pace: float = math.nan) -> TimeBar:
+def _time_bar(name: str, time: WorkerTime, rate: float, own_pace: float) -> TimeBar:
     pieces, left = [], 0.0
-    for part, share in shares(time).items():
-        pieces.append(Piece(part, per_cent(share), f"{100 * left:.3f}%", f"{100 * share:.3f}%"))
+    for part, share in time.shares.items():
+        pieces.append(Bar(PARTS[part], "", left, share, part))
         left += share
-    return TimeBar(name, tuple(pieces), _rate(rate), _rate(own_pace))
-
-
-def _rate(value: float) -> str:
-    return whole(value) if math.isfinite(value) else ""
+    told = (whole(value) if math.isfinite(value) else "" for value in (rate, own_pace))
+    return TimeBar(name, tuple(pieces), *told)
 
 
 def _time_charts(logged: Lines, *, own: bool) -> list[Chart]:
-    """Shares over the steps, and the workers' paces."""
-    from pipelines.report.svg_charts import Curve, chart, stack
-
+    """Draw shares over the steps, and the workers' paces."""
     groups = grouped(logged, _MAX_AREAS)
-    steps = [math.fsum(line["step"] for line in group) / len(group) for group in groups]
+    steps = list(map(_middle, groups))
     layers = {
         PARTS[part]: (values, PART_COLOURS[part])
         for part, values in shares_by_group(groups).items()
     }
-    title = "Shares of the workers' time"
     paces = paces_by_group(groups, own=own)
     if len(paces) > MAX_NAMED_CURVES:
         curves = [Curve(values, PALE_BLUE, width=1.0) for values in paces.values()]
@@ -391,6 +341,7 @@ def _time_charts(logged: Lines, *, own: bool) -> list[Chart]:
             Curve(values, colour, f"worker {rank}", 1.4)
             for (rank, values), colour in zip(paces.items(), SERIES, strict=False)
         ]
+    title = "Shares of the workers' time"
     pace_title = "Examples a second of arithmetic" if own else "Examples/s of each worker"
     note = (
         "Of each worker by itself. By the clock all are as fast as the slowest where they share a "

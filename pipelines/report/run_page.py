@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,16 +30,17 @@ from pipelines.report.comparison import (
 from pipelines.report.page_parts import (
     Bar,
     Chart,
-    bar,
     duration,
     funnel_levels,
     per_cent,
     read_if_there,
+    read_record,
     render,
+    short_duration,
     whole,
 )
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
-from pipelines.report.svg_charts import BLUE, ORANGE
+from pipelines.report.svg_charts import BLUE, ORANGE, Distribution, distributions
 from pipelines.report.verdict import verdict
 from pipelines.runs.job_records import Job, JobsRecord, read_jobs, read_restarts
 from pipelines.runs.model_choice import told_choice
@@ -53,114 +53,6 @@ from pipelines.tokens.summary import told_cuts
 
 KEPT = "kept"
 """Instead of the time of a stage that an earlier preparation had made."""
-_SHORT = 10.0
-"""Seconds below which tenths of them say something."""
-
-
-@dataclass(frozen=True)
-class WallTime:
-    """Seconds by the clock.
-
-    Attributes:
-        name: Of the stage.
-        seconds: That it took.
-        is_kept: An earlier preparation had done it.
-        note: What is to be known besides, for people.
-    """
-
-    name: str
-    seconds: float
-    is_kept: bool = False
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command, and the jobs of a run that it did.
-
-    Attributes:
-        text: As it was given, without secrets; empty where jobs were called from Python.
-        jobs: When each began and what it took, for people.
-        host: Of the driver.
-        commit: Of the folder that it was run in; empty where that is not known.
-    """
-
-    text: str
-    jobs: tuple[str, ...]
-    host: str
-    commit: str
-
-
-def wall_times(record: JobsRecord) -> list[WallTime]:
-    """What each stage took, those of the preparation first; none if nothing has been noted."""
-    stages = [
-        WallTime(f"prepare: {stage.name}", 0.0 if stage.is_kept else stage.seconds, stage.is_kept)
-        for stage in record.preparation
-    ]
-    names = dict.fromkeys(job.name for job in record.jobs)
-    return stages + [_of_jobs([job for job in record.jobs if job.name == name]) for name in names]
-
-
-def total_seconds(times: Sequence[WallTime]) -> float:
-    """Of all stages together."""
-    return math.fsum(time.seconds for time in times)
-
-
-def wall_bars(times: Sequence[WallTime]) -> list[Bar]:
-    """A bar for each stage, each beginning where the one before ended, and one for all."""
-    whole = total_seconds(times)
-    bars, begun = [], 0.0
-    for time in times:
-        name = f"{time.name} ({time.note})" if time.note else time.name
-        share = time.seconds / whole if whole else 0.0
-        drawn = _bar(name, time.seconds, share, begun)
-        bars.append(replace(drawn, rows=KEPT, share="") if time.is_kept else drawn)
-        begun += share
-    return [*bars, _bar("all", whole, 1.0, kind="kept")] if len(bars) > 1 and whole else bars
-
-
-def commands(record: JobsRecord) -> list[Command]:
-    """The commands, the first one first; jobs of one command stand together."""
-
-    def key(job: Job) -> tuple[str, str, str]:
-        return job.command or "", job.host, job.commit or ""
-
-    return [
-        Command(text, tuple(map(_told, jobs)), host, commit)
-        for (text, host, commit), jobs in groupby(record.jobs, key)
-    ]
-
-
-def moment(iso: str) -> str:
-    """A time of UTC for people, to the minute."""
-    return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC"
-
-
-def short_duration(seconds: float) -> str:
-    """As :func:`duration`; short ones to a tenth of a second."""
-    return duration(seconds) if seconds >= _SHORT else f"{seconds:.1f}s"
-
-
-def _of_jobs(jobs: Sequence[Job]) -> WallTime:
-    """All jobs of one name; a run may have been stopped and resumed."""
-    ended = [job.seconds for job in jobs if job.seconds is not None]
-    notes = [f"{len(jobs)} times"] if len(jobs) > 1 else []
-    if open_ones := len(jobs) - len(ended):
-        said = "has not ended" if len(jobs) == 1 else f"{open_ones} without an end, not counted"
-        notes.append(said)
-    return WallTime(jobs[0].name, math.fsum(ended), note=", ".join(notes))
-
-
-def _told(job: Job) -> str:
-    took = "has not ended" if job.seconds is None else short_duration(job.seconds)
-    return f"{job.name}: {moment(job.began)}, {took}"
-
-
-def _bar(name: str, seconds: float, share: float, start: float = 0.0, kind: str = "share") -> Bar:
-    drawn = bar(name, 0, share, start, kind)
-    return Bar(kind, name, short_duration(seconds), per_cent(share), drawn.left, drawn.width)
-
-
 MODELS = {"before": "Before", "after": "After"}
 KINDS = {
     "better": "Found better than before",
@@ -170,192 +62,13 @@ KINDS = {
 MAP_SIZE = 400
 _MARGIN = 14
 _BINS = 32
-
-
-@dataclass(frozen=True)
-class MapPair:
-    """A pair on a map, in the map's units.
-
-    Attributes:
-        number: The same on all maps.
-        kind: `first`, `near` or `far`: where its document stands among those of its query.
-        texts: Its two texts, as they can be shown.
-        rank: Of its document, for people.
-        query: Place of its query.
-        document: Place of its document.
-    """
-
-    number: int
-    kind: str
-    texts: tuple[str, str]
-    rank: str
-    query: tuple[float, float]
-    document: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Map:
-    """The pairs as one model sees them.
-
-    Attributes:
-        title: For people.
-        pairs: What is on it.
-        counts: How many pairs there are of each kind.
-    """
-
-    title: str
-    pairs: tuple[MapPair, ...]
-    counts: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a model has found for a query: texts, whether they are right, and a rank in words."""
-
-    documents: tuple[tuple[str, bool], ...]
-    rank: str
-
-
-@dataclass(frozen=True)
-class Query:
-    """A query with what each model has found."""
-
-    text: str
-    right: str
-    before: Found
-    after: Found
-
-
-def maps(samples: Mapping[str, Any]) -> list[Map]:
-    """The map of each model, with the same pairs; none where there are no pairs, or no places."""
-    pairs, depth = samples.get("pairs", []), samples.get("depth", 0)
-    if not any(
-        place != [0, 0] for pair in pairs for name in MODELS for place in pair[name]["places"]
-    ):
-        return []
-    return [
-        _map(title, [_map_pair(number, pair, name, depth) for number, pair in enumerate(pairs)])
-        for name, title in MODELS.items()
-    ]
-
-
-def queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
-    """The queries of each kind that there are, by its title."""
-    depth = samples.get("depth", 0)
-    kinds: dict[str, list[Query]] = {}
-    for one in samples.get("neighbours", []):
-        query = Query(
-            shown(one["text"]),
-            shown(one["right"]),
-            _found(one["before"], depth),
-            _found(one["after"], depth),
-        )
-        kinds.setdefault(KINDS[one["kind"]], []).append(query)
-    return kinds
-
-
-def changes(samples: Mapping[str, Any]) -> str:
-    """How many queries got better and worse, in a sentence."""
-    counted = samples.get("changes", {})
-    if not counted.get("queries"):
-        return ""
-    same = counted["queries"] - counted["better"] - counted["worse"]
-    return (
-        f"Of {counted['queries']:,} queries, {counted['better']:,} have their document at a better "
-        f"rank than before, {counted['worse']:,} at a worse one, and {same:,} at the same or still "
-        f"not among the first {samples['depth']}."
-    )
-
-
-def similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
-    """How alike the two texts of a pair are, and two texts of different pairs; by model."""
-    pairs = samples.get("pairs", [])
-    values = {
-        (name, key): [pair[name][key] for pair in pairs if pair[name][key] is not None]
-        for name in MODELS
-        for key in ("cosine", "strange_cosine")
-    }
-    everything = [one for some in values.values() for one in some]
-    if not everything:
-        return []
-    from pipelines.report.svg_charts import Distribution, distributions
-
-    low, high = min(everything), max(everything)
-    edges = np.linspace(np.floor(10 * low) / 10, max(1.0, high), _BINS + 1).tolist()
-    charts = []
-    for name, title in MODELS.items():
-        own, strange = values[name, "cosine"], values[name, "strange_cosine"]
-        svg = distributions(
-            f"Cosines {title.lower()}",
-            [
-                Distribution(own, BLUE, "of a pair"),
-                Distribution(strange, ORANGE, "of different pairs", fill=False),
-            ],
-            edges,
-            label="cosine of two texts",
-        )
-        won = per_cent(closer(own, strange))
-        note = (
-            f"A text is closer to its partner than to a stranger in {won} of all comparisons; "
-            "50 % would be chance."
-        )
-        charts.append(Chart(f"{title}: how alike two texts are", svg, note=note))
-    return charts
-
-
-def closer(own: Sequence[float], strange: Sequence[float]) -> float:
-    """The share of comparisons that the first values win; a tie is half won.
-
-    Source: Mann and Whitney, "On a test of whether one of two random variables is stochastically
-    larger than the other", Annals of Mathematical Statistics 18(1), 1947.
-    """
-    if not own or not strange:
-        return 0.5
-    difference = np.subtract.outer(np.asarray(own, float), np.asarray(strange, float))
-    return float((difference > 0).mean() + (difference == 0).mean() / 2)
-
-
-def _map(title: str, pairs: Sequence[MapPair]) -> Map:
-    kinds = ("first", "near", "far")
-    counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in kinds}
-    # Found ones are drawn last, so that they stay visible where they are few.
-    ordered = sorted(pairs, key=lambda pair: -counts[pair.kind])
-    return Map(title, tuple(ordered), counts)
-
-
-def _map_pair(number: int, pair: Mapping[str, Any], name: str, depth: int) -> MapPair:
-    rank = pair[name]["rank"]
-    query, document = (_place(place) for place in pair[name]["places"])
-    left, right = map(shown, pair["texts"])
-    kind = "far" if rank is None else "first" if rank == 1 else "near"
-    return MapPair(number, kind, (left, right), rank_in_words(rank, depth), query, document)
-
-
-def rank_in_words(rank: int | None, depth: int) -> str:
-    """A rank for people; all below the ranks kept are the same."""
-    return f"behind rank {depth}" if rank is None else f"rank {rank}"
-
-
-def _place(place: Sequence[float | None]) -> tuple[float, float]:
-    """Map units, downwards, of a place from -1 to 1, upwards; the centre where it is unknown."""
-    reach = MAP_SIZE / 2 - _MARGIN
-    across, up = (0.0 if one is None else one for one in place)
-    return round(MAP_SIZE / 2 + reach * across, 1), round(MAP_SIZE / 2 - reach * up, 1)
-
-
-def _found(found: Mapping[str, Any], depth: int) -> Found:
-    documents = tuple((shown(one["text"]), bool(one["right"])) for one in found["documents"])
-    return Found(documents, rank_in_words(found["rank"], depth))
-
-
-TEMPLATE = "page.html"
 _MAX_SCORES = 2
 
 
 def write_report(
     run_folder: Location, prepared_folder: Location, target: Location | None = None
 ) -> Location:
-    """Writes the report of a run; what is not there yet leaves its section out.
+    """Write the report of a run; what is not there yet leaves its section out.
 
     Args:
         run_folder: Holds ``config.yaml``, ``environment.json``, ``tokens.json``, ``jobs.json``,
@@ -369,45 +82,48 @@ def write_report(
     run, prepared = RunFolder(run_folder), PreparedFolder(prepared_folder)
     target = target or run.report
     config = read_if_there(run.config, partial(configuration.load, recorded=True))
-    figures: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    figures: Mapping[str, Any] = read_record(run.metrics)
     lines = read_if_there(run.step_metrics, read_lines) or []
-    funnel = read_if_there(prepared.corpus.funnel, storage.read_json) or []
-    samples = read_if_there(run.samples, storage.read_json) or {}
-    tokens = read_if_there(run.tokens, storage.read_json) or {}
+    funnel = read_record(prepared.corpus.funnel)
+    samples = read_record(run.samples)
+    tokens = read_record(run.tokens)
     has_finished = "training" in figures and run.model.is_dir()
     comparisons = compare(figures)
     jobs = read_jobs(run_folder)
     page = render(
-        TEMPLATE,
+        "page.html",
         {
             "name": run_folder.absolute().name,
             "kind": "training report",
             "sentence": _sentence(config) if config else "Training report",
             "settings": _settings(config) | _texts(tokens) | _model(figures) if config else {},
-            "whole_config": _whole(config) if config else "",
+            "whole_config": configuration.dump(without_secrets(config)) if config else "",
             "verdict": verdict(figures),
             "notice": _notice(has_finished, lines, comparisons),
             "scores": _scores(comparisons),
             "tiles": _tiles(figures.get("training", {})),
-            "evaluations": _by_evaluation(comparisons),
+            "evaluations": {
+                name: list(group)
+                for name, group in groupby(comparisons, lambda line: line.evaluation)
+            },
             "evaluation_charts": evaluation_charts(
                 read_if_there(run.evaluations, read_lines) or []
             ),
-            "maps": maps(samples),
+            "maps": _maps(samples),
             "map_size": MAP_SIZE,
             "depth": samples.get("depth", 0),
-            "similarity_charts": similarity_charts(samples),
-            "neighbours": queries(samples),
-            "changes": changes(samples),
+            "similarity_charts": _similarity_charts(samples),
+            "neighbours": _queries(samples),
+            "changes": _changes(samples),
             "charts": training_charts(lines),
             "time": time_spent(lines),
             "times_known": bool(lines),
             "funnel": funnel_levels(funnel),
             "restarts": [_restart(one) for one in read_restarts(run_folder)],
-            "wall_bars": wall_bars(wall_times(jobs)),
-            "commands": commands(jobs),
+            "wall_bars": _wall_bars(wall_times(jobs)),
+            "commands": _commands(jobs),
             "links": _links(run, prepared, target),
-            "environment": read_if_there(run.environment, storage.read_json) or {},
+            "environment": read_record(run.environment),
         },
     )
     storage.write_text(target, page)
@@ -415,7 +131,7 @@ def write_report(
 
 
 def _links(run: RunFolder, prepared: PreparedFolder, page: Location) -> list[Link]:
-    """To the model and to the report of the corpus, as far as they are there."""
+    """Return those to the model and to the report of the corpus, as far as they are there."""
     # A folder of a store is one of its versions, of which people need not know.
     model = [link("model folder", run.path / "model", page)] if run.model.is_dir() else []
     corpus = [link("corpus report", prepared.report, page)] if prepared.report.is_file() else []
@@ -428,13 +144,8 @@ def _sentence(config: Config) -> str:
     return f"Trained by {training.engine} ({training.mode}, {training.framework}) on {workers}"
 
 
-def _whole(config: Config) -> str:
-    """All settings as YAML, without secrets."""
-    return configuration.dump(without_secrets(config))
-
-
 def _settings(config: Config) -> dict[str, str]:
-    """The settings in which runs differ most; all settings are further down the page."""
+    """Tell the settings in which runs differ most; all are further down the page."""
     corpus, encoder, training = config.corpus, config.encoder, config.training
     inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
     packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
@@ -456,7 +167,7 @@ def _settings(config: Config) -> dict[str, str]:
 
 
 def _source(source: SourceSettings, config: Config) -> str:
-    """What a source of several is, and what it is trained for."""
+    """Tell what a source of several is, and what it is trained for."""
     inputs = ", ".join(source.inputs) or "installed packages"
     weight = "" if source.weight is None else f"; weight {source.weight:g}"
     objective = _objective(source.objective or config.objective)
@@ -464,7 +175,7 @@ def _source(source: SourceSettings, config: Config) -> str:
 
 
 def _objective(objective: ObjectiveSettings) -> str:
-    """A loss, and its keys that are not at their defaults."""
+    """Tell a loss, and its keys that are not at their defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     told = (
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
@@ -474,7 +185,7 @@ def _objective(objective: ObjectiveSettings) -> str:
 
 
 def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
-    """What was read of the texts, and what stood before them."""
+    """Tell what was read of the texts, and what stood before them."""
     if "max_length" not in tokens:
         return {}
     if sources := tokens.get("sources", ()):
@@ -490,7 +201,7 @@ def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _model(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Which state became the model, and whether the training ended early."""
+    """Tell which state became the model, and whether the training ended early."""
     if "model" not in figures:
         return {}
     early = ", after an early end (training.patience)" if figures["model"].get("early_end") else ""
@@ -498,7 +209,7 @@ def _model(figures: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tiles(training: Mapping[str, float]) -> dict[str, str]:
-    """The figures at the top of the page."""
+    """Return the figures at the top of the page."""
     forms: dict[str, tuple[str, Callable[[float], str]]] = {
         "steps": ("steps", whole),
         "examples": ("examples", whole),
@@ -515,19 +226,14 @@ def _tiles(training: Mapping[str, float]) -> dict[str, str]:
 
 
 def _restart(restart: Restart) -> dict[str, str]:
-    """A row of the table of lost workers."""
-    who = (
-        f"engine {restart.engine}",
-        *(
-            f"{name} {value}"
-            for name, value in (
-                ("rank", restart.rank),
-                ("host", restart.host),
-                ("lane", restart.lane),
-            )
-            if value is not None
-        ),
-    )
+    """Return a row of the table of lost workers."""
+    parts = {
+        "engine": restart.engine,
+        "rank": restart.rank,
+        "host": restart.host,
+        "lane": restart.lane,
+    }
+    who = (f"{name} {value}" for name, value in parts.items() if value is not None)
     return {
         "when": restart.time,
         "who": ", ".join(who),
@@ -540,7 +246,7 @@ def _restart(restart: Restart) -> dict[str, str]:
 
 
 def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The first figures, those that decide before others."""
+    """Return the first figures, those that decide before others."""
     lines = main_lines(comparisons)
     return sorted(lines, key=lambda line: line.role != Role.JUDGED)[:_MAX_SCORES]
 
@@ -548,7 +254,7 @@ def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
 def _notice(
     has_finished: bool, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
 ) -> str:
-    """What a reader should know first: that the run has not finished, or was not measured."""
+    """Tell what a reader should know first: the run has not finished, or was not measured."""
     if lines and not has_finished:
         return (
             f"This run has not finished: its last logged step is {lines[-1]['step']:,}. "
@@ -559,8 +265,229 @@ def _notice(
     return ""
 
 
-def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    groups: dict[str, list[Comparison]] = {}
-    for line in lines:
-        groups.setdefault(line.evaluation, []).append(line)
-    return groups
+class WallTime(NamedTuple):
+    """What a stage took by the clock, or that an earlier preparation had done it."""
+
+    name: str
+    seconds: float
+    is_kept: bool = False
+    note: str = ""
+
+
+def wall_times(record: JobsRecord) -> list[WallTime]:
+    """Return what each stage took, those of the preparation first."""
+    stages = [
+        WallTime(f"prepare: {stage.name}", 0.0 if stage.is_kept else stage.seconds, stage.is_kept)
+        for stage in record.preparation
+    ]
+    names = dict.fromkeys(job.name for job in record.jobs)
+    return stages + [_of_jobs([job for job in record.jobs if job.name == name]) for name in names]
+
+
+def _of_jobs(jobs: Sequence[Job]) -> WallTime:
+    """Sum all jobs of one name; a run may have been stopped and resumed."""
+    ended = [job.seconds for job in jobs if job.seconds is not None]
+    notes = [f"{len(jobs)} times"] if len(jobs) > 1 else []
+    if open_ones := len(jobs) - len(ended):
+        said = "has not ended" if len(jobs) == 1 else f"{open_ones} without an end, not counted"
+        notes.append(said)
+    return WallTime(jobs[0].name, math.fsum(ended), note=", ".join(notes))
+
+
+def total_seconds(times: Sequence[WallTime]) -> float:
+    """Return those of all stages together."""
+    return math.fsum(time.seconds for time in times)
+
+
+def _wall_bars(times: Sequence[WallTime]) -> list[Bar]:
+    """Return a bar for each stage, beginning where the one before ended, and one for all."""
+    whole = total_seconds(times)
+    bars, begun = [], 0.0
+    for time in times:
+        name = f"{time.name} ({time.note})" if time.note else time.name
+        share = time.seconds / whole if whole else 0.0
+        rows, told = (KEPT, "") if time.is_kept else (short_duration(time.seconds), None)
+        bars.append(Bar(name, rows, begun, share, "share", told))
+        begun += share
+    everything = Bar("all", short_duration(whole), 0.0, 1.0, "kept")
+    return [*bars, everything] if len(bars) > 1 and whole else bars
+
+
+class Command(NamedTuple):
+    """A command, empty where jobs were called from Python, and the jobs of a run that it did."""
+
+    text: str
+    host: str
+    commit: str
+    jobs: list[str]
+
+
+def _commands(record: JobsRecord) -> list[Command]:
+    """Return the commands, the first one first; jobs of one command stand together."""
+
+    def key(job: Job) -> tuple[str, str, str]:
+        return job.command or "", job.host, job.commit or ""
+
+    return [Command(*of, [*map(_told, jobs)]) for of, jobs in groupby(record.jobs, key)]
+
+
+def _told(job: Job) -> str:
+    took = "has not ended" if job.seconds is None else short_duration(job.seconds)
+    return f"{job.name}: {moment(job.began)}, {took}"
+
+
+def moment(iso: str) -> str:
+    """Format a time of UTC to the minute."""
+    return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC"
+
+
+class MapPair(NamedTuple):
+    """A pair on a map, in the map's units.
+
+    Attributes:
+        kind: `first`, `near` or `far`: where its document stands among those of its query.
+        texts: Its two texts, as they can be shown.
+    """
+
+    number: int
+    kind: str
+    texts: tuple[str, str]
+    rank: str
+    query: tuple[float, float]
+    document: tuple[float, float]
+
+
+class Map(NamedTuple):
+    """The pairs as one model sees them, and how many there are of each kind."""
+
+    title: str
+    pairs: list[MapPair]
+    counts: Mapping[str, int]
+
+
+def _maps(samples: Mapping[str, Any]) -> list[Map]:
+    """Return the map of each model, with the same pairs; none where there are no places."""
+    pairs, depth = samples.get("pairs", []), samples.get("depth", 0)
+    if not any(
+        place != [0, 0] for pair in pairs for name in MODELS for place in pair[name]["places"]
+    ):
+        return []
+    maps = []
+    for name, title in MODELS.items():
+        drawn = [_map_pair(number, pair, name, depth) for number, pair in enumerate(pairs)]
+        counts = {
+            kind: sum(pair.kind == kind for pair in drawn) for kind in ("first", "near", "far")
+        }
+        # Found ones are drawn last, so that they stay visible where they are few.
+        drawn.sort(key=lambda pair: -counts[pair.kind])
+        maps.append(Map(title, drawn, counts))
+    return maps
+
+
+def _map_pair(number: int, pair: Mapping[str, Any], name: str, depth: int) -> MapPair:
+    rank = pair[name]["rank"]
+    query, document = (_place(place) for place in pair[name]["places"])
+    left, right = map(shown, pair["texts"])
+    kind = "far" if rank is None else "first" if rank == 1 else "near"
+    return MapPair(number, kind, (left, right), _in_words(rank, depth), query, document)
+
+
+def _place(place: Sequence[float | None]) -> tuple[float, float]:
+    """Turn a place from -1 to 1, upwards, to map units, downwards; the centre where unknown."""
+    reach = MAP_SIZE / 2 - _MARGIN
+    across, up = (0.0 if one is None else one for one in place)
+    return round(MAP_SIZE / 2 + reach * across, 1), round(MAP_SIZE / 2 - reach * up, 1)
+
+
+def _in_words(rank: int | None, depth: int) -> str:
+    """Tell a rank; all below the ranks kept are the same."""
+    return f"behind rank {depth}" if rank is None else f"rank {rank}"
+
+
+class Found(NamedTuple):
+    """What a model has found for a query: texts, whether they are right, and a rank in words."""
+
+    documents: list[tuple[str, bool]]
+    rank: str
+
+
+class Query(NamedTuple):
+    """A query, and what each model has found."""
+
+    text: str
+    right: str
+    before: Found
+    after: Found
+
+
+def _queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
+    """Return the queries of each kind that there are, by its title."""
+    kinds: dict[str, list[Query]] = {}
+    for one in samples.get("neighbours", []):
+        found = (
+            Found(
+                [
+                    (shown(document["text"]), bool(document["right"]))
+                    for document in model["documents"]
+                ],
+                _in_words(model["rank"], samples.get("depth", 0)),
+            )
+            for model in map(one.__getitem__, MODELS)
+        )
+        query = Query(shown(one["text"]), shown(one["right"]), *found)
+        kinds.setdefault(KINDS[one["kind"]], []).append(query)
+    return kinds
+
+
+def _changes(samples: Mapping[str, Any]) -> str:
+    """Tell how many queries got better and worse, in a sentence."""
+    counted = samples.get("changes", {})
+    if not counted.get("queries"):
+        return ""
+    same = counted["queries"] - counted["better"] - counted["worse"]
+    return (
+        f"Of {counted['queries']:,} queries, {counted['better']:,} have their document at a better "
+        f"rank than before, {counted['worse']:,} at a worse one, and {same:,} at the same or still "
+        f"not among the first {samples['depth']}."
+    )
+
+
+def _similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
+    """Draw how alike the two texts of a pair are, and two texts of different pairs; by model."""
+    pairs = samples.get("pairs", [])
+    values = {
+        (name, key): [pair[name][key] for pair in pairs if pair[name][key] is not None]
+        for name in MODELS
+        for key in ("cosine", "strange_cosine")
+    }
+    everything = [one for some in values.values() for one in some]
+    if not everything:
+        return []
+    low, high = min(everything), max(everything)
+    edges = np.linspace(np.floor(10 * low) / 10, max(1.0, high), _BINS + 1).tolist()
+    charts = []
+    for name, title in MODELS.items():
+        own, strange = values[name, "cosine"], values[name, "strange_cosine"]
+        shapes = [
+            Distribution(own, BLUE, "of a pair"),
+            Distribution(strange, ORANGE, "of different pairs", fill=False),
+        ]
+        svg = distributions(f"Cosines {title.lower()}", shapes, edges, label="cosine of two texts")
+        note = (
+            f"A text is closer to its partner than to a stranger in "
+            f"{per_cent(_closer(own, strange))} of all comparisons; 50 % would be chance."
+        )
+        charts.append(Chart(f"{title}: how alike two texts are", svg, note=note))
+    return charts
+
+
+def _closer(own: Sequence[float], strange: Sequence[float]) -> float:
+    """Return the share of comparisons that the first values win; a tie is half won.
+
+    Source: Mann and Whitney, "On a test of whether one of two random variables is stochastically
+    larger than the other", Annals of Mathematical Statistics 18(1), 1947.
+    """
+    if not own or not strange:
+        return 0.5
+    difference = np.subtract.outer(np.asarray(own, float), np.asarray(strange, float))
+    return float((difference > 0).mean() + (difference == 0).mean() / 2)

@@ -2,80 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
+from pipelines.errors import InputError
 from pipelines.evaluation.base import figure_named
 from pipelines.files import storage
 from pipelines.files.locations import Location
-from pipelines.report.comparison import Comparison, Link, is_number, link, shown, smoothed, thinned
-from pipelines.report.page_parts import Chart, duration, render, whole
-from pipelines.report.recorded_runs import RecordedRun, read_runs
-from pipelines.report.run_charts import FEWEST_POINTS, FEWEST_SMOOTHED, PARTS, TimeSpent, time_spent
-from pipelines.report.run_page import (
-    KEPT,
-    WallTime,
-    moment,
-    short_duration,
-    total_seconds,
-    wall_times,
+from pipelines.files.run_folder import RunFolder
+from pipelines.report.comparison import (
+    Comparison,
+    Link,
+    compare,
+    is_number,
+    link,
+    read_lines,
+    shown,
+    smoothed,
+    thinned,
 )
-from pipelines.report.svg_charts import RUNS, VARIABLES
-from pipelines.report.verdict import NOT_MEASURED
+from pipelines.report.page_parts import (
+    Chart,
+    duration,
+    read_if_there,
+    read_record,
+    render,
+    short_duration,
+    whole,
+)
+from pipelines.report.run_charts import (
+    FEWEST_POINTS,
+    FEWEST_SMOOTHED,
+    LOGGED,
+    PARTS,
+    TimeSpent,
+    figures_by_step,
+    time_spent,
+)
+from pipelines.report.run_page import KEPT, WallTime, moment, total_seconds, wall_times
+from pipelines.report.svg_charts import RUNS, STEP, VARIABLES, Curve, chart
+from pipelines.report.verdict import NOT_MEASURED, Verdict, verdict
+from pipelines.runs.job_records import JobsRecord, read_jobs
+from pipelines.settings.load import read_tree
 
+KEY = "RUN"
+MOST_RUNS = 12
+"""Of more, the curves in one chart could not be told apart."""
+_LONGEST_NAME = 29
 _OF_THE_FOLDER = ("run.folder", "run.overwrite", "training.resume")
 """Where a run is, and whether it was begun or continued, says nothing of what it is."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of a table that has a column for each run.
-
-    Attributes:
-        key: What it is of.
-        values: Of each run, for people.
-        groups: Of each run a number, and runs of equal values have equal ones; empty where it says
-            nothing that they differ.
-    """
-
-    key: str
-    values: tuple[str, ...]
-    groups: tuple[int, ...] = ()
-
-
-def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> list[Row]:
-    """What is not the same in all runs, in the order in which the first one has it.
-
-    Args:
-        runs: Values by key; one that a run does not have is a difference, too.
-        without: Keys that are left out.
-    """
-    keys = dict.fromkeys(key for run in runs for key in run)
-    found = []
-    for key in keys:
-        values = tuple(_told_difference(run[key]) if key in run else NOT_MEASURED for run in runs)
-        if len(set(values)) > 1 and key not in without:
-            numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-            found.append(Row(key, values, tuple(numbers[value] for value in values)))
-    return found
-
-
-def setting_differences(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The same of settings, but for those that differ in any two runs."""
-    return differences(runs, _OF_THE_FOLDER)
-
-
-def _told_difference(value: Any) -> str:
-    """A value as a settings file has it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    if isinstance(value, list | tuple):
-        return shown(f"[{', '.join(map(_told_difference, value))}]")
-    return shown(f"{value:g}" if isinstance(value, float) else str(value))
-
-
 _MAX_POINTS = 400
 _SMOOTHED_SHARE = 0.02
 _WIDE, _NARROW, _USUAL = (10.0, 3.2), (5.2, 3.0), (5.2, 2.5)
@@ -83,26 +60,175 @@ _DASH = (3.0, 1.5)
 _UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _FEWEST_OF_UNIT = 5
 """Of fewer of a unit of time the next smaller one is taken."""
-
-_LOGGED = {
-    "Learning rate": "learning_rate",
-    "Gradient norm, before clipping": "gradient_norm",
-    "Examples/s": "examples_per_second",
-    "Tokens/s": "tokens_per_second",
-}
-STEP, SHARE = "step", "% of the steps"
+_SHARE = "% of the steps"
 _MUCH_LONGER = 4
-_NO_FIGURES = ("step", "epoch", "seconds")
 
 
 @dataclass(frozen=True)
-class RunKey:
-    """How a run is drawn.
+class RecordedRun:
+    """What is known of a run.
 
     Attributes:
-        colour: Of its curves.
-        is_dashed: Whether another run has the same colour.
+        name: Of its folder; see :func:`run_names`.
+        settings: By dotted keys, as the run has recorded them, without secrets.
+        verdict: On its model, against its start; None where that is not known.
+        sets: Digests of what was measured on, by the name of the evaluation.
+        training: The figures of the training itself; empty where it has not ended.
     """
+
+    name: str
+    folder: RunFolder
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    lines: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    comparisons: Sequence[Comparison]
+    verdict: Verdict | None
+    sets: Mapping[str, str]
+    training: Mapping[str, Any]
+    jobs: JobsRecord
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has come to its end, and left a model."""
+        return bool(self.training) and self.folder.model.is_dir()
+
+
+def check_run(folder: Location) -> None:
+    """Refuse a folder that holds no run.
+
+    Raises:
+        InputError: There is no such folder, or no run in it.
+    """
+    if not folder.is_dir():
+        raise InputError(KEY, f"there is no folder {folder}", "name the folder of a run")
+    if not all(mark.is_file() for mark in RunFolder(folder).marks):
+        raise InputError(
+            KEY,
+            f"{folder} holds no run",
+            "name a folder that a training has written, with its config.yaml and environment.json",
+        )
+
+
+def check_runs(folders: Sequence[Location]) -> None:
+    """Refuse folders that cannot be compared.
+
+    Raises:
+        InputError: One holds no run, one is named twice, or they are too many.
+    """
+    if len(folders) > MOST_RUNS:
+        raise InputError(
+            KEY,
+            f"{len(folders)} runs cannot be told apart in one chart",
+            f"name at most {MOST_RUNS}",
+        )
+    seen = set()
+    for folder in folders:
+        check_run(folder)
+        place = folder.resolve()
+        if place in seen:
+            raise InputError(KEY, f"{folder} is named twice", "name each run once")
+        seen.add(place)
+
+
+def read_runs(folders: Sequence[Location]) -> list[RecordedRun]:
+    """Return what is known of runs, in the order in which they are named."""
+    names = run_names([str(folder.absolute()) for folder in folders])
+    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _read(folder: Location, name: str) -> RecordedRun:
+    run = RunFolder(folder)
+    figures: Mapping[str, Any] = read_record(run.metrics)
+    return RecordedRun(
+        name=name,
+        folder=run,
+        settings=dict(_flat(read_if_there(run.config, partial(read_tree, recorded=True)) or {})),
+        environment=read_record(run.environment),
+        lines=read_if_there(run.step_metrics, read_lines) or [],
+        evaluations=read_if_there(run.evaluations, read_lines) or [],
+        comparisons=compare(figures),
+        verdict=verdict(figures),
+        sets=figures.get("measured", {}).get("sets", {}),
+        training=figures.get("training", {}),
+        jobs=read_jobs(folder),
+    )
+
+
+def run_names(paths: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, as many as it takes for all to differ; long ones shortened.
+
+    Args:
+        paths: All different.
+    """
+    parts = [path.rstrip("/").split("/") for path in paths]
+    names = list(paths)
+    for count in range(1, max(map(len, parts))):
+        tails = ["/".join(path[-count:]) for path in parts]
+        if len(set(tails)) == len(tails):
+            names = tails
+            break
+    short = [_shortened(shown(name)) for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
+def _shortened(name: str) -> str:
+    """Leave out the middle of a long name: people number runs at the end."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    half = (_LONGEST_NAME - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+class Row(NamedTuple):
+    """A line of a table that has a column for each run.
+
+    Attributes:
+        values: Of each run, for people.
+        is_marked: Values that differ from that of the first run are.
+    """
+
+    key: str
+    values: tuple[str, ...]
+    is_marked: bool = False
+
+
+def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> list[Row]:
+    """Return what is not the same in all runs, in the order in which the first one has it.
+
+    Args:
+        runs: Values by key; one that a run does not have is a difference, too.
+    """
+    rows = (
+        Row(
+            key,
+            tuple(_as_in_settings(run[key]) if key in run else NOT_MEASURED for run in runs),
+            True,
+        )
+        for key in dict.fromkeys(key for run in runs for key in run)
+        if key not in without
+    )
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def _as_in_settings(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, list | tuple):
+        return shown(f"[{', '.join(map(_as_in_settings, value))}]")
+    return shown(f"{value:g}" if isinstance(value, float) else str(value))
+
+
+class RunKey(NamedTuple):
+    """How a run is drawn: dashed where another run has the same colour."""
 
     colour: str
     is_dashed: bool
@@ -113,8 +239,7 @@ class RunKey:
         return VARIABLES[self.colour]
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """What a curve goes through; empty where a run does not have it."""
 
     places: Sequence[float] = ()
@@ -122,12 +247,12 @@ class Points:
 
 
 def run_keys(count: int) -> list[RunKey]:
-    """Of so many runs, at most twice as many as there are colours."""
+    """Return those of so many runs, at most twice as many as there are colours."""
     return [RunKey(RUNS[number % len(RUNS)], number >= len(RUNS)) for number in range(count)]
 
 
 def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """Loss over steps and over time, rates, and the first figure of each evaluation.
+    """Draw loss over steps and over time, rates, and the first figure of each evaluation.
 
     Where a run is many times as long as another one, all but the first two are over the share of
     its steps that a run has made: over the steps, the short one would be a vertical line.
@@ -135,13 +260,10 @@ def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     names = [run.name for run in runs]
     lines = [thinned(run.lines, _MAX_POINTS) if run.lines else [] for run in runs]
     losses = [_loss(of_run) for of_run in lines]
-    charts = [
-        _chart("Loss", names, losses, from_zero=False, wide=True),
-        _time_chart(runs),
-    ]
+    charts = [_chart("Loss", names, losses, from_zero=False, wide=True), _time_chart(runs)]
     lasts = [run.lines[-1]["step"] for run in runs if run.lines]
     is_long = bool(lasts) and max(lasts) > _MUCH_LONGER * min(lasts)
-    axis = SHARE if is_long else STEP
+    axis = _SHARE if is_long else STEP
 
     def placed(points: Sequence[Points]) -> list[Points]:
         pairs = zip(runs, points, strict=True)
@@ -152,17 +274,17 @@ def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
         charts.append(_chart(title, names, placed(losses), from_zero=False, axis=axis))
     charts += [
         _chart(title, names, placed([_logged(of_run, key) for of_run in lines]), axis=axis)
-        for title, key in _LOGGED.items()
+        for title, key in LOGGED.items()
     ]
     charts += [
         _chart(title, names, placed(points), from_zero=False, dots=True, axis=axis)
         for title, points in _measured(runs).items()
     ]
-    return [chart for chart in charts if chart is not None]
+    return [drawn for drawn in charts if drawn is not None]
 
 
 def _by_share(run: RecordedRun, points: Points) -> Points:
-    """The same at per cent of the run's last step, instead of at steps."""
+    """Return the same at per cent of the run's last step, instead of at steps."""
     whole = run.lines[-1]["step"] if run.lines else max(points.places, default=1)
     return Points([100 * place / max(whole, 1) for place in points.places], points.values)
 
@@ -177,9 +299,7 @@ def _chart(
     dots: bool = False,
     axis: str = STEP,
 ) -> Chart | None:
-    """A curve for each run that has one; None where no run has."""
-    from pipelines.report.svg_charts import Curve, chart
-
+    """Draw a curve for each run that has one; None where no run has."""
     curves = [
         Curve(of_run.values, key.colour, name, 1.8, of_run.places, _DASH if key.is_dashed else ())
         for of_run, key, name in zip(points, run_keys(len(names)), names, strict=True)
@@ -197,7 +317,7 @@ def _chart(
 
 
 def _loss(lines: Sequence[Mapping[str, float]]) -> Points:
-    """The loss by step, smoothed unless there are few lines."""
+    """Return the loss by step, smoothed unless there are few lines."""
     points = _logged(lines, "loss")
     if len(points.values) < FEWEST_SMOOTHED:
         return points
@@ -211,7 +331,7 @@ def _logged(lines: Sequence[Mapping[str, float]], key: str) -> Points:
 
 
 def _time_chart(runs: Sequence[RecordedRun]) -> Chart | None:
-    """The loss by the time that the training took, in a unit for people."""
+    """Draw the loss by the time that the training took, in a unit for people."""
     lines = [_with_time(run.lines) for run in runs]
     longest = max((line["time"] for of_run in lines for line in of_run), default=0.0)
     long_enough = (unit for unit, size in _UNITS.items() if longest >= _FEWEST_OF_UNIT * size)
@@ -219,15 +339,13 @@ def _time_chart(runs: Sequence[RecordedRun]) -> Chart | None:
     points = []
     for of_run in lines:
         few = thinned(of_run, _MAX_POINTS) if of_run else []
-        places = [line["time"] / _UNITS[unit] for line in few]
-        points.append(Points(places, _loss(few).values))
+        points.append(Points([line["time"] / _UNITS[unit] for line in few], _loss(few).values))
     title, axis = "Loss by the time of training", f"{unit} of training"
-    names = [run.name for run in runs]
-    return _chart(title, names, points, from_zero=False, axis=axis)
+    return _chart(title, [run.name for run in runs], points, from_zero=False, axis=axis)
 
 
 def _with_time(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lines with the seconds of all tries, each of which counts from its own first step."""
+    """Add to lines the seconds of all tries, each of which counts from its own first step."""
     timed, before, last = [], 0.0, 0.0
     for line in lines:
         if not is_number(line.get("seconds")):
@@ -239,17 +357,17 @@ def _with_time(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
-    """The first figure of each evaluation over the steps, where a run has measured it often."""
+    """Return the first figure of each evaluation by title, where a run has measured it often."""
     found: dict[str, list[Points]] = {}
     first: dict[str, str] = {}
     for number, run in enumerate(runs):
-        for name, values in _by_metric(run.evaluations).items():
-            evaluation, metric = name
-            if first.setdefault(evaluation, metric) != metric:
-                continue
-            title = f"{shown(evaluation)}, {figure_named(shown(metric)).label}"
-            of_runs = found.setdefault(title, [Points()] * len(runs))
-            of_runs[number] = Points(sorted(values), [values[step] for step in sorted(values)])
+        for evaluation, of_metric in figures_by_step(run.evaluations).items():
+            metric = first.setdefault(evaluation, next(iter(of_metric), ""))
+            if values := of_metric.get(metric):
+                title = f"{shown(evaluation)}, {figure_named(shown(metric)).label}"
+                steps = sorted(values)
+                of_runs = found.setdefault(title, [Points()] * len(runs))
+                of_runs[number] = Points(steps, [values[step] for step in steps])
     return {
         title: of_runs
         for title, of_runs in found.items()
@@ -257,84 +375,40 @@ def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
     }
 
 
-def _by_metric(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[float, float]]:
-    """Values by step, of each evaluation and metric that has a direction."""
-    found: dict[tuple[str, str], dict[float, float]] = {}
-    for line in lines:
-        if not is_number(line.get("step")) or "evaluation" not in line:
-            continue
-        for metric, value in line.items():
-            if is_number(value) and metric not in _NO_FIGURES and figure_named(metric).better:
-                name = (str(line["evaluation"]), metric)
-                found.setdefault(name, {})[line["step"]] = value
-    return found
-
-
-TEMPLATE = "runs.html"
-
-
-@dataclass(frozen=True)
-class RunHead:
-    """A run at the head of a column.
-
-    Attributes:
-        name: For people.
-        key: How its curves look.
-        report: Its own report, if there is one.
-    """
+class RunHead(NamedTuple):
+    """A run at the head of a column, and its own report, if there is one."""
 
     name: str
     key: RunKey
     report: Link | None
 
 
-@dataclass(frozen=True)
-class FigureLine:
-    """A figure of one run; of another run it may have been measured on something else.
-
-    Attributes:
-        run: The number of the run.
-        figure: Before and after its training.
-        basis: On how much it was measured, where that is not the same for all runs.
-    """
-
-    run: int
-    figure: Comparison
-    basis: str
-
-
-@dataclass(frozen=True)
-class FigureGroup:
+class FigureGroup(NamedTuple):
     """A figure of all runs that have it.
 
     Attributes:
-        evaluation: Where it comes from.
-        metric: Its name, for people.
-        basis: On how much it was measured, where that is the same for all.
-        better: Where a better model has it.
+        first: As the first of them has it.
+        lines: The number of each run, and its figure before and after training.
         is_of_other_data: Whether runs are known to have measured it on different data.
-        lines: A line for each run that has it.
     """
 
-    evaluation: str
-    metric: str
-    basis: str
-    better: Literal["higher", "lower"] | None
+    first: Comparison
+    lines: tuple[tuple[int, Comparison], ...]
     is_of_other_data: bool
-    lines: tuple[FigureLine, ...]
+
+    @property
+    def basis(self) -> str:
+        """On how much it was measured, where that is the same for all."""
+        is_alike = all(figure.basis == self.first.basis for _, figure in self.lines)
+        return self.first.basis if is_alike else ""
 
 
 def write_comparison(folders: Sequence[Location], target: Location) -> Location:
-    """Writes a page that compares runs; returns its path.
-
-    Args:
-        folders: Of the runs; see :func:`pipelines.report.recorded_runs.check_runs`.
-        target: The file.
-    """
+    """Write a page that compares runs, see :func:`check_runs`; return its path."""
     runs = read_runs(folders)
     times = [time_spent(run.lines) for run in runs]
     page = render(
-        TEMPLATE,
+        "runs.html",
         {
             "name": f"{len(runs)} runs compared",
             "kind": "comparison of runs",
@@ -345,7 +419,7 @@ def write_comparison(folders: Sequence[Location], target: Location) -> Location:
             "overview": _overview(runs),
             "figures": figure_groups(runs),
             "charts": comparison_charts(runs),
-            "settings": setting_differences([run.settings for run in runs]),
+            "settings": differences([run.settings for run in runs], _OF_THE_FOLDER),
             "walls": _walls(runs),
             "times": times,
             "parts": _parts(times),
@@ -357,30 +431,18 @@ def write_comparison(folders: Sequence[Location], target: Location) -> Location:
 
 
 def figure_groups(runs: Sequence[RecordedRun]) -> list[FigureGroup]:
-    """The figures of all runs, evaluation by evaluation, as the first run that has them has it."""
+    """Return the figures of all runs, evaluation by evaluation, as the first that has them does."""
     found: dict[str, dict[str, list[tuple[int, Comparison]]]] = {}
     for number, run in enumerate(runs):
         for figure in run.comparisons:
             metrics = found.setdefault(figure.evaluation, {})
             metrics.setdefault(figure.metric, []).append((number, figure))
-    return [_group(runs, figures) for metrics in found.values() for figures in metrics.values()]
-
-
-def _group(runs: Sequence[RecordedRun], figures: Sequence[tuple[int, Comparison]]) -> FigureGroup:
-    _, first = figures[0]
-    digests = {runs[number].sets.get(first.evaluation) for number, _ in figures} - {None}
-    is_alike = all(figure.basis == first.basis for _, figure in figures)
-    lines = [
-        FigureLine(number, figure, "" if is_alike else figure.basis) for number, figure in figures
-    ]
-    return FigureGroup(
-        evaluation=first.evaluation,
-        metric=first.metric,
-        basis=first.basis if is_alike else "",
-        better=first.better,
-        is_of_other_data=len(digests) > 1,
-        lines=tuple(lines),
-    )
+    groups = []
+    for evaluation, metrics in found.items():
+        for lines in metrics.values():
+            digests = {runs[number].sets.get(evaluation) for number, _ in lines} - {None}
+            groups.append(FigureGroup(lines[0][1], tuple(lines), len(digests) > 1))
+    return groups
 
 
 def _heads(runs: Sequence[RecordedRun], target: Location) -> list[RunHead]:
@@ -395,7 +457,7 @@ def _heads(runs: Sequence[RecordedRun], target: Location) -> list[RunHead]:
 
 
 def _overview(runs: Sequence[RecordedRun]) -> list[Row]:
-    """What each run is; a line that says nothing of any run is left out."""
+    """Tell what each run is; a line that says nothing of any run is left out."""
     told = [_told(run) for run in runs]
     rows = [Row(key, tuple(one[key] or NOT_MEASURED for one in told)) for key in told[0]]
     return [row for row in rows if set(row.values) != {NOT_MEASURED}]
@@ -440,7 +502,7 @@ def _number(figures: Mapping[str, Any], key: str, form: Callable[[float], str]) 
 
 
 def _walls(runs: Sequence[RecordedRun]) -> list[Row]:
-    """What each stage of each run took by the clock, and all of them."""
+    """Tell what each stage of each run took by the clock, and all of them."""
     of_runs = [{time.name: time for time in wall_times(run.jobs)} for run in runs]
     names = dict.fromkeys(name for times in of_runs for name in times)
     rows = [Row(name, tuple(_took(times.get(name)) for times in of_runs)) for name in names]
@@ -459,6 +521,6 @@ def _took(time: WallTime | None) -> str:
 
 
 def _parts(times: Sequence[TimeSpent | None]) -> dict[str, str]:
-    """The parts of workers' time that any run has, in their order."""
+    """Return the parts of workers' time that any run has, in their order."""
     known = {part for time in times if time is not None for part in time.parts}
     return {part: name for part, name in PARTS.items() if part in known}

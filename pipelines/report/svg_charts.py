@@ -1,8 +1,7 @@
 """Pictures as SVG text to put into a page.
 
-The values of a picture, for the reader who points at it or walks through it by keyboard.
-
-They travel as JSON in an attribute of the picture, and ``values.js`` shows them.
+Their values, for the reader who points at one or walks through it by keyboard, travel as JSON in an
+attribute of the picture, and ``values.js`` shows them.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, FuncFormatter, PercentFormatter
+from matplotlib.ticker import Formatter, FuncFormatter, MaxNLocator, PercentFormatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.ticker import MaxNLocator
 
 
 BLUE = "#1d4ed8"
@@ -71,15 +69,13 @@ VARIABLES = {
 
 
 def whole_numbers(most: int | None = None) -> MaxNLocator:
-    """Ticks at whole numbers only, a single one where the axis is short.
+    """Return ticks at whole numbers only, a single one where the axis is short.
 
     Matplotlib would rather have two ticks than whole ones, and all of them look alike when rounded.
 
     Args:
         most: Intervals between ticks; None: as matplotlib chooses.
     """
-    from matplotlib.ticker import MaxNLocator
-
     return MaxNLocator(nbins="auto" if most is None else most, integer=True, min_n_ticks=1)
 
 
@@ -89,13 +85,11 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one curve, bar or layer.
+    """Values of one curve, bar or layer that can be read off.
 
     Attributes:
         label: For people; empty where the title of the picture says it.
-        colour: As it is drawn.
-        places: Of the values, on the horizontal axis, ascending.
-        values: Equally many; those that are not finite are not shown.
+        values: Those that are not finite are not shown.
     """
 
     label: str
@@ -121,15 +115,11 @@ class Readings:
     marked: bool = True
 
     def as_json(self, axes: Axes, size: tuple[float, float]) -> str:
-        """All of it, with where the axes are in the picture.
-
-        Args:
-            axes: As they were drawn.
-            size: Width and height of the picture, in the units of its view box.
-        """
+        """Return all of it, with where the drawn axes are in a picture of a size in its units."""
         (width, height), box = size, axes.get_position()
         area = [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height]
-        shared = self.series[0].places if self._share_places else None
+        places = [list(one.places) for one in self.series]
+        shared = places[0] if places and all(one == places[0] for one in places) else None
         told: dict[str, Any] = {
             "axis": self.axis,
             "area": [round(edge, 1) for edge in area],
@@ -138,8 +128,12 @@ class Readings:
             "shares": self.shares,
             "marked": self.marked,
             "series": [
-                {"label": one.label, "colour": _colour(one.colour), "values": _numbers(one.values)}
-                | ({} if shared is not None else {"places": _numbers(one.places)})
+                {
+                    "label": one.label,
+                    "colour": _in_colour_of_the_page(one.colour),
+                    "values": _numbers(one.values),
+                    **({} if shared is not None else {"places": _numbers(one.places)}),
+                }
                 for one in self.series
             ],
         }
@@ -148,14 +142,8 @@ class Readings:
         return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
 
     def summary(self, name: str) -> str:
-        """The first and the last value of each series, where nothing can be pointed at."""
-        told = [text for one in self.series if (text := self._ends(one))]
-        return ". ".join([name, *told])
-
-    @property
-    def _share_places(self) -> bool:
-        first = list(self.series[0].places) if self.series else None
-        return first is not None and all(list(one.places) == first for one in self.series)
+        """Return the first and the last value of each series, where nothing can be pointed at."""
+        return ". ".join(filter(None, [name, *map(self._ends, self.series)]))
 
     def _ends(self, one: Series) -> str:
         pairs = zip(one.places, one.values, strict=True)
@@ -171,11 +159,7 @@ class Readings:
 
 
 def summarised(series: Sequence[Series]) -> list[Series]:
-    """The lowest and the highest value at each place, of curves too many to be named.
-
-    Args:
-        series: Of the same places, without labels.
-    """
+    """Return the lowest and the highest value at each place, of curves too many to be named."""
     places, colour = series[0].places, series[0].colour
     columns = [
         [value for value in column if math.isfinite(value)] or [math.nan]
@@ -191,9 +175,8 @@ def _said(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _colour(colour: str) -> str:
-    variable = VARIABLES.get(colour)
-    return f"var({variable})" if variable else colour
+def _in_colour_of_the_page(colour: str) -> str:
+    return f"var({VARIABLES[colour]})" if colour in VARIABLES else colour
 
 
 def _numbers(values: Sequence[float]) -> list[float | int | None]:
@@ -239,7 +222,7 @@ def picture_of(
     draw: Callable[[Figure], None],
     readings: Readings | None = None,
 ) -> str:
-    """An `<svg>` element in the style of the page.
+    """Return an `<svg>` element in the style of the page, as wide as what it is put into.
 
     Args:
         name: What it shows; also keeps the ids of several pictures in one page apart.
@@ -264,19 +247,13 @@ def picture_of(
         f' data-values="{escape(readings.as_json(figure.axes[0], view))}"',
         f"<title>{escape(readings.summary(name))}</title>",
     )
-    return _in_colours_of_the_page(picture)
-
-
-def _in_colours_of_the_page(picture: str) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        variable = VARIABLES.get(found[1])
-        return f": var({variable})" if variable else found[0]
-
-    return re.sub(r": (#[0-9a-f]{6})\b", replaced, picture)
+    return re.sub(
+        r": (#[0-9a-f]{6})\b", lambda found: f": {_in_colour_of_the_page(found[1])}", picture
+    )
 
 
 def ticks_of(shares: bool) -> Formatter:
-    """Of a vertical axis of shares, or of other numbers."""
+    """Return the ticks of an axis of shares, or of other numbers."""
     return PercentFormatter(1.0, decimals=None, symbol=" %") if shares else DistinctTicks()
 
 
@@ -284,11 +261,11 @@ class DistinctTicks(Formatter):
     """Numbers with as many digits as it takes for all ticks to differ."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
-        """A single number."""
+        """Format a single number."""
         return number_tick(value)
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """The numbers of an axis."""
+        """Format the numbers of an axis."""
         for digits in range(3, _MAX_DIGITS):
             ticks = [number_tick(value, digits) for value in values]
             if len(set(ticks)) == len(set(values)):
@@ -297,26 +274,19 @@ class DistinctTicks(Formatter):
 
 
 def whole_tick(value: float, _: object = None) -> str:
-    """A number without what is behind the point."""
+    """Format a number without what is behind the point."""
     return f"{value:,.0f}"
 
 
 def number_tick(value: float, digits: int | None = None) -> str:
-    """With so many significant digits, 3 by default."""
+    """Format a number with so many significant digits, 3 by default."""
     return (
         f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits or 3}g}".replace("e-0", "e-")
     )
 
 
 def _inline(document: str, name: str, further: str = "", title: str = "") -> str:
-    """The element alone, without the size in points that would fix its width.
-
-    Args:
-        document: As matplotlib writes it.
-        name: For people.
-        further: Attributes.
-        title: The first element within.
-    """
+    """Return the element alone, without the size in points that would fix its width."""
     _, _, rest = document.partition("<svg")
     attributes, _, content = rest.partition(">")
     # Groups are numbered anew in each picture (`axes_1`), and nothing refers to them.
@@ -344,8 +314,6 @@ class Curve:
     """One line of a chart.
 
     Attributes:
-        values: In their order.
-        colour: Of :mod:`pipelines.report.svg_charts`.
         label: Shows in the legend, where it is not empty.
         width: Of the line, in points.
         steps: Where its values are, if not at the steps of the chart.
@@ -360,7 +328,7 @@ class Curve:
     dash: tuple[float, ...] = ()
 
     def places(self, steps: Sequence[float]) -> Sequence[float]:
-        """Where its values are, in a chart of these steps."""
+        """Return where its values are, in a chart of these steps."""
         return steps if self.steps is None else self.steps
 
 
@@ -376,17 +344,14 @@ def chart(
     axis: str = STEP,
     legend: bool = True,
 ) -> str:
-    """An `<svg>` element that takes the width of what it is put into.
+    """Draw curves; see :func:`picture_of`.
 
     Args:
-        name: What it shows; also keeps the ids of several charts in one page apart.
-        steps: The horizontal axis.
+        steps: The horizontal axis of curves that have no places of their own.
         curves: Of as many values as there are steps.
-        size: Width and height in inches, for the proportions.
         shares: Whether values are shares, to be shown in per cent.
         from_zero: Whether the vertical axis begins at zero.
         dots: Whether each value is marked, for few of them.
-        axis: What the horizontal axis counts.
         legend: Whether the names of the curves stand on the picture.
     """
 
@@ -406,23 +371,33 @@ def chart(
                 marker="o" if dots or not has_line else None,
                 markersize=4.5,
             )
-        axes.set_xlabel(axis)
         axes.margins(x=0.01)
         if from_zero:
-            axes.set_ylim(0, _ROOM * max((*_finite(curves), 0.0)) or None)
-        axes.xaxis.set_major_locator(whole_numbers(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
-        axes.yaxis.set_major_formatter(ticks_of(shares))
+            values = [value for curve in curves for value in curve.values if math.isfinite(value)]
+            axes.set_ylim(0, _ROOM * max((*values, 0.0)) or None)
+        _count(axes, axis, shares=shares)
         labels = [curve.label for curve in curves if curve.label]
         if labels and legend:
-            columns = _legend_columns(labels, size[0])
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderpad=0)
+            legend_above(axes, _legend_columns(labels, size[0]))
 
     return picture_of(name, size, draw, Readings(axis, _series(curves, steps, axis), shares))
 
 
+def _count(axes: Axes, axis: str, *, shares: bool) -> None:
+    """Have the horizontal axis count something."""
+    axes.set_xlabel(axis)
+    axes.xaxis.set_major_locator(whole_numbers(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
+    axes.yaxis.set_major_formatter(ticks_of(shares))
+
+
+def legend_above(axes: Axes, columns: int = 1) -> None:
+    """Put the legend above the picture, at the right."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderpad=0)
+
+
 def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[Series]:
-    """What can be read off curves: each that has a name, or is alone."""
+    """Return what can be read off curves: each that has a name, or is alone."""
 
     def series_of(curve: Curve) -> Series:
         places = curve.places(steps)
@@ -436,13 +411,9 @@ def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """As many as fit beside one another: a legend that is too wide pushes the axes aside."""
+    """Return as many as fit side by side: a legend that is too wide pushes the axes aside."""
     taken = sum(len(label) + _KEY_LETTERS for label in labels)
     return len(labels) if taken <= _LETTERS_PER_INCH * width else math.ceil(len(labels) / 2)
-
-
-def _finite(curves: Sequence[Curve]) -> list[float]:
-    return [value for curve in curves for value in curve.values if math.isfinite(value)]
 
 
 def histogram(
@@ -454,15 +425,13 @@ def histogram(
     edge_label: str,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """How often each whole number occurs, as an `<svg>` element like that of :func:`chart`.
+    """Draw how often each whole number occurs; see :func:`picture_of`.
 
     Args:
-        name: See :func:`chart`.
         counts: Numbers, not all of them negative, to how often they occur.
         edges: Lines are drawn right of these numbers.
         labels: Of the two axes.
         edge_label: What the lines are, for the legend.
-        size: See :func:`chart`.
     """
     last = max(*counts, *edges)
     heights = [counts.get(number, 0) for number in range(last + 1)]
@@ -487,7 +456,7 @@ def histogram(
         axes.yaxis.set_major_locator(whole_numbers(5))
         axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
         if edges:
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+            legend_above(axes)
 
     bars = Series(labels[1], PALE_BLUE, range(last + 1), heights)
     return picture_of(name, size, draw, Readings("length", [bars]))
@@ -500,13 +469,10 @@ def stack(
     *,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """Shares of a whole over the steps, one on the other, as an `<svg>` like :func:`chart`'s.
+    """Draw shares of a whole over the steps, one on the other; see :func:`picture_of`.
 
     Args:
-        name: See :func:`chart`.
-        steps: The horizontal axis.
         layers: By name, the lowest first: as many values as there are steps, and a colour.
-        size: See :func:`chart`.
     """
 
     def draw(figure: Figure) -> None:
@@ -524,10 +490,7 @@ def stack(
             axes.stackplot(steps, values, colors=colours, linewidth=0)
             axes.set_xlim(steps[0], steps[-1])
         axes.set_ylim(0, 1)
-        axes.set_xlabel(STEP)
-        axes.xaxis.set_major_locator(whole_numbers(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
-        axes.yaxis.set_major_formatter(ticks_of(shares=True))
+        _count(axes, STEP, shares=True)
 
     places = [round(step) for step in steps]
     # The highest first, as on the picture.
@@ -556,16 +519,12 @@ def distributions(
     label: str,
     size: tuple[float, float] = (5.2, 2.5),
 ) -> str:
-    """How values are spread, as shares of their number, as an `<svg>` like :func:`chart`'s.
+    """Draw how values are spread, as shares of their number; see :func:`picture_of`.
 
     Args:
-        name: See :func:`chart`.
-        shapes: What is compared.
         edges: Of the bins, ascending.
         label: Of the horizontal axis.
-        size: See :func:`chart`.
     """
-
     shares = [np.histogram(shape.values, edges)[0] / max(len(shape.values), 1) for shape in shapes]
 
     def draw(figure: Figure) -> None:
@@ -583,7 +542,7 @@ def distributions(
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.yaxis.set_major_formatter(ticks_of(shares=True))
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(shapes), borderpad=0)
+        legend_above(axes, len(shapes))
 
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     series = [
@@ -602,11 +561,9 @@ class Panel:
 
 
 def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: str) -> str:
-    """What grows with a size, side by side over sizes that double, as a whole SVG document.
+    """Draw what grows with sizes that double, panel beside panel, as a whole SVG document.
 
     Args:
-        name: See :func:`chart`.
-        sizes: The horizontal axis.
         panels: Of as many values as there are sizes.
         label: Of the horizontal axis.
     """

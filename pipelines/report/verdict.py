@@ -80,7 +80,7 @@ class Verdict:
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
-    """The verdict on the model of a run.
+    """Return the verdict on the model of a run.
 
     Args:
         figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
@@ -117,7 +117,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     if unmatched := _unmatched(figures, word, told):
         sentences.append(unmatched)
     if lost:
-        sentences.append(f"Lost elsewhere: {_all_told(lost)}.")
+        sentences.append(f"Lost elsewhere: {_told_all(lost)}.")
     if guards and not any(line in unknown or line in lost for line in guards):
         sentences.append("No guard shows a loss.")
     if unknown:
@@ -141,7 +141,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
 
 
 def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
-    """What makes the figures of some sets better than the model is; empty where nothing does."""
+    """Tell what makes figures of some sets better than the model is; empty where nothing does."""
     names = [line.evaluation for line in lines]
     told = [told_overlap(figures, name) for name in names]
     if choosing_sets(figures).intersection(names):
@@ -150,7 +150,7 @@ def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str
 
 
 def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison]) -> str:
-    """Which judged sets nobody has compared with the training pairs, where they gained."""
+    """Tell which judged sets that gained nobody has compared with the training pairs."""
     unmatched = unmatched_sets(figures)
     names = [shown(line.evaluation) for line in lines if line.evaluation in unmatched]
     if not names or word not in (BETTER, MIXED):
@@ -164,7 +164,7 @@ def _word(lines: Sequence[Comparison]) -> str:
 
 
 def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str) -> list[str]:
-    """What the sets that decide say; those that say something come first."""
+    """Tell what the sets that decide say; those that say something come first."""
     by_word = {
         told: [line for line in lines if line.verdict == told]
         for told in (BETTER, WORSE, CANNOT_BE_TOLD)
@@ -178,13 +178,13 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
         MIXED: f"Better on some and worse on others of {on}",
         CANNOT_BE_TOLD: f"Whether it is better on {on} cannot be told",
     }
-    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}."]
+    sentences = [f"{starts[word]}: {_told_all(sure or unsure)}."]
     if but and word in (BETTER, MIXED):
         sentences = [f"{sentences[0][:-1]}, but {but}."]
     elif but:
         sentences.append(f"{but[:1].upper()}{but[1:]}.")
     if sure and unsure:
-        sentences.append(f"Cannot be told: {_all_told(unsure)}.")
+        sentences.append(f"Cannot be told: {_told_all(unsure)}.")
     lost = by_word[WORSE]
     if lost and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in lost):
         by_chance = 1 - (1 - (1 - CONFIDENCE) / 2) ** len(lines)
@@ -198,7 +198,7 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
 
 
 def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
-    """Which figures of the sets that decide, and how."""
+    """Tell which figures of the sets that decide were tested, and how."""
     if not lines:
         return ""
     metrics = " and ".join(dict.fromkeys(line.metric for line in lines))
@@ -213,12 +213,12 @@ def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
     return f"Tested: {metrics} on {on} by {by}{holm}."
 
 
-def _all_told(lines: Sequence[Comparison]) -> str:
+def _told_all(lines: Sequence[Comparison]) -> str:
     return "; ".join(map(_told, lines))
 
 
 def _told(line: Comparison) -> str:
-    """A figure, its difference and the interval of that; why it is no evidence, where it is not."""
+    """Tell a figure, its difference and interval; and why it is no evidence, where it is not."""
     interval = line.interval
     assert interval is not None, "only figures with one are told"
     told = (
@@ -275,7 +275,7 @@ def _next_step(
 
 
 def _how_many(lines: Sequence[Comparison]) -> str:
-    """How many items of the same spread show a difference of one point, where that are more.
+    """Tell how many items of the same spread show a difference of one point, where more do.
 
     The smallest difference to be shown falls with the root of their number, or of their groups'.
     """
@@ -301,13 +301,12 @@ _COLOURS = {BETTER: "green", WORSE: "red", CANNOT_BE_TOLD: "", "": ""}
 
 
 def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table:
-    """A line for each figure, before and after training, with the difference.
+    """Return a line for each figure, before and after training, with the difference.
 
     Green and red are what the verdict calls better and worse: the first figure of each set alone
     is tested. Behind a difference stands its interval.
 
     Args:
-        figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
         width: Characters of the screen. Where not all columns have room, the lines of an evaluation
             stand below its name; None if they have.
     """
@@ -316,10 +315,10 @@ def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table
     from pipelines.progress.screen import Screen
 
     lines = compare(figures)
-    table = _one_row_each(lines)
+    table = _table(lines, below_names=False)
     screen = Screen(width=_ANY_WIDTH)
     if width is not None and Measurement.get(screen, screen.options, table).maximum > width:
-        table = _below_names(lines)
+        table = _table(lines, below_names=True)
     table.caption = None if lines else "nothing was measured"
     if any(line.interval for line in lines):
         table.caption = (
@@ -329,60 +328,41 @@ def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table
     return table
 
 
-def _one_row_each(lines: Sequence[Comparison]) -> Table:
+def _table(lines: Sequence[Comparison], *, below_names: bool) -> Table:
     from rich.table import Table
 
     table = Table()
-    table.add_column("evaluation", overflow="fold")
-    table.add_column("measured on")
-    _add_figures(table)
+    if not below_names:
+        table.add_column("evaluation", overflow="fold")
+        table.add_column("measured on")
+    named = "evaluation and metric" if below_names else "metric"
+    table.add_column(named, no_wrap=not below_names, overflow="fold")
+    for name in ("before", "after", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
     for evaluation, group in groupby(lines, lambda line: line.evaluation):
         for place, line in enumerate(group):
-            names = ("", "") if place else (_cell(evaluation), _cell(line.basis))
-            table.add_row(*names, _cell(line.metric), *_figures(line))
-        table.add_section()
-    return table
-
-
-def _below_names(lines: Sequence[Comparison]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    _add_figures(table, named="evaluation and metric")
-    for evaluation, group in groupby(lines, lambda line: line.evaluation):
-        for place, line in enumerate(group):
+            figures = (points(line.before), points(line.after), _coloured(line))
+            if not below_names:
+                names = ("", "") if place else (_cell(evaluation), _cell(line.basis))
+                table.add_row(*names, _cell(line.metric), *figures)
+                continue
             if not place:
                 table.add_row(_cell(evaluation, "bold"))
                 table.add_row(_cell(line.basis))
-            table.add_row(_cell(f"  {line.metric}"), *_figures(line))
+            table.add_row(_cell(f"  {line.metric}"), *figures)
         table.add_section()
     return table
 
 
-def _add_figures(table: Table, named: str = "metric") -> None:
-    table.add_column(named, no_wrap=named == "metric", overflow="fold")
-    for name in ("before", "after", "difference"):
-        table.add_column(name, justify="right", no_wrap=True)
-
-
-def _figures(line: Comparison) -> tuple[str, str, Text]:
-    return points(line.before), points(line.after), _coloured(line)
-
-
 def _cell(text: str, style: str = "") -> Text:
-    """Any text as it is: brackets are no markup, and no sign of it steers the terminal."""
+    """Show any text as it is: brackets are no markup, and no sign of it steers the terminal."""
     from rich.text import Text
 
     return Text(printable(text), style)
 
 
 def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
-    """A line for each row that was found; the query stands before its first one.
-
-    Args:
-        queries: What was asked.
-        hits: Query by query, the best first.
-    """
+    """Return a line for each row that was found, the query before its first one."""
     from rich.table import Table
 
     table = Table()
@@ -402,28 +382,24 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
         text = _cell("" if hit.text is None else hit.text)
         is_last = following is None or following.query != hit.query
         row = _cell(f"{hit.position:,}" if hit.key is None else hit.key)
-        ranks = [_rank(hit.by_vectors), _rank(hit.by_words)] if is_hybrid else []
+        ranks = [str(rank or "") for rank in (hit.by_vectors, hit.by_words)] if is_hybrid else []
         cosine = f"{hit.cosine:.4f}"
         table.add_row(*asked, cosine, *ranks, row, text, end_section=several and is_last)
     return table
 
 
-def _rank(rank: int | None) -> str:
-    return "" if rank is None else str(rank)
-
-
 def points(value: float | None) -> str:
-    """A figure to two decimals; a dash where it was not measured."""
+    """Format a figure to two decimals; a dash where it was not measured."""
     return NOT_MEASURED if value is None else f"{value:.2f}"
 
 
 def signed_points(value: float | None) -> str:
-    """A difference to two decimals, with its sign."""
+    """Format a difference to two decimals, with its sign."""
     return NOT_MEASURED if value is None else f"{value:+.2f}"
 
 
 def told_interval(line: Comparison) -> str:
-    """Where a difference lies, and what that says; empty where it is not known."""
+    """Tell where a difference lies, and what that says; empty where it is not known."""
     if line.interval is None or line.difference is None:
         return ""
     ends = f"{signed_points(line.interval.low)} to {signed_points(line.interval.high)}"
@@ -432,7 +408,7 @@ def told_interval(line: Comparison) -> str:
 
 
 def _coloured(line: Comparison) -> Text:
-    """A difference with its interval, short enough for a narrow terminal."""
+    """Show a difference with its interval, short enough for a narrow terminal."""
     from rich.text import Text
 
     told = signed_points(line.difference)

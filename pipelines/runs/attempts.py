@@ -60,18 +60,18 @@ class Attempts:
     inherited: frozenset[str]
 
     def accept(self, name: str) -> bool:
-        """Whether a checkpoint of a name counts."""
+        """Return whether a checkpoint of a name counts."""
         return name in self.inherited or _parsed(name)[1] >= self.basis
 
 
 def checkpoint_name(step: int, attempt: int) -> str:
-    """The name of the checkpoint before a step that an attempt writes."""
+    """Return the name of the checkpoint before a step that an attempt writes."""
     plain = f"step-{step:08d}"
     return plain if attempt <= FIRST else f"{plain}-attempt-{attempt}"
 
 
 def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
-    """The checkpoints that count, whole or torn, by step; the oldest first."""
+    """Return the checkpoints that count, whole or torn, by step; the oldest first."""
     known = read_attempts(run_folder)
     # Of two of one step, the later attempt's is the last.
     names = sorted(filter(known.accept, _names(run_folder)), key=_parsed)
@@ -79,7 +79,7 @@ def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
 
 
 def read_attempts(run_folder: Location) -> Attempts:
-    """What is known of the attempts on a run."""
+    """Return what is known of the attempts on a run."""
     numbers = _numbers(run_folder)
     for number in reversed(numbers):
         try:
@@ -92,15 +92,14 @@ def read_attempts(run_folder: Location) -> Attempts:
 
 
 def begin_attempt(run_folder: Location, first_step: int | None) -> int:
-    """Begins the next attempt: earlier ones have lost the run. Runs on the driver.
+    """Begin the next attempt, and return its number: earlier ones have lost the run.
+
+    Runs on the driver.
 
     Args:
         run_folder: Of the run; the caller holds its lock, where there are locks.
         first_step: The attempt goes on from the checkpoint before this step, and takes over those
             that are older; None if it takes over none.
-
-    Returns:
-        Its number.
 
     Raises:
         PipelineError: Another job has taken the run folder over, or the checkpoint.
@@ -126,7 +125,7 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
 
 
 def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
-    """Begins an attempt of a number, unless another process has; whether this one did.
+    """Begin an attempt of a number, unless another process has, and return whether this did.
 
     The number is known before its file is there: another thread of this process, which looks for a
     later attempt before it writes, must not take its own for one.
@@ -144,26 +143,9 @@ def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool
     return is_made
 
 
-def check_current(run_folder: Location, attempt: int) -> None:
-    """Makes sure that no later attempt has begun.
-
-    Raises:
-        SupersededError: One has.
-    """
-    _refuse_later(run_folder, max(_numbers(run_folder), default=0), attempt)
-
-
-def _refuse_later(run_folder: Location, newest: int, attempt: int) -> None:
-    if newest > attempt:
-        raise SupersededError(
-            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
-            " nothing there any more"
-        )
-
-
 @contextmanager
 def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
-    """Has this process write to a run folder only while its attempt is the newest.
+    """Have this process write to a run folder only while its attempt is the newest.
 
     Args:
         attempt: Its number; otherwise that of the one that the process has begun last.
@@ -173,8 +155,12 @@ def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
 
     def check() -> None:
         # In this order, since this process may begin an attempt in between.
-        newest = max(_numbers(run_folder), default=0)
-        _refuse_later(run_folder, newest, _begun[run_folder])
+        newest, own = max(_numbers(run_folder), default=0), _begun[run_folder]
+        if newest > own:
+            raise SupersededError(
+                f"{run_folder}: attempt {newest} on the run has begun, so that attempt {own} writes"
+                " nothing there any more"
+            )
 
     with fencing.fence(run_folder, check):
         yield
@@ -190,20 +176,20 @@ def _numbers(run_folder: Location) -> list[int]:
 
 
 def _names(run_folder: Location) -> list[str]:
-    """The names of all checkpoints, whichever attempt wrote them."""
+    """Return the names of all checkpoints, whichever attempt wrote them."""
     names = (path.name for path in RunFolder(run_folder).checkpoints.glob("step-*"))
     return [name for name in names if _CHECKPOINT.fullmatch(name)]
 
 
 def _parsed(name: str) -> tuple[int, int]:
-    """Step and attempt of a checkpoint."""
+    """Return step and attempt of a checkpoint."""
     found = _CHECKPOINT.fullmatch(name)
     assert found is not None, "the name of a checkpoint"
     return int(found[1]), int(found[2] or FIRST)
 
 
 def _made(path: Location, checkpoints: list[str]) -> bool:
-    """Makes the file of an attempt, durably; whether this process was the one to make it."""
+    """Make the file of an attempt, durably, and return whether this process did."""
     record = {
         "checkpoints": checkpoints,
         "host": socket.gethostname(),
@@ -220,7 +206,7 @@ def _made(path: Location, checkpoints: list[str]) -> bool:
 
 
 def _remove_superseded(run_folder: Location) -> None:
-    """Removes the checkpoints that do not count, and never will again."""
+    """Remove the checkpoints that do not count, and never will again."""
     known = read_attempts(run_folder)
     for name in _names(run_folder):
         if not known.accept(name):

@@ -7,11 +7,8 @@ Its ``state.json`` names its files with their sizes and checksums, since a renam
 make a folder whole: a machine that loses power, or a mount that loses a write, leaves files short.
 What is not trained does not change, and lies beside the checkpoints once, in ``frozen``. Whoever
 loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
-on, and takes an older checkpoint where the newest is torn.
-
-The files of a checkpoint, read with every damage told in one line that names the file.
-
-``state.json`` lists the others with their sizes and checksums.
+on, and takes an older checkpoint where the newest is torn. Every damage is told in one line that
+names the file.
 """
 
 from __future__ import annotations
@@ -45,130 +42,104 @@ from pipelines.models.weights import Rows, Weights, load_weights, save_weights, 
 from pipelines.runs.attempts import FIRST, accepted_checkpoints, checkpoint_name
 from pipelines.settings import TrainingSettings
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+AVERAGE = "ema"
+"""Stands before the names of moving averages."""
 
 
 class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
     """A checkpoint that is not as it was written; the message names the file and the damage."""
 
 
-def local(path: Location) -> Path:
-    """A folder of checkpoints, on this machine.
+@dataclass(frozen=True)
+class _State:
+    """A ``state.json``.
+
+    Whatever is asked of it, a ``TornCheckpoint`` says what is missing.
+    """
+
+    folder: Location
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Location) -> _State:
+        path = folder / STATE
+        try:
+            return cls(folder, records.read_object(path))
+        except FileNotFoundError:
+            raise TornCheckpoint(f"{path} is missing") from None
+        except (DamagedFileError, OSError) as error:
+            problem = error.problem if isinstance(error, DamagedFileError) else error
+            raise TornCheckpoint(f"{path} cannot be read ({problem})") from error
+
+    @property
+    def files(self) -> Mapping[str, dict[str, Any]]:
+        """By name, what :func:`_fingerprint` gave of each."""
+        files = self.values.get("files")
+        if not (isinstance(files, dict) and all(map(_is_fingerprint, files.values()))):
+            raise TornCheckpoint(f"{self.folder / STATE} does not list files and sizes")
+        if not {WEIGHTS} <= files.keys() <= {WEIGHTS, MOMENTS}:
+            problem = "lists other files than those of a checkpoint"
+            raise TornCheckpoint(f"{self.folder / STATE} {problem}")
+        return files
+
+    @property
+    def step(self) -> int:
+        step = self.values.get("step")
+        if not isinstance(step, int):
+            raise TornCheckpoint(f"{self.folder / STATE} holds no step")
+        return step
+
+    @property
+    def scale(self) -> float:
+        """By what the products of LoRA are multiplied, of a state that is not trained."""
+        try:
+            scale = float(self.values["scale"])
+        except DAMAGED:
+            scale = math.nan
+        if not math.isfinite(scale):
+            raise TornCheckpoint(f"{self.folder / STATE} holds no scale")
+        return scale
+
+    @property
+    def spec(self) -> EncoderSpec:
+        with _telling_damage(self.folder / STATE):
+            return EncoderSpec.from_json(self.values["encoder"])
+
+
+def _local_state(folder: Location) -> tuple[Path, _State]:
+    """Return a folder of this machine and its state, if the files have the sizes in it.
 
     Raises:
-        TornCheckpoint: It cannot be copied from its store.
+        TornCheckpoint: They do not, or it is incomplete, or cannot be copied from its store.
     """
     try:
-        return local_folder(path)
+        path = local_folder(folder)
     except OSError as error:
-        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
-
-
-def checked_state(path: Path) -> dict[str, Any]:
-    """The content of ``state.json``, if the files have the sizes in it.
-
-    Raises:
-        TornCheckpoint: They do not, or it is incomplete.
-    """
-    state = read_state(path)
-    files = state.get("files")
-    if not (isinstance(files, dict) and all(map(_is_fingerprint, files.values()))):
-        raise TornCheckpoint(f"{path / STATE} does not list files and sizes")
-    if not {WEIGHTS} <= files.keys() <= {WEIGHTS, MOMENTS}:
-        raise TornCheckpoint(f"{path / STATE} lists other files than those of a checkpoint")
-    for name, written in files.items():
+        raise TornCheckpoint(f"{folder} cannot be read ({error})") from error
+    state = _State.read(path)
+    for name, written in state.files.items():
         try:
             found = (path / name).stat().st_size
         except OSError as error:
             raise TornCheckpoint(f"{path / name} is missing ({error.strerror})") from None
         if found != written["bytes"]:
             raise TornCheckpoint(f"{path / name} has {found:,} of {written['bytes']:,} bytes")
-    return state
+    return path, state
 
 
-def read_state(path: Location) -> dict[str, Any]:
-    """The content of ``state.json``.
-
-    Raises:
-        TornCheckpoint: There is none.
-    """
-    try:
-        state: dict[str, Any] = records.read(path / STATE, dict[str, Any])
-    except FileNotFoundError:
-        raise TornCheckpoint(f"{path / STATE} is missing") from None
-    except DamagedFileError as error:
-        raise TornCheckpoint(f"{path / STATE} cannot be read ({error.problem})") from error
-    except OSError as error:
-        raise TornCheckpoint(f"{path / STATE} cannot be read ({error})") from error
-    return state
-
-
-def _is_fingerprint(written: object) -> bool:
-    """Whether it is what :func:`fingerprint` gives."""
-    return isinstance(written, dict) and isinstance(written.get("bytes"), int)
-
-
-def step_of(path: Location, state: Mapping[str, Any]) -> int:
-    """The step of a state.
-
-    Raises:
-        TornCheckpoint: It has none.
-    """
-    step = state.get("step")
-    if not isinstance(step, int):
-        raise TornCheckpoint(f"{path / STATE} holds no step")
-    return step
-
-
-def scale_of(path: Location, state: Mapping[str, Any]) -> float:
-    """By what the products of LoRA are multiplied, of a state that is not trained.
-
-    Raises:
-        TornCheckpoint: It does not say.
-    """
-    try:
-        scale = float(state["scale"])
-    except DAMAGED:
-        scale = math.nan
-    if not math.isfinite(scale):
-        raise TornCheckpoint(f"{path / STATE} holds no scale")
-    return scale
-
-
-def spec_of(path: Location, state: Mapping[str, Any]) -> EncoderSpec:
-    """The shape of the encoder of a state.
-
-    Raises:
-        TornCheckpoint: It has none, or one of no known architecture.
-    """
-    with telling_damage(path / STATE):
-        return EncoderSpec.from_json(state["encoder"])
-
-
-def read_arrays(
+def _read_arrays(
     path: Path, rows: Rows | None = None, *, lazily: bool = False
 ) -> Mapping[str, np.ndarray]:
-    """The arrays of a file; see :func:`pipelines.models.weights.load_weights`.
-
-    Args:
-        path: The file.
-        rows: The rows that are wanted, as there.
-        lazily: Whether each is read when it is asked for, from a file that has to stay.
-
-    Raises:
-        TornCheckpoint: It cannot be read.
-    """
-    with telling_damage(path):
+    with _telling_damage(path):
         return stored_arrays(path) if lazily else load_weights(path, rows)
 
 
 @contextmanager
-def telling_damage(path: Location) -> Iterator[None]:
-    """Has what libraries raise at a file name the file.
-
-    Raises:
-        TornCheckpoint: They raise anything.
-    """
+def _telling_damage(path: Location) -> Iterator[None]:
+    """Have what libraries raise at a file name the file, as a ``TornCheckpoint``."""
     try:
         yield
     except (OSError, PipelineError, SafetensorError, *DAMAGED) as error:
@@ -176,12 +147,8 @@ def telling_damage(path: Location) -> Iterator[None]:
         raise TornCheckpoint(f"{path} cannot be read ({told})") from error
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file.
-
-    Raises:
-        TornCheckpoint: It cannot be read to its end.
-    """
+def _fingerprint(path: Path) -> dict[str, Any]:
+    """Return size and checksum of a file."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -190,10 +157,8 @@ def fingerprint(path: Path) -> dict[str, Any]:
         raise TornCheckpoint(f"{path} cannot be read ({error})") from error
 
 
-logger = logging.getLogger(__name__)
-
-AVERAGE = "ema"
-"""Stands before the names of moving averages."""
+def _is_fingerprint(written: object) -> bool:
+    return isinstance(written, dict) and isinstance(written.get("bytes"), int)
 
 
 @dataclass(frozen=True)
@@ -228,23 +193,21 @@ class Checkpoint:
         }
 
     def gathered(self) -> Checkpoint:
-        """The same with all arrays in memory; all workers call it if they share the state."""
-        arrays = [{name: of[name] for name in stored_order(of)} for of in self._by_file]
-        return replace(self, weights=arrays[0], moments=arrays[1])
+        """Return the same in memory; all workers call it if they share the state."""
+        weights, moments = (
+            {name: arrays[name] for name in stored_order(arrays)}
+            for arrays in (self.weights, self.moments)
+        )
+        return replace(self, weights=weights, moments=moments)
 
     def pass_through(self) -> None:
-        """Makes one array after the other, and keeps none, as :func:`write_files` does.
+        """Make one array after the other, and keep none, as :func:`write_files` does.
 
         By it a worker takes part in what rank 0 writes.
         """
-        for arrays in self._by_file:
+        for arrays in (self.weights, self.moments):
             for name in stored_order(arrays):
                 arrays[name]
-
-    @property
-    def _by_file(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-        """The arrays in the order in which they are written."""
-        return self.weights, self.moments
 
     @property
     def encoder_weights(self) -> Weights:
@@ -253,9 +216,14 @@ class Checkpoint:
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
-    """Where the checkpoint before a step is that counts, if there is one."""
+    """Return where the checkpoint before a step is that counts, if there is one."""
     path = accepted_checkpoints(run_folder).get(step)
     return _place(run_folder, step, FIRST) if path is None else path
+
+
+def _place(run_folder: Location, step: int, attempt: int) -> Location:
+    """Return where an attempt writes its checkpoint before a step, and no other does."""
+    return RunFolder(run_folder).checkpoints / checkpoint_name(step, attempt)
 
 
 def save_checkpoint(
@@ -266,14 +234,9 @@ def save_checkpoint(
     *,
     attempt: int = FIRST,
 ) -> Location:
-    """Writes a checkpoint aside, renames it, and prunes older ones.
+    """Write a checkpoint as a whole, and prune older ones; see :func:`prune_checkpoints`.
 
     It is on the disk when this returns, where the file system can flush.
-
-    Args:
-        keep: See :func:`prune_checkpoints`.
-        spared: The same.
-        attempt: On the run, see :mod:`pipelines.runs.attempts`.
 
     Raises:
         FloatingPointError: Weights or moments hold numbers that are none; there is no checkpoint.
@@ -289,7 +252,7 @@ def save_checkpoint(
 
 
 def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
-    """Writes the files of a checkpoint to a folder of this machine, array by array.
+    """Write the files of a checkpoint to a folder of this machine, array by array.
 
     Raises:
         FloatingPointError: Weights or moments hold numbers that are none; the files are not whole.
@@ -304,206 +267,17 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
     state = {
         "step": checkpoint.step,
         "encoder": checkpoint.spec.to_json(),
-        "files": {name: fingerprint(path) for name, path in written.items()},
+        "files": {name: _fingerprint(path) for name, path in written.items()},
     }
     storage.write_json(Path(folder, STATE), state)
 
 
-def save_frozen(run_folder: Location, frozen: Frozen) -> None:
-    """Writes what is not trained, once and before the first checkpoint; nothing if all is."""
-    if not frozen.weights:
-        return
-    path = RunFolder(run_folder).frozen
-    with storage.built_folder(path) as folder:
-        save_weights(folder / WEIGHTS, frozen.weights)
-        files = {WEIGHTS: fingerprint(folder / WEIGHTS)}
-        storage.write_json(folder / STATE, {"scale": frozen.scale, "files": files})
-        storage.flush_tree(folder)
-    storage.flush(path.parent)
-
-
-def upload_checkpoint(
-    written: str,
-    run_folder: Location,
-    step: int,
-    keep: int,
-    spared: Collection[int] = (),
-    *,
-    attempt: int = FIRST,
-) -> None:
-    """Copies a checkpoint that :func:`write_files` has written, and prunes older ones."""
-    with storage.new_folder(_place(run_folder, step, attempt)) as folder:
-        storage.copy_folder(Path(written), folder)
-    prune_checkpoints(run_folder, step, keep, spared)
-
-
-def prune_checkpoints(
-    run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
-) -> None:
-    """Deletes old checkpoints, so that ``keep`` are left up to the one before ``step``.
-
-    Args:
-        spared: Steps whose checkpoints are left too.
-    """
-    # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
-    known = [known for known in checkpoint_steps(run_folder) if known <= step]
-    for old in (old for old in known[:-keep] if old not in spared):
-        storage.remove_folder(checkpoint_path(run_folder, old))
-
-
-def remove_torn_checkpoints(run_folder: Location) -> None:
-    """Removes what writers that are gone left unfinished, on whatever host they were.
-
-    Args:
-        run_folder: No other process writes to it now.
-    """
-    storage.sweep(RunFolder(run_folder).checkpoints)
-
-
-def load_checkpoint(
-    run_folder: Location, step: int, rows: Rows | None = None, *, lazily: bool = False
-) -> Checkpoint:
-    """Reads the checkpoint before a step, whose files have the sizes that they had.
-
-    Args:
-        rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
-        lazily: See :func:`pipelines.runs.checkpoint.read_arrays`.
-
-    Raises:
-        TornCheckpoint: It is not whole.
-    """
-    return load_state(run_folder, checkpoint_path(run_folder, step), rows, lazily=lazily)
-
-
-def load_state(
-    run_folder: Location, folder: Location, rows: Rows | None = None, *, lazily: bool = False
-) -> Checkpoint:
-    """Reads the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
-    path = local(folder)
-    state = checked_state(path)
-    with_moments = MOMENTS in state["files"]
-    return Checkpoint(
-        step=step_of(path, state),
-        spec=spec_of(path, state),
-        weights=read_arrays(path / WEIGHTS, rows, lazily=lazily),
-        moments=read_arrays(path / MOMENTS, rows, lazily=lazily) if with_moments else {},
-        frozen=_load_frozen(run_folder) if rows is None else NOTHING,
-    )
-
-
-def load_spec(run_folder: Location, step: int) -> EncoderSpec:
-    """Reads the shape of the encoder, of the checkpoint before a step, and nothing else.
-
-    Raises:
-        TornCheckpoint: It cannot be read.
-    """
-    path = current(checkpoint_path(run_folder, step))
-    return spec_of(path, read_state(path))
-
-
-def load_shapes(run_folder: Location, step: int) -> Shapes:
-    """Reads the shapes of what is trained, of the checkpoint before a step.
-
-    Raises:
-        TornCheckpoint: It is not whole.
-    """
-    path = local(checkpoint_path(run_folder, step))
-    checked_state(path)
-    with telling_damage(path / WEIGHTS):
-        return stored_shapes(path / WEIGHTS)
-
-
-def check_checkpoint(run_folder: Location, step: int) -> None:
-    """Compares all of a checkpoint with what was written, which reads all of it.
-
-    What is not trained is a part of it.
-
-    Raises:
-        TornCheckpoint: It is not whole.
-    """
-    own, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
-    for folder in (own, *([frozen] if frozen.is_dir() else [])):
-        path = local(folder)
-        state = checked_state(path)
-        if folder is not own:
-            scale_of(path, state)
-        elif spec_of(path, state) and step_of(path, state) != step:
-            raise TornCheckpoint(f"{path / STATE} is of another step")
-        for name, written in state["files"].items():
-            if fingerprint(path / name) != written:
-                raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
-
-
-def checkpoint_steps(run_folder: Location) -> list[int]:
-    """The steps before which there are checkpoints that count, whole or torn, oldest first."""
-    return list(accepted_checkpoints(run_folder))
-
-
-def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
-    """The newest step whose checkpoint is whole, and warns of newer ones that are not.
-
-    Reads all of it, so the driver alone asks for it.
-
-    Args:
-        latest: No step after this one, if given.
-
-    Returns:
-        The step; None if there is none.
-    """
-    for step in reversed(checkpoint_steps(run_folder)):
-        if latest is not None and step > latest:
-            continue
-        try:
-            check_checkpoint(run_folder, step)
-        except TornCheckpoint as torn:
-            logger.warning("a checkpoint is torn and is passed over: %s", torn)
-        else:
-            return step
-    return None
-
-
-def newest_checkpoint(run_folder: Location) -> int:
-    """The newest step to go on from; see :func:`newest_whole_checkpoint`.
-
-    Raises:
-        InputError: There is none.
-    """
-    step = newest_whole_checkpoint(run_folder)
-    if step is None:
-        raise InputError(
-            "training.resume",
-            f"{run_folder} holds no whole checkpoint",
-            "put one back, or begin anew with run.overwrite",
-        )
-    return step
-
-
-def _place(run_folder: Location, step: int, attempt: int) -> Location:
-    """Where an attempt writes its checkpoint before a step, and no other does."""
-    return RunFolder(run_folder).checkpoints / checkpoint_name(step, attempt)
-
-
-def _load_frozen(run_folder: Location) -> Frozen:
-    """What is not trained of the encoder of a run.
-
-    Raises:
-        TornCheckpoint: It is not whole.
-    """
-    folder = RunFolder(run_folder).frozen
-    if not folder.is_dir():
-        return NOTHING
-    path = local(folder)
-    state = checked_state(path)
-    return Frozen(weights=read_arrays(path / WEIGHTS), scale=scale_of(path, state))
-
-
 def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
-    """Arrays, of which those are refused when they are made that hold numbers that are not finite.
+    """Refuse arrays with numbers that are not finite, each when it is made.
 
     The loss of a step is computed before its update, so no loss shows a last update that diverged.
 
     Args:
-        step: Of the checkpoint.
         kind: What the arrays are, for the error, a FloatingPointError that names the array.
         arrays: fp32.
     """
@@ -524,17 +298,180 @@ def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArray
     return LazyArrays(shapes_of(arrays), checked)
 
 
+def save_frozen(run_folder: Location, frozen: Frozen) -> None:
+    """Write what is not trained, once and before the first checkpoint; nothing if all is."""
+    if not frozen.weights:
+        return
+    path = RunFolder(run_folder).frozen
+    with storage.built_folder(path) as folder:
+        save_weights(folder / WEIGHTS, frozen.weights)
+        files = {WEIGHTS: _fingerprint(folder / WEIGHTS)}
+        storage.write_json(folder / STATE, {"scale": frozen.scale, "files": files})
+        storage.flush_tree(folder)
+    storage.flush(path.parent)
+
+
+def upload_checkpoint(
+    written: str,
+    run_folder: Location,
+    step: int,
+    keep: int,
+    spared: Collection[int] = (),
+    *,
+    attempt: int = FIRST,
+) -> None:
+    """Copy a checkpoint that :func:`write_files` has written, and prune older ones."""
+    with storage.new_folder(_place(run_folder, step, attempt)) as folder:
+        storage.copy_folder(Path(written), folder)
+    prune_checkpoints(run_folder, step, keep, spared)
+
+
+def prune_checkpoints(
+    run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
+) -> None:
+    """Delete old checkpoints, so that ``keep`` are left up to the one before ``step``.
+
+    Args:
+        spared: Steps whose checkpoints are left too.
+    """
+    # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
+    known = [known for known in checkpoint_steps(run_folder) if known <= step]
+    for old in (old for old in known[:-keep] if old not in spared):
+        storage.remove_folder(checkpoint_path(run_folder, old))
+
+
+def remove_torn_checkpoints(run_folder: Location) -> None:
+    """Remove what writers that are gone left unfinished, on whatever host they were.
+
+    Args:
+        run_folder: No other process writes to it now.
+    """
+    storage.sweep(RunFolder(run_folder).checkpoints)
+
+
+def load_checkpoint(
+    run_folder: Location, step: int, rows: Rows | None = None, *, lazily: bool = False
+) -> Checkpoint:
+    """Read the checkpoint before a step, whose files have the sizes that they had.
+
+    Args:
+        rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
+        lazily: Whether each array is read when it is asked for, from a file that has to stay.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    return load_state(run_folder, checkpoint_path(run_folder, step), rows, lazily=lazily)
+
+
+def load_state(
+    run_folder: Location, folder: Location, rows: Rows | None = None, *, lazily: bool = False
+) -> Checkpoint:
+    """Read the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
+    path, state = _local_state(folder)
+    with_moments = MOMENTS in state.files
+    return Checkpoint(
+        step=state.step,
+        spec=state.spec,
+        weights=_read_arrays(path / WEIGHTS, rows, lazily=lazily),
+        moments=_read_arrays(path / MOMENTS, rows, lazily=lazily) if with_moments else {},
+        frozen=_load_frozen(run_folder) if rows is None else NOTHING,
+    )
+
+
+def _load_frozen(run_folder: Location) -> Frozen:
+    folder = RunFolder(run_folder).frozen
+    if not folder.is_dir():
+        return NOTHING
+    path, state = _local_state(folder)
+    return Frozen(weights=_read_arrays(path / WEIGHTS), scale=state.scale)
+
+
+def load_spec(run_folder: Location, step: int) -> EncoderSpec:
+    """Read the shape of the encoder, of the checkpoint before a step, and nothing else.
+
+    Raises:
+        TornCheckpoint: It cannot be read.
+    """
+    return _State.read(current(checkpoint_path(run_folder, step))).spec
+
+
+def load_shapes(run_folder: Location, step: int) -> Shapes:
+    """Read the shapes of what is trained, of the checkpoint before a step.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    path, _ = _local_state(checkpoint_path(run_folder, step))
+    with _telling_damage(path / WEIGHTS):
+        return stored_shapes(path / WEIGHTS)
+
+
+def check_checkpoint(run_folder: Location, step: int) -> None:
+    """Compare a checkpoint, and what is not trained, with what was written: read all of it.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    own, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
+    for folder in (own, *([frozen] if frozen.is_dir() else [])):
+        path, state = _local_state(folder)
+        if folder is not own:
+            _ = state.scale
+        elif state.spec and state.step != step:
+            raise TornCheckpoint(f"{path / STATE} is of another step")
+        for name, written in state.files.items():
+            if _fingerprint(path / name) != written:
+                raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
+
+
+def checkpoint_steps(run_folder: Location) -> list[int]:
+    """Return the steps before which there are checkpoints that count, whole or torn, in order."""
+    return list(accepted_checkpoints(run_folder))
+
+
+def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
+    """Return the newest step whose checkpoint is whole, and warn of newer ones that are not.
+
+    Reads all of it, so the driver alone asks for it.
+
+    Args:
+        latest: No step after this one, if given.
+    """
+    for step in reversed(checkpoint_steps(run_folder)):
+        if latest is not None and step > latest:
+            continue
+        try:
+            check_checkpoint(run_folder, step)
+        except TornCheckpoint as torn:
+            logger.warning("a checkpoint is torn and is passed over: %s", torn)
+        else:
+            return step
+    return None
+
+
+def newest_checkpoint(run_folder: Location) -> int:
+    """Return the newest step to go on from; see :func:`newest_whole_checkpoint`.
+
+    Raises:
+        InputError: There is none.
+    """
+    step = newest_whole_checkpoint(run_folder)
+    if step is None:
+        raise InputError(
+            "training.resume",
+            f"{run_folder} holds no whole checkpoint",
+            "put one back, or begin anew with run.overwrite",
+        )
+    return step
+
+
 class CheckpointWriter:
     """Writes the checkpoints of a run, one after the other. Runs on an executor.
 
     A checkpoint for a store is written to the disk of this machine, which is when the next step may
     begin, and copied by a thread. The copy before it has ended by then, so that the disk holds no
     more than one.
-
-    Args:
-        run_folder: Where they go.
-        training: Says which stay.
-        attempt: On the run, see :mod:`pipelines.runs.attempts`.
     """
 
     def __init__(
@@ -547,10 +484,9 @@ class CheckpointWriter:
         self._last: Future[None] | None = None
 
     def save(self, checkpoint: Checkpoint, saved: Callable[[int], None]) -> None:
-        """Writes a checkpoint.
+        """Write a checkpoint.
 
         Args:
-            checkpoint: The state before a step.
             saved: Called with the step once the checkpoint is whole, perhaps on another thread.
 
         Raises:
@@ -570,10 +506,10 @@ class CheckpointWriter:
             # Numbers are looked at while they are written: much of it may be there.
             written.cleanup()
             raise
-        self._last = self._copying.submit(self._copy, written, checkpoint.step, saved)
+        self._last = self._copying.submit(self._upload, written, checkpoint.step, saved)
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is whole.
+        """Return when the last checkpoint is whole.
 
         Raises:
             OSError: It cannot be written.
@@ -582,7 +518,7 @@ class CheckpointWriter:
         if last is not None:
             last.result()
 
-    def _copy(
+    def _upload(
         self, written: TemporaryDirectory[str], step: int, saved: Callable[[int], None]
     ) -> None:
         with written:
@@ -591,5 +527,5 @@ class CheckpointWriter:
         saved(step)
 
     def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:
-        """How many stay when that before a step is there, and which others."""
+        """Return how many stay when that before a step is there, and which others."""
         return self._training.kept_checkpoints, self._training.averaged_steps(step)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, listed
-from pipelines.files.ownership import OUTCOMES, RUN, foreign, shown
+from pipelines.files.ownership import OUTCOMES, RUN, foreign, is_run, shown
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 
@@ -20,25 +20,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was removed, and what was kept.
-
-    Attributes:
-        removed: Names of run folders, the oldest first.
-        kept: The same.
-    """
+    """What was removed, and what was kept."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
 
 
 def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
-    """Removes runs that lie beside ``run.folder``, but for the newest ``run.keep`` of them.
+    """Remove runs that lie beside ``run.folder``, but for the newest ``run.keep`` of them.
 
     The run of the settings stays, and so do folders that hold no run, links, runs that a job works
     on, and runs with files beside what runs write.
 
     Args:
-        config: The section ``run``.
         needed: Folders of further runs that stay.
     """
     own = RunFolder.of(config).path
@@ -60,18 +54,18 @@ def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
 def _runs(folder: Location) -> list[Location]:
     # What is put aside, and half removed, has a dot before its name.
     found = (path for path in listed(folder, "*") if not path.name.startswith("."))
-    return [path for path in found if not path.is_symlink() and RunFolder(path).is_run]
+    return [path for path in found if not path.is_symlink() and is_run(RunFolder(path))]
 
 
 def _last_change(run: Location) -> float:
-    """When its files were last written, in seconds; a job that goes on with it writes its marks."""
+    """Return when a run's files were last written, in seconds; a resuming job writes its marks."""
     paths = RunFolder(run)
     files = (path for path in (*paths.marks, paths.metrics) if path.is_file())
     return max(path.stat().st_mtime for path in files)
 
 
 def _is_removed(run: Location) -> bool:
-    """Removes a run unless a job works on it, or it holds what is the user's."""
+    """Remove a run unless a job works on it, or it holds what is the user's."""
     outcomes = run.with_name(f"{run.name}{OUTCOMES_SUFFIX}")
     found = [*foreign(run, RUN, whole=True), *foreign(outcomes, OUTCOMES, whole=True)]
     if found:

@@ -32,6 +32,13 @@ from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 PROGRAM = "sentence-pipelines"
 
 
+logger = logging.getLogger(__name__)
+# Preparing is mostly kept, and steps are counted.
+STAGES = ("evaluating",)
+# Where files are and who is told decide no time, and what is in the others may be secret.
+_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
+
+
 @dataclass(frozen=True)
 class Start:
     """When a job began, by the calendar and by a clock that nobody sets."""
@@ -66,8 +73,6 @@ class PreparedStage:
     """A stage of the preparation.
 
     Attributes:
-        name: `corpus`.
-        seconds: That it took when it was run.
         is_kept: Whether an earlier preparation had run it.
     """
 
@@ -100,7 +105,7 @@ class _StageRecord(TypedDict):
 
 
 def begin_job(run_folder: Location, name: str, start: Start) -> None:
-    """Notes that a job works on a run from now on; :func:`end_job` notes how long it took."""
+    """Note that a job works on a run from now on; :func:`end_job` notes how long it took."""
     arguments = command_arguments()
     command = None
     if arguments is not None:
@@ -112,7 +117,7 @@ def begin_job(run_folder: Location, name: str, start: Start) -> None:
 
 
 def end_job(run_folder: Location, start: Start) -> None:
-    """Notes that the job that was begun last has come to its end."""
+    """Note that the job that was begun last has come to its end."""
     known = read_jobs(run_folder)
     *earlier, job = known.jobs
     ended = replace(job, seconds=round(time.monotonic() - start.clock, 2))
@@ -120,36 +125,30 @@ def end_job(run_folder: Location, start: Start) -> None:
 
 
 def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
-    """Notes what the run is trained on, which another preparation may replace later."""
+    """Note what the run is trained on, which another preparation may replace later."""
     path = PreparedFolder(prepared_folder).stages
-    told: list[_StageRecord] = records.read(path, list[_StageRecord]) if path.is_file() else []
+    told = records.read_if_there(path, list[_StageRecord]) or []
     stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in told)
-    folder = _relative(prepared_folder, run_folder)
-    _write(
-        run_folder,
-        replace(read_jobs(run_folder), preparation=stages, prepared_folder=folder),
-    )
+    known, folder = read_jobs(run_folder), _relative(prepared_folder, run_folder)
+    _write(run_folder, replace(known, preparation=stages, prepared_folder=folder))
 
 
 def read_jobs(run_folder: Location) -> JobsRecord:
-    """What is known of the jobs of a run; nothing of a run of an earlier release.
+    """Return what is known of the jobs of a run; nothing of a run of an earlier release.
 
     Raises:
         DamagedFileError: The file does not hold jobs.
     """
-    path = RunFolder(run_folder).jobs
-    known: JobsRecord = records.read(path, JobsRecord) if path.is_file() else JobsRecord()
-    return known
+    return records.read_if_there(RunFolder(run_folder).jobs, JobsRecord) or JobsRecord()
 
 
 def prepared_folder_of(
     run_folder: Location, stores: StorageSettings = DEFAULT_STORES
 ) -> Location | None:
-    """The folder of the preparation that a run was trained on, if it is known.
+    """Return the folder of the preparation that a run was trained on, if it is known.
 
     Args:
         run_folder: Moved together with it, or not at all; otherwise another place is named.
-        stores: How object stores are reached.
     """
     folder = read_jobs(run_folder).prepared_folder
     if folder is None:
@@ -173,21 +172,12 @@ def _write(run_folder: Location, record: JobsRecord) -> None:
     storage.write_json(RunFolder(run_folder).jobs, asdict(record))
 
 
-logger = logging.getLogger(__name__)
-
-# Preparing is mostly kept, and steps are counted.
-STAGES = ("evaluating",)
-# Where files are and who is told decide no time, and what is in the others may be secret.
-_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
-
-
 @dataclass(frozen=True)
 class _Known:
     """All of ``run_seconds.json``.
 
     Attributes:
         of: Digest of the settings.
-        seconds: By stage.
     """
 
     of: str
@@ -195,21 +185,18 @@ class _Known:
 
 
 def expected_seconds(config: Config) -> dict[str, float]:
-    """Seconds by stage, of the last run on this preparation if it had the same settings."""
-    file = PreparedFolder.of(config).run_seconds
-    if not file.is_file():
-        return {}
+    """Return seconds by stage, of the last run on this preparation if it had the same settings."""
     try:
-        known: _Known = records.read(file, _Known)
+        known = records.read_if_there(PreparedFolder.of(config).run_seconds, _Known)
     except DamagedFileError as error:
         # It is written anew at the end, and decides nothing but a display.
         logger.debug("%s", error)
         return {}
-    return known.seconds if known.of == _digest(config) else {}
+    return known.seconds if known and known.of == _digest(config) else {}
 
 
 def keep_seconds(config: Config, seconds: Mapping[str, float]) -> None:
-    """Notes what a run took that has ended."""
+    """Note what a run took that has ended."""
     found = {stage: seconds[stage] for stage in STAGES if stage in seconds}
     storage.write_json(
         PreparedFolder.of(config).run_seconds, asdict(_Known(_digest(config), found))
@@ -237,17 +224,11 @@ class Chapter:
 
 
 def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
-    """Records the step from which changed settings apply, and logs the changes.
+    """Record and log from which step changed settings apply; return where the run was to end.
 
     Args:
-        folder: Folder of the run.
-        config: What holds from now on.
         first_step: The next step. What is known of it and of later ones is forgotten: they are
             made again.
-        last_step: One past the last step.
-
-    Returns:
-        Where the run was to end, from the first step on.
     """
     chapters = _read(folder)
     if first_step < last_step:
@@ -266,7 +247,7 @@ def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> 
 
 
 def last_step_of(folder: Location) -> int | None:
-    """One past the last step of a run, as it was to end when it last went on, where it says."""
+    """Return one past the last step of a run, as it was to end when it last went on."""
     chapters = _read(folder)
     return chapters[-1].last_step if chapters else None
 
@@ -278,7 +259,7 @@ def last_settings(folder: Location) -> Mapping[str, Any]:
 
 
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
-    """The chapters at which the end of the run was moved, and the first."""
+    """Return the chapters at which the end of the run was moved, and the first."""
     horizons: list[Horizon] = []
     for chapter in chapters:
         if not horizons or horizons[-1].last_step != chapter.last_step:
@@ -309,27 +290,23 @@ def _log_changes(before: Chapter, now: Chapter) -> None:
 
 
 def _read(folder: Location) -> list[Chapter]:
-    path = RunFolder(folder).history
-    known: list[Chapter] = records.read(path, list[Chapter]) if path.exists() else []
-    return known
+    return records.read_if_there(RunFolder(folder).history, list[Chapter]) or []
 
 
 def add_restart(run_folder: Location, restart: Restart) -> None:
-    """Adds a restart, as the last one."""
+    """Add a restart, as the last one."""
     known = [*read_restarts(run_folder), restart]
     path = RunFolder(run_folder).restarts
     storage.write_json(path, [asdict(one) for one in known], durable=True)
 
 
 def read_restarts(run_folder: Location) -> list[Restart]:
-    """The restarts within all jobs of a run, the oldest first; none if there is no file.
+    """Return the restarts within all jobs of a run, the oldest first; none if there is no file.
 
     Raises:
         DamagedFileError: The file does not hold restarts.
     """
-    path = RunFolder(run_folder).restarts
-    known: list[Restart] = records.read(path, list[Restart]) if path.exists() else []
-    return known
+    return records.read_if_there(RunFolder(run_folder).restarts, list[Restart]) or []
 
 
 class EvaluationLine(TypedDict):
@@ -342,7 +319,7 @@ class EvaluationLine(TypedDict):
 def add_evaluations(
     run_folder: Location, step: int, figures: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Adds a line for each evaluation, in place of an earlier one of the same step.
+    """Add a line for each evaluation, in place of an earlier one of the same step.
 
     Args:
         step: Steps that had been made; 0 for the start.
@@ -359,14 +336,14 @@ def add_evaluations(
 
 
 def forget_evaluations(run_folder: Location, after: int) -> None:
-    """Drops the lines of steps that are made again, those after a step."""
+    """Drop the lines of steps that are made again, those after a step."""
     lines = read_evaluations(run_folder)
     if any(line["step"] > after for line in lines):
         _write_lines(run_folder, [line for line in lines if line["step"] <= after])
 
 
 def read_evaluations(run_folder: Location) -> list[dict[str, Any]]:
-    """The lines: ``step``, ``evaluation`` and the figures by metric; none if there is no file.
+    """Return the lines (``step``, ``evaluation``, figures by metric); none without a file.
 
     Raises:
         DamagedFileError: A line is none of them.

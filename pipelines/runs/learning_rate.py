@@ -30,15 +30,7 @@ class Horizon:
 
 @dataclass(frozen=True, kw_only=True)
 class _Leg:
-    """A rise and a fall of the rate, as shares of ``training.learning_rate``.
-
-    Attributes:
-        step: The first step of the rise.
-        top: The first step of the fall, behind the last of the rise.
-        last_step: Where the fall would reach its end.
-        start: The share that the rise begins from.
-        peak: The share that it reaches.
-    """
+    """A rise and a fall of the rate, as shares of ``training.learning_rate``."""
 
     step: int
     top: int
@@ -55,7 +47,7 @@ class _Leg:
 
 
 def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
-    """The rate of a step: linear warm-up, then the decay, which would reach zero at the end.
+    """Return the rate of a step: linear warm-up, then the decay, which would reach zero at the end.
 
     A run whose end was moved while it was on its way decays from the rate that it had to zero at
     the new end. One that had come to its end rises and decays once more, with a warm-up of its
@@ -65,10 +57,8 @@ def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSett
     Pre-train Large Language Models", TMLR 2024, arXiv:2403.08763.
 
     Args:
-        step: Number of the step, from 0.
         horizons: Where the run was to end, from the first step on; not only what is left of it
             after a resume.
-        settings: Rate, schedule and warm-up share.
     """
     first, *later = horizons
     leg = _rise(0, first.last_step, 0.0, settings)
@@ -84,7 +74,7 @@ def _rise(step: int, last_step: int, start: float, settings: TrainingSettings) -
 
 
 def _moved(leg: _Leg, horizon: Horizon, settings: TrainingSettings) -> _Leg:
-    """What follows when another end comes into view."""
+    """Return what follows when another end comes into view."""
     share = leg.share(horizon.step, settings.schedule)
     if horizon.step >= leg.last_step:
         return _rise(horizon.step, horizon.last_step, share, settings)

@@ -1,10 +1,8 @@
-"""Which state of a run becomes its model.
+"""Which state of a run becomes its model: the last, the best, a mean, or one near the start.
 
-The best checkpoint of a run by a metric of the evaluations during training.
-
-It lies in ``best`` in the run folder, without the optimiser's arrays, whatever becomes of the
-checkpoints; ``best.json`` in it says how good it was. The file ``early_end.json`` of a run says
-that it is to end, or has ended, before its last step.
+The best by a metric of the evaluations during training lies in ``best`` in the run folder, without
+the optimiser's arrays, whatever becomes of the checkpoints; ``best.json`` in it says how good it
+was. The file ``early_end.json`` says that a run is to end, or has ended, before its last step.
 """
 
 from __future__ import annotations
@@ -36,13 +34,21 @@ from pipelines.settings import TrainingSettings
 _BEST = "best.json"
 
 
+logger = logging.getLogger(__name__)
+TITLES = "titles"
+"""A value of ``training.start_share``."""
+WHOLE = 1.0
+"""The model keeps the weights of the start as they are."""
+_SHARE_WITH_TITLES = 0.5
+FACTORS = "factors"
+"""What a moving average is of with LoRA; the model has the product of the two."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A figure of an evaluation, for instance `retrieval.ndcg@10`.
 
     Attributes:
-        evaluation: Name of the evaluation of checkpoints.
-        figure: Name of the figure.
         sign: 1 where more is better, and -1 where less is.
         asked_as: What the settings call it, where that is something else.
     """
@@ -56,19 +62,13 @@ class Metric:
         return self.asked_as or f"{self.evaluation}.{self.figure}"
 
     def of(self, figures: Mapping[str, Mapping[str, float]]) -> float | None:
-        """Its value among figures by evaluation and name."""
+        """Return its value among figures by evaluation and name."""
         return figures.get(self.evaluation, {}).get(self.figure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best state so far.
-
-    Attributes:
-        step: Before which it is.
-        metric: By which.
-        value: How good.
-    """
+    """The best state so far."""
 
     step: int
     metric: str
@@ -76,14 +76,13 @@ class Best:
 
 
 def read_best(run_folder: Location, metric: str) -> Best | None:
-    """What is known of the best state by a metric; None if none was kept by it."""
-    path = RunFolder(run_folder).best / _BEST
-    best: Best | None = records.read(path, Best) if path.is_file() else None
+    """Return what is known of the best state by a metric; None if none was kept by it."""
+    best = records.read_if_there(RunFolder(run_folder).best / _BEST, Best)
     return best if best is not None and best.metric == metric else None
 
 
 def load_best(run_folder: Location) -> Checkpoint:
-    """The best state, without the optimiser's arrays.
+    """Return the best state, without the optimiser's arrays.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -94,14 +93,10 @@ def load_best(run_folder: Location) -> Checkpoint:
 def keep_if_best(
     run_folder: Location, metric: Metric, step: int, value: float, written: Path
 ) -> bool:
-    """Keeps a state that is better than all before it.
+    """Keep a state if it is better than all before it, and return whether it was.
 
     Args:
-        value: Of the metric.
         written: The files of the state, on this machine; they are copied.
-
-    Returns:
-        Whether it was better.
     """
     known = read_best(run_folder, str(metric))
     if known is not None and metric.sign * value <= metric.sign * known.value:
@@ -114,71 +109,55 @@ def keep_if_best(
 
 
 def measured_since(lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best) -> int:
-    """Evaluations after the best state.
+    """Return how many evaluations there were after the best state.
 
     Args:
         lines: Of ``evaluations.jsonl``.
     """
-    return len(
-        {
-            line["step"]
-            for line in lines
-            if line["evaluation"] == metric.evaluation
-            and metric.figure in line
-            and line["step"] > best.step
-        }
-    )
+    return sum(step > best.step for step in _values(lines, metric))
 
 
 def compared_steps(
     lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best | None
 ) -> set[int]:
-    """Steps whose states were compared with the best of then.
+    """Return the steps whose states were compared with the best of then.
 
     One whose figure was written down and that is better than the best is none of them: the driver
     has died before it was kept, or it was compared by another metric.
 
     Args:
         lines: Of ``evaluations.jsonl``.
-        metric: By which.
-        best: The best state by it.
     """
     if best is None:
         return set()
-    figures = {
-        line["step"]: metric.sign * line[metric.figure]
+    limit = metric.sign * best.value
+    # A figure that is no number is not greater, and was found to be none.
+    figures = _values(lines, metric).items()
+    return {best.step} | {step for step, value in figures if not metric.sign * value > limit}
+
+
+def _values(lines: Iterable[Mapping[str, Any]], metric: Metric) -> dict[int, float]:
+    """Return the values of a metric by step."""
+    return {
+        line["step"]: line[metric.figure]
         for line in lines
         if line["evaluation"] == metric.evaluation and metric.figure in line
     }
-    limit = metric.sign * best.value
-    # A figure that is no number is not greater, and was found to be none.
-    return {best.step} | {step for step, figure in figures.items() if not figure > limit}
 
 
 def ask_to_end(run_folder: Location) -> None:
-    """Asks the workers to end at their next checkpoint."""
+    """Ask the workers to end at their next checkpoint."""
     storage.write_json(RunFolder(run_folder).early_end, {}, durable=True)
 
 
 def is_to_end(run_folder: Location) -> bool:
-    """Whether the run was asked to end, and was not asked to go on since."""
+    """Return whether the run was asked to end, and was not asked to go on since."""
     return RunFolder(run_folder).early_end.is_file()
 
 
 def go_on_to_the_end(run_folder: Location) -> None:
-    """Takes the request to end back."""
+    """Take the request to end back."""
     RunFolder(run_folder).early_end.unlink(missing_ok=True)
-
-
-logger = logging.getLogger(__name__)
-
-TITLES = "titles"
-"""A value of ``training.start_share``."""
-WHOLE = 1.0
-"""The model keeps the weights of the start as they are."""
-_SHARE_WITH_TITLES = 0.5
-FACTORS = "factors"
-"""What a moving average is of with LoRA; the model has the product of the two."""
 
 
 class _Statistics(TypedDict, total=False):
@@ -210,12 +189,11 @@ class Choice:
 def choose(
     run_folder: Location, training: TrainingSettings, last_step: int, share: float = 0.0
 ) -> Choice:
-    """The state that becomes the model of a run.
+    """Return the state that becomes the model of a run.
 
     Args:
         training: ``keep_best``, ``average_checkpoints`` and ``ema`` say which.
         last_step: Of the newest checkpoint, which is the model unless they say otherwise.
-        share: How much of the start's weights the model keeps; see :func:`start_share`.
     """
     chosen = _trained(run_folder, training, last_step)
     if not share:
@@ -226,32 +204,29 @@ def choose(
 
 
 def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
-    """How much of the start's weights a model keeps, from 0 to :data:`WHOLE`.
+    """Return how much of the start's weights a model keeps, from 0 to :data:`WHOLE`.
 
     A title is like a question, and a piece of a text is not: three collections with titles gained
     by training, and of three without two lost; see the page on measurements.
 
     Args:
-        training: ``start_share``.
         corpus: Tells whether most documents have titles.
     """
     if training.start_share != TITLES:
         return float(training.start_share)
-    known: _Statistics = (
-        records.read(corpus.statistics, _Statistics) if corpus.statistics.is_file() else {}
-    )
+    known = records.read_if_there(corpus.statistics, _Statistics) or {}
     return WHOLE if known.get("titled", 0) < 0 else _SHARE_WITH_TITLES
 
 
 def asked_steps(training: TrainingSettings, in_an_epoch: int, corpus: CorpusFolder) -> int:
-    """How many steps a whole run makes: one where its model keeps the start's weights."""
+    """Return how many steps a whole run makes: one where its model keeps the start's weights."""
     steps = in_an_epoch * training.epochs
     most = 1 if start_share(training, corpus) == WHOLE else training.max_steps
     return min(steps, most or steps)
 
 
 def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -> Choice:
-    """The state of the training alone, whatever share of the start the model is to have."""
+    """Return the state of the training alone, whatever share of the start the model is to have."""
     best = read_best(run_folder, training.keep_best) if training.keep_best else None
     if best is not None:
         state = load_best(run_folder)
@@ -267,7 +242,7 @@ def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -
 
 
 def told_choice(figures: Mapping[str, Any]) -> str:
-    """A choice for people, from ``metrics.json``."""
+    """Return a choice for people, from ``metrics.json``."""
     told = _told_state(figures)
     share = figures.get("start_share")
     if share == WHOLE:
@@ -292,7 +267,7 @@ def _told_state(figures: Mapping[str, Any]) -> str:
 
 
 def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
-    """What is said of a moving average."""
+    """Return what is said of a moving average."""
     if training.ema is None:
         return {}
     if any(name.endswith((DOWN, UP)) for name in state.weights):
@@ -303,7 +278,7 @@ def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
 def _mean(
     run_folder: Location, newest: Checkpoint, earlier: Sequence[int]
 ) -> tuple[Checkpoint, list[int]]:
-    """The mean of the newest state and earlier ones, of which one is in memory at a time.
+    """Return the mean of the newest state and earlier ones, of which one is in memory at a time.
 
     With LoRA it is that of the encoder's weights: the product of its factors' means would be
     another encoder, since factors of two states may differ where their products do not.
@@ -333,7 +308,7 @@ def _mean(
 
 
 def _with_start(trained: Checkpoint, start: Weights, share: float) -> Checkpoint:
-    """A state between the start and a trained one.
+    """Return a state between the start and a trained one.
 
     Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, whose `alpha` is
     one minus the share: a straight line between the weights of both, since the loss along it is

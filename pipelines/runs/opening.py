@@ -15,7 +15,14 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, is_within, location
-from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
+from pipelines.files.ownership import (
+    MEASURED,
+    RUN,
+    check_free,
+    check_ours,
+    holds_other_files,
+    is_run,
+)
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -53,7 +60,7 @@ MISSING = "not installed"
 def open_run_folder(
     config: Config, plan: BatchPlan, manifest: LaneManifest
 ) -> tuple[Location, bool]:
-    """Makes the run folder, or opens it to resume; what is refused changes nothing.
+    """Make the run folder, or open it to resume; what is refused changes nothing.
 
     Returns:
         The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
@@ -80,7 +87,7 @@ def open_run_folder(
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
-    """Looks at what can be known of the run folder before there are lanes; changes nothing.
+    """Look at what can be known of the run folder before there are lanes; change nothing.
 
     Returns:
         The folder, and whether it holds a run that has made a step, which is then to be resumed or
@@ -91,11 +98,11 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
             or it is to go on with a run that was begun with others.
     """
     folder = check_owned(config)
-    is_run, steps = RunFolder(folder).is_run, checkpoint_steps(folder)
-    if steps and not is_run:
+    has_begun, steps = is_run(RunFolder(folder)), checkpoint_steps(folder)
+    if steps and not has_begun:
         # A run that was killed while it began has made none: somebody has put them there.
         raise holds_other_files("run.folder", folder, ["checkpoints"])
-    has_run = is_run and _has_learnt(folder)
+    has_run = has_begun and _has_learnt(folder)
     if has_run and not (config.training.resume or config.run.overwrite):
         raise InputError(
             "run.folder",
@@ -110,7 +117,7 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
 
 
 def check_measured(config: Config) -> None:
-    """Makes sure that an evaluation replaces nothing of the user's; changes nothing.
+    """Make sure that an evaluation replaces nothing of the user's; change nothing.
 
     Raises:
         InputError: It would.
@@ -119,7 +126,7 @@ def check_measured(config: Config) -> None:
 
 
 def check_owned(config: Config) -> Location:
-    """The run folder, which holds nothing of the user's that a run would replace; changes nothing.
+    """Return the run folder, once it holds nothing of the user's that a run would replace.
 
     Raises:
         InputError: It does, or holds the start of the training where that would be replaced.
@@ -135,20 +142,20 @@ def check_owned(config: Config) -> Location:
 
 
 def _has_learnt(folder: Location) -> bool:
-    """Whether a run has made a step that left anything; one that could not start has made none."""
+    """Return whether a run has made a step that left anything."""
     metrics = RunFolder(folder).step_metrics
     return any(checkpoint_steps(folder)) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _asked(config: Config) -> dict[str, Any]:
-    """The settings that decide what is learnt, but for those whose values come from the lanes."""
+    """Return the settings that decide what is learnt, but for those that the lanes decide."""
     from_lanes = ("training.granules_per_step", "training.seed", "lanes.granule")
     fixed = fixed_settings(config)
     return {key: fixed[key] for key in fixed if key not in from_lanes}
 
 
 def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
-    """What the steps of a run, and what they teach, follow from, by the setting that decides it."""
+    """Return what the steps of a run, and what they teach, follow from, by setting."""
     return {
         **_asked(config),
         "training.granules_per_step": plan.granules_per_step,
@@ -159,7 +166,7 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
 
 
 def _choices(config: Config) -> dict[str, Any]:
-    """What the model is made of, where that is not the last state: a resumed run may change it."""
+    """Return what the model is made of besides the last state; a resumed run may change it."""
     usual = Config()
     chosen = {key: attrgetter(key) for key in CHOICES}
     return {key: get(config) for key, get in chosen.items() if get(config) != get(usual)}
@@ -168,18 +175,14 @@ def _choices(config: Config) -> dict[str, Any]:
 def identity_digest(
     config: Config, plan: BatchPlan, manifest: LaneManifest, corpus: CorpusFolder
 ) -> str:
-    """What the model of a whole run follows from; equal for equal lanes, settings and steps."""
+    """Digest what the model of a whole run follows from: lanes, settings and steps."""
     last_step = asked_steps(config.training, plan.steps_per_epoch, corpus)
     identity = {**_identity(config, plan, manifest), **_choices(config), "format": FORMAT}
     return _digest(identity, last_step)
 
 
 def trained_identity(folder: Location) -> str | None:
-    """The same of the run in a folder, as far as it has come; None if it does not say.
-
-    Args:
-        folder: Of a run.
-    """
+    """Return the same of the run in a folder, as far as it has come; None if it does not say."""
     steps = checkpoint_steps(folder)
     if not steps or not RunFolder(folder).plan.is_file():
         return None
@@ -194,7 +197,7 @@ def _digest(identity: dict[str, Any], steps: int) -> str:
 
 
 def _check_release(folder: Location) -> None:
-    """Refuses a run of an earlier release, whose steps followed from lanes of another format."""
+    """Refuse a run of an earlier release, whose steps followed from lanes of another format."""
     if _known_identity(RunFolder(folder).plan).get("format") != FORMAT:
         raise InputError(
             "training.resume",
@@ -204,7 +207,7 @@ def _check_release(folder: Location) -> None:
 
 
 def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
-    """Refuses to go on with a run whose steps would be others, or teach something else."""
+    """Refuse to go on with a run whose steps would be others, or teach something else."""
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
         # A setting that there was not when the run began was not written down.
@@ -218,7 +221,7 @@ def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
 
 
 def _known_identity(path: Location) -> dict[str, Any]:
-    """What the run was begun with."""
+    """Return what the run was begun with."""
     try:
         known = storage.read_json(path)
     except (OSError, ValueError) as error:
@@ -231,10 +234,9 @@ def _known_identity(path: Location) -> dict[str, Any]:
 
 
 def tell_if_finished(run: TrainingRun, share: float) -> None:
-    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice.
+    """Log that nothing is left to do, which is no error: a scheduler may ask for a run twice.
 
     Args:
-        run: Which may be finished.
         share: How much of the start's weights its model keeps; see
             :func:`pipelines.runs.model_choice.start_share`.
     """
@@ -251,7 +253,7 @@ def tell_if_finished(run: TrainingRun, share: float) -> None:
 
 
 def _forget_run(folder: Location) -> None:
-    """Deletes what a run has written, but for ``plan.json``, which the next one replaces.
+    """Delete what a run has written, but for ``plan.json``, which the next one replaces.
 
     Whenever it is killed, there is a run that can be resumed or overwritten, or one that is barely
     begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
@@ -270,7 +272,7 @@ def _forget_run(folder: Location) -> None:
 
 
 def _delete(path: Location) -> None:
-    """Deletes a file, or a folder as a whole, if it is there."""
+    """Delete a file, or a folder as a whole, if it is there."""
     if path.is_dir() and not path.is_symlink():
         storage.remove_folder(path)
     else:
@@ -278,7 +280,7 @@ def _delete(path: Location) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine that this process runs on."""
+    """Return versions and machine that this process runs on."""
     found = {
         "sentence-pipelines": __version__,
         "python": platform.python_version(),

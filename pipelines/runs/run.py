@@ -1,14 +1,4 @@
-"""What a training run is, as plain values that travel from the driver to every worker.
-
-A teacher's vectors in as many numbers as the encoder's embeddings have.
-
-They are projected on the axes along which they differ most from zero. No projection to as many
-dimensions keeps their inner products better (Eckart and Young, "The approximation of one matrix by
-another of lower rank", Psychometrika 1936); vectors are not centred, which would change cosines.
-The first axis holds most, so the projected vectors may be cut.
-
-The axes are part of what a run learns: they are written into its folder when it begins, and stay.
-"""
+"""What a training run is, as plain values that travel from the driver to every worker."""
 
 from __future__ import annotations
 
@@ -31,15 +21,15 @@ from pipelines.settings import Config
 from pipelines.settings.training import Place, Placement
 from pipelines.tokens.vocabulary import SpecialIds
 
+SAMPLED_GRANULES = 512
+"""From which the axes are computed, evenly spread over the lanes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """Everything that an engine and its workers need to know.
 
     Attributes:
-        config: The whole configuration.
-        plan: The order of the steps.
-        manifest: What the lanes hold.
         lanes_folder: Folder of the lanes, reachable from every executor.
         run_folder: Folder of the run, reachable from every executor.
         first_step: The step to begin with; the checkpoint before it exists.
@@ -79,13 +69,13 @@ class TrainingRun:
         return self.config.training.mode != "sync"
 
     def is_checkpointed(self, step: int) -> bool:
-        """Whether the state before a step is kept."""
+        """Return whether the state before a step is kept."""
         return step % self.config.training.checkpoint_every == 0 or step == self.last_step
 
     def shares(
         self, rank: int, workers: int
     ) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
-        """The steps that one worker has a part in, each with the granules that are its own.
+        """Yield the steps that one worker has a part in, each with the granules that are its own.
 
         In a synchronous run that is an equal part of every step. In an asynchronous one it is
         the whole of every so many-th step, so that the updates are the same ones, of as many
@@ -93,7 +83,6 @@ class TrainingRun:
 
         Args:
             rank: Number of the worker, or of the replica that it belongs to.
-            workers: How many there are.
         """
         for step in self.plan.steps(self.first_step, self.last_step):
             if not self.takes_turns:
@@ -102,7 +91,7 @@ class TrainingRun:
                 yield step, step.granules
 
     def lane_reader(self) -> LaneReader:
-        """Reads the sides of granules that are embedded. Runs on an executor."""
+        """Read the sides of granules that are embedded. Runs on an executor."""
         cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
         wanted = [Wanted(one.sides, one.teacher) for one in self.by_source]
         return LaneReader(
@@ -140,9 +129,6 @@ class WorkerTask:
     """A run as one worker sees it.
 
     Attributes:
-        run: The run.
-        rank: Number of the worker.
-        workers: How many there are.
         monitor: Host and port of the driver's monitor.
         token: Authenticates the worker to the monitor.
         fingerprint: Of the driver's certificate, which authenticates the monitor to the worker;
@@ -179,18 +165,13 @@ class WorkerTask:
         return first_lane(self.place.replica, replicas, self.run.plan.granules_per_step)
 
     def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
-        """The steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
+        """Yield the steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
         return self.run.shares(self.place.replica, self.placement.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness:
-    """How old the parameters were that gradients were computed on, in updates by others.
-
-    Attributes:
-        mean: Over the steps.
-        most: The largest.
-    """
+    """How old the parameters were that gradients were computed on, in updates by others."""
 
     mean: float
     most: int
@@ -202,13 +183,9 @@ class Restart:
 
     Attributes:
         step: The first step that is made, perhaps again, by those that are there.
-        workers: How many they are.
         made: Steps of the run that had been made before.
         time: When, in UTC, as ISO 8601 has it.
-        engine: Name of the engine.
         cause: What happened to the worker that was lost first.
-        rank: Its rank.
-        host: Its host, where one is known.
         lane: The first lane that it read, where one is known.
     """
 
@@ -229,13 +206,9 @@ class TrainingOutcome:
 
     Attributes:
         steps: Optimiser updates that were made.
-        examples: Examples that were seen.
         seconds: From the first step to the last.
         examples_per_second: Over the steps after the first logged ones, which hold the
             framework's start-up.
-        losses: The loss of every step.
-        staleness: Of the gradients; None for a synchronous run.
-        restarts: Of a run that lost workers: where it went on, and with how many.
         precision: In which matrices were multiplied; None where no worker reported it.
     """
 
@@ -249,15 +222,17 @@ class TrainingOutcome:
     precision: str | None = None
 
 
-SAMPLED_GRANULES = 512
-"""From which the axes are computed, evenly spread over the lanes."""
-
-
 def with_axes(run: TrainingRun, width: int) -> TrainingRun:
-    """The run with the axes on which its teacher's vectors are projected, if they are.
+    """Return the run with the axes on which its teacher's vectors are projected, if they are.
+
+    The vectors get as many numbers as an embedding has. They are projected on the axes along which
+    they differ most from zero: no projection to as many dimensions keeps their inner products
+    better (Eckart and Young, "The approximation of one matrix by another of lower rank",
+    Psychometrika 1936). They are not centred, which would change cosines. The first axis holds
+    most, so the projected vectors may be cut. The axes are part of what a run learns: they are
+    written into its folder when it begins, and stay.
 
     Args:
-        run: Its folder gets the axes, or has them already.
         width: Of an embedding.
     """
     held = run.teacher
@@ -273,11 +248,10 @@ def with_axes(run: TrainingRun, width: int) -> TrainingRun:
 
 
 def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
-    """The axes along which vectors have the largest mean square.
+    """Return the axes along which vectors have the largest mean square.
 
     Args:
         moment: [width, width], the sum or mean of the vectors' outer products.
-        count: How many axes.
 
     Returns:
         fp32 [width, count], orthogonal and of length 1, the largest first. Of an axis and its
@@ -292,7 +266,7 @@ def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
 
 
 def _second_moment(run: TrainingRun, width: int) -> np.ndarray:
-    """The sum of the outer products of the teacher's vectors in some granules."""
+    """Return the sum of the outer products of the teacher's vectors in some granules."""
     manifest = run.manifest
     granules = manifest.lanes * manifest.rows
     total = np.zeros((width, width))

@@ -30,6 +30,14 @@ from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
 logger = logging.getLogger(__name__)
 
 
+_OF_AN_EARLIER_MODEL = (
+    *("training", "model", "after", "interval", "sets", "measured"),
+    *("weight_change", "signs", "overlap", "doubts"),
+)
+OnMetrics = Callable[[dict[str, Any]], None]
+"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
+
+
 class _Step(TypedDict):
     """What a log that goes on must find in a line."""
 
@@ -46,7 +54,7 @@ class MetricsLine(_Step):
 
 
 def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
-    """The metrics lines that are whole; none if there is no file.
+    """Read the metrics lines that are whole; none if there is no file.
 
     Raises:
         DamagedFileError: The file holds something else.
@@ -61,8 +69,7 @@ def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
 class MetricsLog:
     """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
 
-    Args:
-        run: The run; lines of steps that are made again are dropped from an earlier file.
+    Lines of steps that the run makes again are dropped from an earlier file.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -71,7 +78,8 @@ class MetricsLog:
         self._keep_lines_to(run.first_step)
         self._warn_of_gap()
         self._logged = run.first_step
-        self._precision = _last_precision(run.run_folder)
+        known = list(_read(run.run_folder, _Step))
+        self._precision = known[-1].get("precision") if known else None
         self._progress = WorkProgress(
             "training",
             run.last_step,
@@ -89,11 +97,7 @@ class MetricsLog:
         self._lines.flush()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Takes a metrics line; called while the run goes on.
-
-        A run that lost a worker may go back to a checkpoint: the lines of steps that are made
-        again are dropped.
-        """
+        """Take a metrics line; drop those of steps that a run which lost a worker makes again."""
         if line["step"] <= self._logged:
             self._keep_lines_to(line["step"] - 1)
         self._logged = line["step"]
@@ -103,18 +107,18 @@ class MetricsLog:
         self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
 
     def step_done(self, step: int) -> None:
-        """Shows that so many steps are done."""
+        """Show that so many steps are done."""
         self._progress.move(step)
         if self._run.is_checkpointed(step):
             # A run that goes on from the checkpoint, which is written now, makes no lines before.
             self._lines.flush()
 
     def checkpoint_saved(self) -> None:
-        """Writes the lines before a checkpoint, which need not be one of a known step."""
+        """Write the lines before a checkpoint, which need not be one of a known step."""
         self._lines.flush()
 
     def _warn_of_gap(self) -> None:
-        """Warns if a job was killed before a store had the lines of its last checkpoint."""
+        """Warn if a job was killed before a store had the lines of its last checkpoint."""
         first, every = self._run.first_step, self._run.config.training.log_every
         last = max((line["step"] for line in _read(self._run.run_folder, _Step)), default=0)
         if last < first // every * every:
@@ -126,7 +130,7 @@ class MetricsLog:
             )
 
     def _warn_of_precision(self, precision: str | None) -> None:
-        """Warns if steps are not rounded as those before, which ``auto`` may bring about."""
+        """Warn if steps are not rounded as those before, which ``auto`` may bring about."""
         if None not in (precision, self._precision) and precision != self._precision:
             logger.warning(
                 "the steps up to here were computed in %s, and those from here on are in %s "
@@ -140,17 +144,10 @@ class MetricsLog:
         path = RunFolder(self._run.run_folder).step_metrics
 
         def is_before(line: str) -> bool:
-            """Whether a line is whole and of a step that is not made again."""
             found = records.read_line(path, line.encode(), _Step, torn=True)
             return found is not None and found["step"] <= step
 
         self._lines.keep(is_before)
-
-
-def _last_precision(run_folder: Location) -> str | None:
-    """The precision of the last metrics line."""
-    lines = list(_read(run_folder, _Step))
-    return lines[-1].get("precision") if lines else None
 
 
 class _Model(TypedDict, total=False):
@@ -165,30 +162,23 @@ class _Record(TypedDict, total=False):
     model: _Model
 
 
-_OF_AN_EARLIER_MODEL = (
-    *("training", "model", "after", "interval", "sets", "measured"),
-    *("weight_change", "signs", "overlap", "doubts"),
-)
-
-
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
-    """Adds figures to the record, in place of earlier ones of the same names.
+    """Add figures to the record of a run, in place of earlier ones of the same names.
 
     Args:
-        folder: Folder of the run.
         figures: By names such as ``training``, ``before`` and ``after``.
     """
     storage.write_json(RunFolder(folder).metrics, _read_metrics(folder) | dict(figures))
 
 
 def model_step(folder: Location) -> int | None:
-    """The step of the state that the model of a run was made of; None if that is not known."""
+    """Return the step of the state that a run's model was made of; None if that is not known."""
     step: int | None = _read_metrics(folder).get("model", {}).get("step")
     return step
 
 
 def forget_earlier_model(folder: Location) -> None:
-    """Takes out what is no longer true once a run that had a model goes on."""
+    """Take out what is no longer true once a run that had a model goes on."""
     known = _read_metrics(folder)
     if known:
         left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
@@ -200,41 +190,34 @@ def forget_earlier_model(folder: Location) -> None:
 def training_figures(
     run: TrainingRun, outcome: TrainingOutcome, seconds_before: float
 ) -> dict[str, Any]:
-    """What the training was, from its first step on, also of a run that was resumed.
+    """Return what the training was, from its first step on, also of a run that was resumed.
 
     ``metrics.jsonl`` holds it to the last step.
 
     Args:
-        run: Tells which steps had been made before.
-        outcome: Of the steps since.
         seconds_before: That those before took; see :func:`seconds_to`.
     """
-    lines = list(read_metrics_lines(run.run_folder))
     figures: dict[str, Any] = {
         "steps": run.first_step + outcome.steps,
         "examples": run.first_step * run.examples_per_step + outcome.examples,
         "seconds": round(seconds_before + outcome.seconds, 2),
         "examples_per_second": round(outcome.examples_per_second, 2),
-        **_loss_figures(run, lines),
+        **_figures_of_lines(run, list(read_metrics_lines(run.run_folder))),
     }
-    figures |= _cpu_figures(lines)
     if outcome.precision is not None:
         figures["precision"] = outcome.precision
     if outcome.staleness is not None:
-        figures |= {
-            "staleness_mean": round(outcome.staleness.mean, 3),
-            "staleness_max": outcome.staleness.most,
-        }
+        figures["staleness_mean"] = round(outcome.staleness.mean, 3)
+        figures["staleness_max"] = outcome.staleness.most
     if restarts := read_restarts(run.run_folder):
         figures["restarts"] = [asdict(restart) for restart in restarts]
     return figures
 
 
 def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
-    """The figures of a training whose driver died behind its last step, from its log.
+    """Return the figures of a training whose driver died behind its last step, from its log.
 
-    Returns:
-        None if they are in the record, or there is no log.
+    None if they are in the record, or there is no log.
     """
     lines = list(read_metrics_lines(run.run_folder))
     if not lines or "training" in _read_metrics(run.run_folder):
@@ -246,34 +229,28 @@ def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
         "examples": examples,
         "seconds": round(seconds, 2),
         "examples_per_second": round(examples / max(seconds, 1e-9), 2),
-        **_loss_figures(run, lines),
-        **_cpu_figures(lines),
+        **_figures_of_lines(run, lines),
     }
 
 
-def _cpu_figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """CPU time of all workers for all steps; nothing where that of some is not known."""
-    if not all("cpu_seconds" in line for line in lines):
-        return {}
-    return {"cpu_seconds": round(math.fsum(line["cpu_seconds"] for line in lines), 2)}
-
-
-def _loss_figures(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last loss that was logged, the largest one, and the objectives that they are of.
+def _figures_of_lines(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return losses, the objectives that they are of, and CPU time where all of it is known.
 
     Losses are means over the steps of their lines, as the console has them. The loss of the last
     step alone would be another number, of one batch.
     """
-    objectives = dict.fromkeys(one.objective.name for one in run.config.by_source())
-    return {
+    figures: dict[str, Any] = {
         "final_loss": float(lines[-1]["loss"]),
         "largest_loss": max(float(line["loss"]) for line in lines),
-        "objectives": list(objectives),
+        "objectives": list(dict.fromkeys(one.objective.name for one in run.config.by_source())),
     }
+    if all("cpu_seconds" in line for line in lines):
+        figures["cpu_seconds"] = round(math.fsum(line["cpu_seconds"] for line in lines), 2)
+    return figures
 
 
 def seconds_to(folder: Location, step: int) -> float:
-    """The seconds that the steps up to one took, of all tries, as ``metrics.jsonl`` has them.
+    """Return the seconds that the steps up to one took, of all tries, by ``metrics.jsonl``.
 
     A try counts its seconds from its own first step.
     """
@@ -288,13 +265,7 @@ def seconds_to(folder: Location, step: int) -> float:
 
 
 def _read_metrics(folder: Location) -> dict[str, Any]:
-    path = RunFolder(folder).metrics
-    known: dict[str, Any] = dict(records.read(path, _Record)) if path.exists() else {}
-    return known
-
-
-OnMetrics = Callable[[dict[str, Any]], None]
-"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
+    return dict(records.read_if_there(RunFolder(folder).metrics, _Record) or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,14 +273,9 @@ class StepRecord:
     """One worker's part of one step.
 
     Attributes:
-        step: Number of the step.
-        epoch: Its epoch.
         loss: Mean over the worker's granules, or over all of the step where the workers share it.
-        learning_rate: Of the update.
         gradient_norm: Of the gradient that the worker made the update with, before it was clipped;
             None where the framework does not tell.
-        granules: Granules that the worker computed.
-        tokens: Their tokens.
         padded_tokens: The same with padding.
         data_seconds: Seconds that the worker waited for these granules.
         seconds: Since the worker's first step began, at the end of this one.
@@ -351,11 +317,11 @@ class StepListener(Protocol):
     """A listener of metrics lines that is called with each step too."""
 
     def step_done(self, step: int) -> None:
-        """So many steps of the run are done."""
+        """Hear that so many steps of the run are done."""
         ...
 
     def checkpoint_saved(self) -> None:
-        """A checkpoint is whole, the steps before which were all made known."""
+        """Hear that a checkpoint is whole, the steps before which were all made known."""
         ...
 
 
@@ -365,7 +331,6 @@ class StepMetrics:
     A metrics line is of the ``log_every`` steps before it, in the order of the steps.
 
     Args:
-        workers: How many there are.
         on_line: Called with each metrics line; and with each step if it is a :class:`StepListener`.
     """
 
@@ -396,18 +361,18 @@ class StepMetrics:
         return self._next
 
     def checkpoint_saved(self) -> None:
-        """Passes on that a worker has saved a checkpoint, whose steps it reported before."""
+        """Pass on that a worker has saved a checkpoint, whose steps it reported before."""
         if self._on_step is not None:
             self._on_step.checkpoint_saved()
 
     def begin(self, now: float) -> float:
-        """When the first worker was ready, on the driver's clock: now, unless one was before."""
+        """Return when the first worker was ready, on the driver's clock: now, unless one was."""
         if self._began is None:
             self._began = now
         return self._began
 
     def go_back(self, restart: Restart) -> None:
-        """Forgets the steps that are made again by other workers.
+        """Forget the steps that are made again by other workers.
 
         Args:
             restart: Its first step is at most :attr:`next_step`.
@@ -422,7 +387,7 @@ class StepMetrics:
             self._settled = None
 
     def add(self, record: StepRecord) -> None:
-        """Takes a worker's part; passes on the lines that have become complete.
+        """Take a worker's part; pass on the lines that have become complete.
 
         Raises:
             PipelineError: Workers compute in different precisions.
@@ -440,7 +405,7 @@ class StepMetrics:
             self._close(self._open.pop(self._next))
 
     def outcome(self) -> TrainingOutcome:
-        """What the complete steps add up to; a last line that is not full is passed on."""
+        """Return what the complete steps add up to; a last line that is not full is passed on."""
         if self._window:
             self._log()
         steps, examples = len(self._losses), self._run.examples_per_step
@@ -463,7 +428,7 @@ class StepMetrics:
         return granules == self._run.plan.granules_per_step * self._reports
 
     def _close(self, records: list[StepRecord]) -> None:
-        """Counts a complete step, the next in order."""
+        """Count a complete step, the next in order."""
         weight = sum(record.granules for record in records)
         self._losses.append(sum(record.loss * record.granules for record in records) / weight)
         self._ages.extend(one.staleness for one in records if one.staleness is not None)
@@ -487,7 +452,7 @@ class StepMetrics:
         seconds = max(self._seconds - self._window_began, spent, 1e-9)
         tokens = sum(record.tokens for record in records)
         ages = [record.staleness for record in records if record.staleness is not None]
-        staleness = _staleness(ages)
+        staleness, cpu_seconds = _staleness(ages), _total(records, "cpu_seconds")
         workers = self._workers_of(records)
         line = {
             "step": self._next,
@@ -501,7 +466,7 @@ class StepMetrics:
             "padding": 1 - tokens / max(sum(record.padded_tokens for record in records), 1),
             "data_wait": sum(record.data_seconds for record in records) / seconds / self._workers,
             "seconds": self._seconds,
-            **_cpu_seconds(records),
+            **({} if cpu_seconds is None else {"cpu_seconds": round(cpu_seconds, 3)}),
             "staleness_mean": staleness.mean if staleness else 0.0,
             "staleness_max": staleness.most if staleness else 0,
             **({"precision": self._precision} if self._precision else {}),
@@ -515,11 +480,7 @@ class StepMetrics:
         self._on_line(line)
 
     def _of_sources(self, losses: Sequence[float]) -> dict[str, Any]:
-        """The loss of each source of several that had a step, with how many these were.
-
-        Args:
-            losses: Of the steps of the window.
-        """
+        """Return the loss of each source of several that had a step, with how many these were."""
         found: dict[str, list[float]] = {}
         names = [source.name for source in self._run.config.corpus.sources]
         for of_step, loss in zip(self._window, losses, strict=True) if names else ():
@@ -531,7 +492,7 @@ class StepMetrics:
         return {"sources": told} if told else {}
 
     def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-        """What each worker did, and where its seconds went; none if that was not measured."""
+        """Return what each worker did, and where its seconds went, if that was measured."""
         if any(record.rank is None or record.compute_seconds is None for record in records):
             return []
         ranks = sorted({record.rank for record in records if record.rank is not None})
@@ -547,33 +508,23 @@ class StepMetrics:
 def _worker_line(
     rank: int, records: Sequence[StepRecord], examples: int, sharing: int
 ) -> dict[str, Any]:
-    """Of one worker: what it did, and seconds, of which the parts add up to the whole.
+    """Return what one worker did, and its seconds, of which the parts add up to the whole.
 
     Args:
-        rank: Its number.
         records: Its own, all with ``compute_seconds``.
         examples: Of a granule.
         sharing: Workers that make a granule together; each is told an equal part.
     """
-    seconds = math.fsum(record.step_seconds for record in records)
-    data_seconds = math.fsum(record.data_seconds for record in records)
-    compute_seconds = math.fsum(record.compute_seconds or 0.0 for record in records)
-    communication_seconds = [
-        one.communication_seconds for one in records if one.communication_seconds is not None
-    ]
-    if len(communication_seconds) == len(records):
-        communication = math.fsum(communication_seconds)
-        parts = {
-            "arithmetic": max(0.0, compute_seconds - communication),
-            "communication": communication,
-        }
+    seconds, data = _total(records, "step_seconds") or 0.0, _total(records, "data_seconds") or 0.0
+    compute = _total(records, "compute_seconds") or 0.0
+    communication = _total(records, "communication_seconds")
+    parts = {"data": data}
+    if communication is None:
+        parts["arithmetic_and_communication"] = compute
     else:
-        parts = {"arithmetic_and_communication": compute_seconds}
-    parts = {
-        "data": data_seconds,
-        **parts,
-        "other": max(0.0, seconds - data_seconds - compute_seconds),
-    }
+        parts["arithmetic"] = max(0.0, compute - communication)
+        parts["communication"] = communication
+    parts["other"] = max(0.0, seconds - data - compute)
     return {
         "rank": rank,
         "examples": examples * sum(record.granules for record in records) // sharing,
@@ -583,8 +534,14 @@ def _worker_line(
     }
 
 
+def _total(records: Sequence[StepRecord], name: str) -> float | None:
+    """Return the sum of a figure; None where one record has none."""
+    figures = [getattr(record, name) for record in records]
+    return None if None in figures else math.fsum(figures)
+
+
 def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Arithmetic and communication as shares of all workers' time, where they are known."""
+    """Return arithmetic and communication as shares of all workers' time, where known."""
     seconds = max(math.fsum(worker["seconds"] for worker in workers), 1e-9)
     return {
         part: math.fsum(worker[part] for worker in workers) / seconds
@@ -593,14 +550,8 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _cpu_seconds(records: Sequence[StepRecord]) -> dict[str, float]:
-    """CPU time of all workers for these steps; nothing where one of them did not measure it."""
-    known = [one.cpu_seconds for one in records if one.cpu_seconds is not None]
-    return {"cpu_seconds": round(math.fsum(known), 3)} if len(known) == len(records) else {}
-
-
 def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:
-    """The mean over steps and workers; nothing where it is not known.
+    """Return the mean over steps and workers; nothing where it is not known.
 
     Infinities are left out: the state that they leave is refused by name.
     """

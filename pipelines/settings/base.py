@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -225,10 +225,30 @@ _FILE = re.compile(r"file:(?:(?!//[^/])|//localhost(?=/))/*(?=/)", re.IGNORECASE
 _IN_STORE = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL
 )
-STORES = ("s3", "s3a", "s3n", "gs", "gcs", "abfss", "abfs", "hdfs", "viewfs")
-"""Schemes of the addresses of stores; fsspec may know others."""
-_WITH_BUCKET = STORES[:-2]
-_WITH_ACCOUNT = ("abfss", "abfs", "hdfs", "viewfs")
+
+
+class Scheme(NamedTuple):
+    """What the addresses of a scheme look like.
+
+    Attributes:
+        kind: Of store: the name that :mod:`pipelines.files.stores` has its clients under.
+        has_bucket: Whether each names one.
+        has_account: Whether there may be one in it, which is no secret.
+    """
+
+    kind: str
+    has_bucket: bool = True
+    has_account: bool = False
+
+
+STORES: Mapping[str, Scheme] = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), Scheme("s3")),
+    **dict.fromkeys(("gs", "gcs"), Scheme("gs")),
+    **dict.fromkeys(("abfss", "abfs"), Scheme("abfss", has_account=True)),
+    "hdfs": Scheme("hdfs", has_bucket=False, has_account=True),
+    "viewfs": Scheme("viewfs", has_bucket=False, has_account=True),
+}
+"""By the scheme of an address; fsspec may know others."""
 # Databricks shows them as folders, and Spark's way to write them is no address of a store.
 _MOUNTED = ("file", "local", "dbfs")
 _BY_NAME = ("delta", "iceberg", "table")
@@ -290,9 +310,10 @@ def stored_path(given: str) -> str:
         raise NotLocalError(
             f"`{given}` is in no kind of store that is known", f"one of {', '.join(STORES)}"
         )
-    if not address["authority"] and scheme in _WITH_BUCKET:
+    known = STORES.get(scheme, Scheme(scheme, has_bucket=False))
+    if not address["authority"] and known.has_bucket:
         raise NotLocalError(f"`{given}` names no bucket", f"write {scheme}://BUCKET/FOLDER")
-    if "@" in address["authority"] and scheme not in _WITH_ACCOUNT:
+    if "@" in address["authority"] and not known.has_account:
         raise NotLocalError(
             f"`{given}` holds credentials",
             "leave them to the environment; see docs/storage.md",

@@ -89,7 +89,7 @@ def _has_own_weights(asked: Asked) -> bool:
 
 
 def _may_drop(asked: Asked) -> bool:
-    """Whether there may be dropout: a checkpoint may have its own."""
+    """Return whether there may be dropout: a checkpoint may have its own."""
     share = asked.training.dropout
     return asked.encoder.start != "random" if share is None else share > 0
 
@@ -111,6 +111,11 @@ WIDTHS = Feature(
     "objective.dimensions",
     "several widths",
     lambda asked: any(objective.dimensions for objective in asked.objectives),
+)
+NOT_PLAIN = Feature(
+    "objective.directions",
+    "directions, hardness, margins",
+    lambda asked: not all(getattr(one, "is_plain", True) for one in asked.objectives),
 )
 SOURCES = Feature("corpus.sources", "several sources", lambda asked: bool(asked.corpus.sources))
 MICRO_BATCHES = Feature(
@@ -154,6 +159,12 @@ SHARDED = Scope("a sharding", lambda training: training.sharding != "none")
 STAGES = Scope("stages", lambda training: training.pipeline_parallel > 1)
 FED = Scope("feed `spark`", lambda training: training.feed == "spark")
 ANY_STAGES = Scope(STAGES.name, STAGES.holds, ANY_ENGINE)
+DIVIDED = Scope("divided matrices", lambda training: training.model_parallel > 1, ANY_ENGINE)
+STAGES_ALONE = Scope(
+    "stages of whole matrices",
+    lambda training: training.model_parallel == 1 and training.pipeline_parallel > 1,
+    ANY_ENGINE,
+)
 UNSHARDED = Scope("no sharding", lambda training: training.sharding == "none", ANY_ENGINE)
 DLLIB = Scope("`bigdl` (dllib)", BIGDL.holds, "bigdl")
 ORCA = Scope("`bigdl` (Orca)", lambda training: training.framework == "torch", "bigdl")
@@ -183,6 +194,11 @@ _WHOLE = "in the mode `{training.mode}` each worker holds the whole encoder"
 _MEET = "in the mode `{training.mode}` the workers meet at checkpoints of known steps alone"
 _ROUNDS = "the workers of engine elephas have states of their own between two averages"
 _APART = "the workers of engine elephas do not meet inside a step, so it cannot be `step`"
+_UNDIVIDED = "LoRA's small matrices are not divided"
+_WRITTEN_OUT = "the loss has texts written out again by weights that are not divided"
+_NO_LORA = "leave it 1, or encoder.lora.rank: 0"
+_OTHER_LOSS = "leave it 1, or take another objective.name"
+_BY_MEMBERS, _BY_STAGES = "training.model_parallel", "training.pipeline_parallel"
 _MEGATRON_ALL = "engine megatron trains all of an encoder"
 
 LIMITS: tuple[Limit, ...] = (
@@ -194,14 +210,30 @@ LIMITS: tuple[Limit, ...] = (
         f"{_FRAMEWORKS}, or leave objective.dimensions out",
         "training.framework",
     ),
+    Limit(
+        NOT_PLAIN,
+        BIGDL,
+        "bigdl knows query_to_doc only, without hardness and margin",
+        _FRAMEWORKS,
+        "training.framework",
+    ),
     Limit(FREEZE, BIGDL, "`bigdl` trains all weights", _TORCH),
     Limit(FREEZE, SHARDED, _ALL_TRAINED, _SPLIT),
     Limit(FREEZE, MEGATRON, _MEGATRON_ALL, _LEAVE_OUT),
     Limit(FREEZE, MESH, "the mesh trains all weights", _LEAVE_OUT),
+    Limit(
+        FREEZE,
+        ANY_STAGES,
+        "a stage of frozen layers has no gradient to pass on",
+        "leave it 1, or leave encoder.freeze out",
+        _BY_STAGES,
+    ),
     Limit(LORA, BIGDL, "`bigdl` trains all weights", _TORCH),
     Limit(LORA, SHARDED, _ALL_TRAINED, _SPLIT),
     Limit(LORA, MEGATRON, _MEGATRON_ALL, _LEAVE_0),
     Limit(LORA, MESH, "the mesh has no dimensions for matrices of LoRA", _LEAVE_0),
+    Limit(LORA, DIVIDED, _UNDIVIDED, _NO_LORA, _BY_MEMBERS),
+    Limit(LORA, STAGES_ALONE, _UNDIVIDED, _NO_LORA, _BY_STAGES),
     Limit(BF16, DLLIB, "dllib computes in fp32", "set fp32"),
     Limit(
         BF16, MESH, "Mesh TensorFlow computes in fp32 here", "set fp32, or training.engine: torch"
@@ -227,6 +259,8 @@ LIMITS: tuple[Limit, ...] = (
         "engine megatron has no decoder, which the loss needs",
         "another objective.name, or training.engine: torch",
     ),
+    Limit(OWN_WEIGHTS, DIVIDED, _WRITTEN_OUT, _OTHER_LOSS, _BY_MEMBERS),
+    Limit(OWN_WEIGHTS, STAGES_ALONE, _WRITTEN_OUT, _OTHER_LOSS, _BY_STAGES),
     Limit(CHECKPOINTING, NOT_TORCH, "`{training.framework}` keeps all activations", _TORCH),
     Limit(MICRO_BATCHES, NOT_TORCH, "`{training.framework}` embeds granules as they are", _TORCH),
     Limit(

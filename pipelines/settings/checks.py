@@ -19,7 +19,7 @@ from pipelines.settings.training import TrainingSettings
 
 
 def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
-    """Refuses longer texts than the encoder is to read."""
+    """Refuse longer texts than the encoder is to read."""
     longest = encoder.max_length
     if isinstance(longest, int) and longest < (tokens.max_length or 0):
         raise InputError(
@@ -30,7 +30,7 @@ def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
 
 
 def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
-    """Refuses two teachers, or a width of none.
+    """Refuse two teachers, or a width of none.
 
     Raises:
         InputError: Of `teacher.vectors` or `teacher.dimensions`.
@@ -46,7 +46,7 @@ def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
 
 
 def check_encoder(encoder: EncoderSettings) -> None:
-    """Refuses shapes that no encoder has."""
+    """Refuse shapes that no encoder has."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:
@@ -69,7 +69,7 @@ def check_encoder(encoder: EncoderSettings) -> None:
 
 
 def check_dimensions(objective: ObjectiveSettings) -> None:
-    """Refuses dimensions and weights that no embeddings can have."""
+    """Refuse dimensions and weights that no embeddings can have."""
     often = len(set(objective.dimensions)) < len(objective.dimensions)
     if often or any(dimension < 1 for dimension in objective.dimensions):
         raise InputError(
@@ -95,7 +95,7 @@ def check_dimensions(objective: ObjectiveSettings) -> None:
 def check_training(
     training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
 ) -> None:
-    """Refuses choices of the model that contradict one another, and steps that cannot be shared."""
+    """Refuse choices of the model that contradict one another, and steps that cannot be shared."""
     averages = {
         "training.ema": training.ema is not None,
         "training.average_checkpoints": training.average_checkpoints > 1,
@@ -134,7 +134,7 @@ def check_training(
 
 
 def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
-    """Refuses a share of a start that knows nothing, or that the export cannot hold."""
+    """Refuse a share of a start that knows nothing, or that the export cannot hold."""
     if encoder.start == "random":
         raise InputError(
             "training.start_share", "there is nothing in random weights to keep", "leave it out"
@@ -148,7 +148,7 @@ def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
 
 
 def check_sharing(training: TrainingSettings) -> None:
-    """Refuses steps that workers, or replicas, cannot share.
+    """Refuse steps that workers, or replicas, cannot share.
 
     Raises:
         InputError: Naming the key.
@@ -165,7 +165,7 @@ def check_sharing(training: TrainingSettings) -> None:
 
 
 def check_divided(training: TrainingSettings) -> None:
-    """Refuses workers that cannot hold the encoder together, of an engine that has them.
+    """Refuse workers that cannot hold the encoder together, of an engine that has them.
 
     Raises:
         InputError: Naming the key.
@@ -185,10 +185,9 @@ def check_sources(
     objectives: Sequence[ObjectiveSettings],
     teacher: TeacherSettings,
 ) -> None:
-    """Refuses sources that cannot be told apart, or trained on beside one another.
+    """Refuse sources that cannot be told apart, or trained on beside one another.
 
     Args:
-        sources: All of them.
         objectives: Of each, its own or that of all.
         teacher: Which they cannot have.
 
@@ -221,7 +220,7 @@ def check_sources(
 
 
 def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuses an objective with weights of its own beside another: not all steps would train them.
+    """Refuse an objective with weights of its own beside another: not all steps would train them.
 
     Raises:
         InputError: With the key of the sources' objectives.
@@ -236,7 +235,7 @@ def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
 
 
 def check_key_column(source: SourceSettings, key_column: str | None) -> None:
-    """Refuses a source whose rows `delete` would not find.
+    """Refuse a source whose rows `delete` would not find.
 
     Args:
         source: One of several.

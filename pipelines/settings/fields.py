@@ -62,11 +62,10 @@ def kinds(section: str, name: str) -> set[Any]:
         section: Of the setting.
         name: In it; with a dot for one in a part of a section, as `lora.targets`.
     """
-    known = Config.model_fields.get(section)
-    models = [known.annotation] if known and _is_part(known.annotation) else []
-    if models == [ObjectiveSettings]:
-        models += settings_by_loss().values()
-    found: list[Any] = models
+    model = _section(section)
+    found: list[Any] = [] if model is None else [model]
+    if model is ObjectiveSettings:
+        found += settings_by_loss().values()
     for part in name.split("."):
         fields = [one.model_fields for one in found if _is_part(one)]
         found = [of_part[part].annotation for of_part in fields if part in of_part]
@@ -76,8 +75,19 @@ def kinds(section: str, name: str) -> set[Any]:
 
 def is_section(name: str) -> bool:
     """Tell whether a name is that of a section, and not of the one setting that is in none."""
+    return _section(name) is not None
+
+
+def has_parts(section: str, name: str) -> bool:
+    """Tell whether a setting has settings of its own, as `encoder.lora`."""
+    model = _section(section)
+    known = {} if model is None else model.model_fields
+    return name in known and _is_part(known[name].annotation)
+
+
+def _section(name: str) -> type[Settings] | None:
     known = Config.model_fields.get(name)
-    return known is not None and _is_part(known.annotation)
+    return known.annotation if known is not None and _is_part(known.annotation) else None
 
 
 def _options(annotation: Any) -> Iterator[Any]:
@@ -88,15 +98,6 @@ def _options(annotation: Any) -> Iterator[Any]:
         yield from chain.from_iterable(map(_options, get_args(annotation)))
     else:
         yield annotation
-
-
-def has_parts(section: str, name: str) -> bool:
-    """Tell whether a setting has settings of its own, as `encoder.lora`."""
-    known = Config.model_fields.get(section)
-    if known is None or not _is_part(known.annotation):
-        return False
-    field = known.annotation.model_fields.get(name)
-    return field is not None and _is_part(field.annotation)
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:
@@ -187,103 +188,66 @@ def _kind_in_words(schema: Mapping[str, Any]) -> str:
     return names[schema["type"]]
 
 
-FROM_ELSEWHERE: Mapping[str, str] = {
-    # Transformers, Sentence Transformers, Accelerate, Keras and Lightning.
-    "lr": "training.learning_rate",
-    "base_lr": "training.learning_rate",
-    "max_lr": "training.learning_rate",
-    "learning_rate_init": "training.learning_rate",
-    "micro_batch_size": "lanes.granule",
-    "mini_batch_size": "lanes.granule",
-    "gradient_accumulation_steps": "training.granules_per_step",
-    "accumulate_grad_batches": "training.granules_per_step",
-    "num_train_epochs": "training.epochs",
-    "num_epochs": "training.epochs",
-    "n_epochs": "training.epochs",
-    "max_epochs": "training.epochs",
-    "num_train_steps": "training.max_steps",
-    "total_steps": "training.max_steps",
-    "warmup_ratio": "training.warmup",
-    "warmup_proportion": "training.warmup",
-    "lr_scheduler": "training.schedule",
-    "lr_scheduler_type": "training.schedule",
-    "scheduler": "training.schedule",
-    "max_grad_norm": "training.clip_norm",
-    "gradient_clip_val": "training.clip_norm",
-    "clip_grad_norm": "training.clip_norm",
-    "mixed_precision": "training.precision",
-    "gradient_checkpointing": "training.activation_checkpointing",
-    "save_steps": "training.checkpoint_every",
-    "save_total_limit": "training.keep_checkpoints",
-    "logging_steps": "training.log_every",
-    "resume_from_checkpoint": "training.resume",
-    "num_workers": "training.workers",
-    "world_size": "training.workers",
-    "nproc_per_node": "training.workers",
-    "num_processes": "training.workers",
-    "strategy": "training.engine",
-    "random_state": "training.seed",
-    "eval_steps": "evaluation.every_checkpoints",
-    "output_dir": "run.folder",
-    "output_path": "run.folder",
-    "output_folder": "run.folder",
-    "save_dir": "run.folder",
-    "run_name": "run.folder",
-    "overwrite_output_dir": "run.overwrite",
-    "model": "encoder.start",
-    "model_name": "encoder.start",
-    "model_name_or_path": "encoder.start",
-    "base_model": "encoder.start",
-    "pretrained_model_name_or_path": "encoder.start",
-    "num_hidden_layers": "encoder.layers",
-    "num_layers": "encoder.layers",
-    "hidden_size": "encoder.hidden",
-    "num_attention_heads": "encoder.heads",
-    "intermediate_size": "encoder.intermediate",
-    "pooling_mode": "encoder.pooling",
-    "normalize": "encoder.normalise",
-    "normalize_embeddings": "encoder.normalise",
-    "max_seq_length": "tokens.max_length",
-    "max_sequence_length": "tokens.max_length",
-    "max_seq_len": "tokens.max_length",
-    "tokenizer": "tokens.vocabulary",
-    "tokenizer_name": "tokens.vocabulary",
-    "vocab_size": "tokens.vocabulary_size",
-    "do_lower_case": "tokens.lowercase",
-    "loss": "objective.name",
-    "loss_function": "objective.name",
-    "train_file": "corpus.inputs",
-    "train_data": "corpus.inputs",
-    "data": "corpus.inputs",
-    "data_path": "corpus.inputs",
-    "dataset": "corpus.inputs",
-    "dataset_name": "corpus.inputs",
-    "files": "corpus.inputs",
-    "path": "corpus.inputs",
-    "columns": "corpus.pair_columns",
-    "validation_split": "corpus.evaluation_share",
-    "test_size": "corpus.evaluation_share",
-    "report_to": "tracking.trackers",
-    "master": "spark.master",
+_ELSEWHERE = {
+    # Of Transformers, Sentence Transformers, Accelerate, Keras and Lightning.
+    "training.learning_rate": "lr base_lr max_lr learning_rate_init",
+    "lanes.granule": "micro_batch_size mini_batch_size",
+    "training.granules_per_step": "gradient_accumulation_steps accumulate_grad_batches",
+    "training.epochs": "num_train_epochs num_epochs n_epochs max_epochs",
+    "training.max_steps": "num_train_steps total_steps",
+    "training.warmup": "warmup_ratio warmup_proportion",
+    "training.schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "training.clip_norm": "max_grad_norm gradient_clip_val clip_grad_norm",
+    "training.precision": "mixed_precision",
+    "training.activation_checkpointing": "gradient_checkpointing",
+    "training.checkpoint_every": "save_steps",
+    "training.keep_checkpoints": "save_total_limit",
+    "training.log_every": "logging_steps",
+    "training.resume": "resume_from_checkpoint",
+    "training.workers": "num_workers world_size nproc_per_node num_processes",
+    "training.engine": "strategy",
+    "training.seed": "random_state",
+    "evaluation.every_checkpoints": "eval_steps",
+    "run.folder": "output_dir output_path output_folder save_dir run_name",
+    "run.overwrite": "overwrite_output_dir",
+    "encoder.start": "model model_name model_name_or_path base_model pretrained_model_name_or_path",
+    "encoder.layers": "num_hidden_layers num_layers",
+    "encoder.hidden": "hidden_size",
+    "encoder.heads": "num_attention_heads",
+    "encoder.intermediate": "intermediate_size",
+    "encoder.pooling": "pooling_mode",
+    "encoder.normalise": "normalize normalize_embeddings",
+    "tokens.max_length": "max_seq_length max_sequence_length max_seq_len",
+    "tokens.vocabulary": "tokenizer tokenizer_name",
+    "tokens.vocabulary_size": "vocab_size",
+    "tokens.lowercase": "do_lower_case",
+    "objective.name": "loss loss_function",
+    "corpus.inputs": "train_file train_data data data_path dataset dataset_name files path",
+    "corpus.pair_columns": "columns",
+    "corpus.evaluation_share": "validation_split test_size",
+    "tracking.trackers": "report_to",
+    "spark.master": "master",
 }
-"""What other tools call a setting."""
+FROM_ELSEWHERE: Mapping[str, str] = {
+    name: setting for setting, names in _ELSEWHERE.items() for name in names.split()
+}
+"""What other tools call a setting: the setting, by each of their names."""
 
 _BATCH = (
     "an update takes training.granules_per_step granules of lanes.granule examples each: "
     "set one of these"
 )
-_PRECISION = "set training.precision=bf16"
+_IN_WORDS = {
+    _BATCH: (
+        "batch_size train_batch_size global_batch_size per_device_train_batch_size "
+        "per_device_batch_size"
+    ),
+    "set training.precision=bf16": "fp16 bf16",
+    "set training.warmup to a share of the steps": "warmup_steps num_warmup_steps",
+    "set objective.temperature to its inverse": "scale",
+}
 IN_WORDS: Mapping[str, str] = {
-    "batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "global_batch_size": _BATCH,
-    "per_device_train_batch_size": _BATCH,
-    "per_device_batch_size": _BATCH,
-    "fp16": _PRECISION,
-    "bf16": _PRECISION,
-    "warmup_steps": "set training.warmup to a share of the steps",
-    "num_warmup_steps": "set training.warmup to a share of the steps",
-    "scale": "set objective.temperature to its inverse",
+    name: told for told, names in _IN_WORDS.items() for name in names.split()
 }
 """What other tools have as a setting, and is here said in another way."""
 

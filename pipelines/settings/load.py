@@ -279,7 +279,9 @@ def _input_error(error: ValidationError) -> InputError:
         example = "VALUE" if given is None else _shown(given)
         return InputError(key, f"{shown} is no list", f"write [{example}]")
     if kind == "string_type":
-        meant = "write a text, in quotes where it is null or looks like a list or a mapping"
-    else:
-        meant = first["msg"][0].lower() + first["msg"][1:]
-    return InputError(key, f"{shown} does not fit", meant)
+        return InputError(
+            key,
+            f"{shown} does not fit",
+            "write a text, in quotes where it is null or looks like a list or a mapping",
+        )
+    return InputError(key, f"{shown} does not fit", first["msg"][0].lower() + first["msg"][1:])

@@ -6,6 +6,7 @@ import re
 
 from pydantic import Field
 
+from pipelines.catalog import TRACKERS
 from pipelines.errors import InputError
 from pipelines.settings.base import NameOrPath, Settings, StoredPath
 
@@ -99,7 +100,7 @@ class TrackingSettings(Settings):
                 raise InputError("tracking.trackers", f"{name} is named twice", "name it once")
         for key, value in self:
             tracker = key.partition("_")[0]
-            if tracker in ("mlflow", "tensorboard") and value and tracker not in self.trackers:
+            if tracker in TRACKERS and value and tracker not in self.trackers:
                 raise InputError(
                     f"tracking.{key}",
                     f"{tracker} is not one of tracking.trackers",

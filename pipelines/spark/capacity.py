@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_ROWS = 2**16
+Value = TypeVar("Value")
+MOST_BYTES = 96 * 2**20
+"""That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""
+
+
 def is_connected() -> bool:
-    """Whether the session of this process is, or will be, one of Spark Connect.
+    """Return whether the session of this process is, or will be, one of Spark Connect.
 
     Databricks has such sessions in standard access mode and on serverless compute; elsewhere
     `SPARK_REMOTE` names their server.
@@ -31,12 +37,12 @@ def is_connected() -> bool:
 
 
 def server_is_here() -> bool:
-    """Whether the client starts a server of Spark Connect on this machine, as PySpark 4 can."""
+    """Return whether the client starts a server on this machine, as PySpark 4 can."""
     return os.environ.get("SPARK_REMOTE", "").startswith("local")
 
 
 def check_context() -> None:
-    """Refuses a session in which a job that needs a SparkContext cannot run.
+    """Refuse a session in which a job that needs a SparkContext cannot run.
 
     Raises:
         InputError: It is one of Spark Connect.
@@ -52,7 +58,7 @@ def check_context() -> None:
 
 
 def connected_session() -> SparkSession:
-    """The session of Spark Connect, whose tasks are counted from now on.
+    """Return the session of Spark Connect, whose tasks are counted from now on.
 
     The client tries again for some ten minutes: a server may have yet to start.
 
@@ -82,7 +88,7 @@ def connected_session() -> SparkSession:
 
 
 def tells_tasks(session: SparkSession) -> bool:
-    """Whether a session of Spark Connect says how far its jobs are; Spark 3.5 has none that do."""
+    """Return whether a session of Spark Connect says how far its jobs are; none of 3.5 does."""
     return hasattr(session, "registerProgressHandler")
 
 
@@ -102,7 +108,7 @@ class OperationTasks:
         operation_id: str | None,
         done: bool,
     ) -> None:
-        """Notes how far an operation is; the arguments have the names that PySpark gives them."""
+        """Note how far an operation is; the arguments have the names that PySpark gives them."""
         if done:
             self._counts.pop(operation_id, None)
             return
@@ -111,7 +117,7 @@ class OperationTasks:
         self._counts[operation_id] = completed, sum(stage.num_tasks for stage in known)
 
     def counts(self) -> tuple[int, int]:
-        """Tasks that are done, and all tasks, of what runs now."""
+        """Return tasks that are done, and all tasks, of what runs now."""
         found = list(self._counts.values())
         return sum(done for done, _ in found), sum(tasks for _, tasks in found)
 
@@ -120,11 +126,8 @@ TASKS = OperationTasks()
 """Of this process."""
 
 
-_ROWS = 2**16
-
-
 def default_parallelism(session: SparkSession) -> int:
-    """The tasks that Spark makes of a job that does not say: as many as cores, unless set."""
+    """Return the tasks that Spark makes of a job that does not say: the cores, unless set."""
     if not is_connected():
         return int(session.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
@@ -135,7 +138,7 @@ def default_parallelism(session: SparkSession) -> int:
 
 
 def has_partitions(frame: DataFrame, least: int) -> bool:
-    """Whether a frame has so many partitions; False where that is not known.
+    """Return whether a frame has so many partitions; False where that is not known.
 
     A client of Spark Connect does not see them.
     """
@@ -143,7 +146,7 @@ def has_partitions(frame: DataFrame, least: int) -> bool:
 
 
 def task_threads(session: SparkSession) -> int:
-    """CPU threads of a task."""
+    """Return CPU threads of a task."""
     return int(conf_value(session, "spark.task.cpus", "1") or 1)
 
 
@@ -152,7 +155,7 @@ def conf_value(session: SparkSession, key: str, default: str) -> str: ...
 @overload
 def conf_value(session: SparkSession, key: str, default: None = None) -> str | None: ...
 def conf_value(session: SparkSession, key: str, default: str | None = None) -> str | None:
-    """A key of a session's conf; the default where it is not set or the session does not tell.
+    """Return a key of a session's conf; the default where it is not set, or not told.
 
     Serverless sessions of Databricks know few keys of Spark's conf, and refuse to tell others.
     """
@@ -167,10 +170,21 @@ def conf_value(session: SparkSession, key: str, default: str | None = None) -> s
         return default
 
 
-Value = TypeVar("Value")
-
-MOST_BYTES = 96 * 2**20
-"""That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""
+@contextmanager
+def settings_set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have keys of a session's conf other values while the block runs."""
+    conf = session.conf
+    before = {key: conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            conf.set(key, value)
+        yield
+    finally:
+        for key, known in before.items():
+            if known is None:
+                conf.unset(key)
+            else:
+                conf.set(key, known)
 
 
 @dataclass(frozen=True)
@@ -178,9 +192,6 @@ class Shared(Generic[Value]):
     """A value that functions bring along to where they run.
 
     A broadcast of Spark has the same attribute, and reaches each executor once.
-
-    Attributes:
-        value: What is shared.
     """
 
     value: Value
@@ -188,11 +199,7 @@ class Shared(Generic[Value]):
 
 @contextmanager
 def shared_value(session: SparkSession, value: Value) -> Iterator[Shared[Value]]:
-    """Shares a value with the tasks of jobs that are run inside the block.
-
-    Args:
-        session: Of the jobs.
-        value: Is pickled.
+    """Share a value with the tasks of jobs that are run inside the block.
 
     Raises:
         InputError: It is too large for a session of Spark Connect, which has no broadcasts.

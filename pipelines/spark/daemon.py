@@ -24,7 +24,7 @@ IDLE_LOOKS = 4
 
 
 def main() -> None:
-    """Imports what the workers will need, and becomes Spark's own daemon."""
+    """Import what the workers will need, and become Spark's own daemon."""
     modules = os.environ.get(PRELOAD, "").split()
     try:
         _import(modules)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _end_when_idle() -> None:
-    """Has this process end once it has had no workers for a while, since it holds memory.
+    """Have this process end once it has had no workers for a while, since it holds memory.
 
     Spark ends workers that have had nothing to do for a minute, and starts another daemon where the
     one that it knows is gone.
@@ -67,7 +67,7 @@ def _end_when_idle() -> None:
 
 
 def _import(modules: list[str]) -> None:
-    """Imports modules, without a line on standard output: Spark reads the daemon's port there."""
+    """Import modules, without a line on standard output: Spark reads the daemon's port there."""
     kept = os.dup(1)
     try:
         os.dup2(2, 1)

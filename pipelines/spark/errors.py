@@ -1,14 +1,8 @@
-"""Errors of Spark and of the file system in one line, without stacks.
+"""Errors of Spark and of the file system in one line, and what Spark knows of lost executors.
 
-Why Spark says that executors have ended: the exit code, or what the cluster's manager tells.
-
-A worker's process ends with its executor, and nothing of it is left that could say why: 137 is a
-process that the system killed, mostly for its memory. Runs on the driver.
-
-Executors that Spark decommissions: their machines are about to be taken away.
-
-Spark hears of it from the cluster (a pod that is ended, a node of YARN that is drained, a worker
-that gets SIGPWR) where ``spark.decommission.enabled`` is true, and gives them no new tasks.
+A worker's process ends with its executor, and nothing of it is left that could say why. Spark has
+the exit code (137 is a process that the system killed, mostly for its memory), or what the
+cluster's manager tells.
 """
 
 from __future__ import annotations
@@ -44,9 +38,16 @@ _REMEDIES = {
 }
 
 
+_MOST_TASKS = 10_000
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
+is the partition, and `Lost task 1.0 in stage 3.0`."""
+LOOK_SECONDS = 2.0
+
+
 @contextmanager
 def executor_failures(work: str, ending: str = "") -> Iterator[None]:
-    """Turns what Spark raises for a failed task, or when it has ended, into one line.
+    """Turn what Spark raises for a failed task, or when it has ended, into one line.
 
     A context manager, and a decorator of a function.
 
@@ -73,7 +74,7 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
 
 @contextmanager
 def file_failures(work: str) -> Iterator[None]:
-    """Turns errors of the file system into one line: a full disk, a folder that is gone.
+    """Turn errors of the file system into one line: a full disk, a folder that is gone.
 
     A context manager, and a decorator of a function.
 
@@ -93,7 +94,7 @@ def file_failures(work: str) -> Iterator[None]:
 
 
 def file_failure(error: BaseException) -> str | None:
-    """An error of the file system and its remedy in one line; None for other errors."""
+    """Return an error of the file system and its remedy in one line; None for other errors."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):
@@ -108,7 +109,7 @@ def file_failure(error: BaseException) -> str | None:
 
 
 def complete_line(error: BaseException) -> str | None:
-    """The line that is enough to report an executor's error; None if it needs its traceback."""
+    """Return the line that tells all of an executor's error; None if it needs its traceback."""
     if isinstance(error, PipelineError):
         return str(error)
     if isinstance(error, OSError) and not (_remedy(error.errno) or credentials_remedy(error)):
@@ -121,7 +122,7 @@ def _remedy(number: int | None) -> str:
 
 
 def spark_cause(error: BaseException | str) -> str:
-    """The cause of a failed Spark job, in one line.
+    """Return the cause of a failed Spark job, in one line.
 
     That is the error at the end of the Python traceback of an executor. Where there is none, it is
     the message of the innermost Java exception: the outer ones name the call that has failed.
@@ -133,7 +134,7 @@ def spark_cause(error: BaseException | str) -> str:
 
 
 def _texts(error: BaseException | str) -> list[str]:
-    """The message of an error, and then those of its causes in Java, the outermost first."""
+    """Return the message of an error, and then those of its causes in Java, the outermost first."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     # Spark Connect writes the stack of the server behind the message.
@@ -147,7 +148,7 @@ def _texts(error: BaseException | str) -> list[str]:
 
 
 def _python_error(text: str) -> str | None:
-    """The error at the end of a Python traceback, without further lines of its message."""
+    """Return the error at the end of a Python traceback, without further lines of its message."""
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
     if traceback:
         # What is indented are the frames.
@@ -159,19 +160,13 @@ def _python_error(text: str) -> str | None:
 
 
 def _java_error(text: str) -> str:
-    """The first line that names a Java exception, since a text begins with the call that failed."""
+    """Return the first line that names a Java exception: a text begins with the failed call."""
     named = (line for line in text.splitlines() if _JAVA_ERROR.search(line))
     return next(named, _first_line(text)).removeprefix(": ")
 
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-_MOST_TASKS = 10_000
-_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
-"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
-is the partition, and `Lost task 1.0 in stage 3.0`."""
 
 
 class TaskPlace(NamedTuple):
@@ -186,22 +181,31 @@ class TaskPlace(NamedTuple):
     host: str
 
 
-def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
-    """The tasks of the newest job of a group; none if Spark has ended, or forgotten the job.
+def java_items(sequence: Any) -> Iterator[Any]:
+    """Yield the items of a sequence of the JVM."""
+    return map(sequence.apply, range(sequence.size()))
 
-    Args:
-        group: Of :class:`pipelines.spark.jobs.JobThread`.
-    """
+
+def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
+    """Return the tasks of the newest job of a group; none if Spark has ended or forgotten it."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    try:
-        return _task_places(context, group)
-    except (Py4JError, OSError):
-        return []
+    with suppress(Py4JError, OSError):
+        tracker, store = context.statusTracker(), _status_store(context)
+        jobs = sorted(tracker.getJobIdsForGroup(group))
+        job = tracker.getJobInfo(jobs[-1]) if jobs else None
+        stages = job.stageIds if job else ()
+        attempts = [(stage, store.lastStageAttempt(stage).attemptId()) for stage in stages]
+        return [
+            TaskPlace(task.index(), str(task.host()))
+            for stage, attempt in attempts
+            for task in java_items(store.taskList(stage, attempt, _MOST_TASKS))
+        ]
+    return []
 
 
 def failed_partition(message: str) -> int | None:
-    """The number of the task that a job has failed with, by Spark's message; none if it has none.
+    """Return the number of the task that a job has failed with, if Spark's message has one.
 
     Of a barrier stage Spark ends the other tasks too, and these count as failed as well.
     """
@@ -210,30 +214,17 @@ def failed_partition(message: str) -> int | None:
 
 
 def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
-    """Name of the host that a task of a job is on; none if that is not known."""
+    """Return the name of the host that a task of a job is on, if that is known."""
     hosts = [one.host for one in task_places(context, group) if one.partition == partition]
     return name_of(hosts[-1]) if hosts else None
 
 
 def name_of(host: str) -> str:
-    """The name of a host that Spark knows by its address, where the driver can look it up."""
+    """Return the name of a host that Spark knows by its address, if the driver can look it up."""
     try:
         return socket.gethostbyaddr(host)[0]
     except OSError:
         return host
-
-
-def _task_places(context: SparkContext, group: str) -> list[TaskPlace]:
-    tracker, store = context.statusTracker(), _status_store(context)
-    jobs = sorted(tracker.getJobIdsForGroup(group))
-    job = tracker.getJobInfo(jobs[-1]) if jobs else None
-    found = []
-    for stage in [] if job is None else job.stageIds:
-        tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
-        for place in range(tasks.size()):
-            task = tasks.apply(place)
-            found.append(TaskPlace(task.index(), str(task.host())))
-    return found
 
 
 def _status_store(context: SparkContext) -> Any:
@@ -241,27 +232,20 @@ def _status_store(context: SparkContext) -> Any:
 
 
 class Ended(NamedTuple):
-    """An executor that Spark has removed.
-
-    Attributes:
-        host: Name or address of its host, as Spark knows it.
-        reason: In a line.
-    """
+    """An executor that Spark has removed."""
 
     host: str
     reason: str
 
 
 def ended_executors(context: SparkContext) -> dict[str, Ended]:
-    """The executors that have ended in this session, by their ids."""
-    executors: Any = context._jsc.sc().statusStore().executorList(False)
+    """Return the executors that have ended in this session, by their ids."""
     found = {}
-    for place in range(executors.size()):
-        one = executors.apply(place)
-        if not one.isActive() and one.removeReason().isDefined():
-            host = str(one.hostPort()).rpartition(":")[0]
-            reason = str(one.removeReason().get()).strip().partition("\n")[0]
-            found[str(one.id())] = Ended(host, reason)
+    for executor in java_items(_status_store(context).executorList(False)):
+        if not executor.isActive() and executor.removeReason().isDefined():
+            host = str(executor.hostPort()).rpartition(":")[0]
+            reason = str(executor.removeReason().get()).strip().partition("\n")[0]
+            found[str(executor.id())] = Ended(host, reason)
     return found
 
 
@@ -269,19 +253,21 @@ def ended_executors(context: SparkContext) -> dict[str, Ended]:
 def reasons_of_losses(
     context: SparkContext, address_of: Callable[[int], str | None]
 ) -> Iterator[None]:
-    """Has the error of a lost worker tell why its executor has ended, if it has.
-
-    Args:
-        address_of: The address of a worker's host.
+    """Have the error of a lost worker tell why its executor has ended, if it has.
 
     Raises:
         WorkerLostError: That of the block, whose cause ends with the reason.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
     before = ended_executors(context)
     try:
         yield
     except WorkerLostError as lost:
-        since = [one for id, one in _ended_by_now(context).items() if id not in before]
+        by_now: dict[str, Ended] = {}
+        with suppress(Py4JError, OSError):  # Spark itself may have ended.
+            by_now = ended_executors(context)
+        since = [ended for id, ended in by_now.items() if id not in before]
         hosts = {lost.host} if lost.rank is None else {lost.host, address_of(lost.rank)}
         reasons = {one.reason for one in since if one.host in hosts}
         if len(reasons) != 1:
@@ -289,25 +275,11 @@ def reasons_of_losses(
         raise lost.since(f"its executor has ended: {reasons.pop()}") from None
 
 
-def _ended_by_now(context: SparkContext) -> dict[str, Ended]:
-    """See :func:`ended_executors`; none if Spark itself has ended."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    try:
-        return ended_executors(context)
-    except (Py4JError, OSError):
-        return {}
-
-
-LOOK_SECONDS = 2.0
-
-
 class LeavingExecutors:
     """Tells of executors whose decommissioning has begun, each once.
 
-    Args:
-        context: Of the executors.
-        tell: Called with a line for people.
+    Spark hears of it from the cluster (a pod is ended, a node of YARN is drained, a worker gets
+    SIGPWR) where ``spark.decommission.enabled`` is true, and gives them no new tasks.
     """
 
     def __init__(self, context: SparkContext, tell: Callable[[str], None]) -> None:
@@ -319,16 +291,13 @@ class LeavingExecutors:
         self._looked = 0.0
 
     def look(self) -> None:
-        """Asks Spark, at most every two seconds; returns nothing, so that a wait goes on."""
+        """Ask Spark, at most every two seconds; return None, so that a wait goes on."""
         now = time.monotonic()
         if not self._is_on or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        scheduler, executors = self._spark.taskScheduler(), self._spark.getExecutorIds()
-        for place in range(executors.size()):
-            executor = executors.apply(place)
-            if executor not in self._known and (
-                scheduler.getExecutorDecommissionState(executor).isDefined()
-            ):
+        state = self._spark.taskScheduler().getExecutorDecommissionState
+        for executor in java_items(self._spark.getExecutorIds()):
+            if executor not in self._known and state(executor).isDefined():
                 self._known.add(executor)
                 self._tell(f"Spark decommissions executor {executor}")

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -25,7 +25,7 @@ from pipelines.arrow_columns import (
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, as_local, listed
-from pipelines.spark.capacity import is_connected
+from pipelines.spark.capacity import is_connected, settings_set
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -50,6 +50,13 @@ _BATCH_BYTES = 2**20
 _LONG = range(-(2**63), 2**63)
 
 
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_WRITTEN = "written"
+_VOLUMES = "/Volumes"
+
+
 def frame_from_json(
     session: SparkSession,
     tasks: Sequence[Task],
@@ -57,7 +64,7 @@ def frame_from_json(
     schema: StructType | None,
     corrupt: str | None = None,
 ) -> DataFrame:
-    """Has Spark do tasks that give JSON objects, and makes a frame of these.
+    """Have Spark do tasks that give JSON objects, and make a frame of these.
 
     Args:
         tasks: Plain values, each done in a partition of its own.
@@ -84,7 +91,7 @@ def frame_from_json(
 def _as_column(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[str]]
 ) -> Iterator[pa.RecordBatch]:
-    """Lines as rows. Runs on an executor."""
+    """Yield lines as rows. Runs on an executor."""
     lines: list[str] = []
     size = 0
     for line in work(tasks):
@@ -99,7 +106,7 @@ def _as_column(
 def _schema_of(
     session: SparkSession, tasks: Sequence[Task], work: Callable[[Iterator[Task]], Iterator[str]]
 ) -> StructType:
-    """The schema that Spark's reader of JSON finds: by its own rules, of one row of each shape."""
+    """Return the schema that Spark's reader of JSON finds, of one row of each shape."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.types import ArrayType, StructType
 
@@ -114,12 +121,12 @@ def _schema_of(
 def _shapes(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[str]]
 ) -> Iterator[list[str]]:
-    """The shapes of the rows of a task, each once. Runs on an executor."""
+    """Yield the shapes of the rows of a task, each once. Runs on an executor."""
     yield list(dict.fromkeys(json.dumps(shape_of(json.loads(line))) for line in work(tasks)))
 
 
 def shape_of(value: Any) -> Any:
-    """A value of JSON with its types alone, so that most rows of a table have the same."""
+    """Return a value of JSON with its types alone, so that most rows of a table have the same."""
     if isinstance(value, dict):
         return {name: shape_of(of) for name, of in value.items()}
     if isinstance(value, list):
@@ -130,21 +137,13 @@ def shape_of(value: Any) -> Any:
     return {str: "", float: 0.5}.get(type(value), value)
 
 
-BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_PARTITIONS = "spark.sql.shuffle.partitions"
-_WRITTEN = "written"
-_VOLUMES = "/Volumes"
-
-
 def read_path(path: Path) -> str:
-    """The path as Spark's readers want it: with a scheme, and not taken for a glob."""
+    """Return the path as Spark's readers want it: with a scheme, and not taken for a glob."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", write_path(path))
 
 
 def write_path(path: Path) -> str:
-    """The path as Spark's writers want it: with a scheme, whatever the default file system.
+    """Return the path as Spark's writers want it: with a scheme, whatever the default file system.
 
     In Databricks' sessions of Spark Connect a volume is no file system but the default one.
     """
@@ -154,13 +153,10 @@ def write_path(path: Path) -> str:
 def read_parquet(
     session: SparkSession, path: Location, schema: StructType | None = None
 ) -> DataFrame:
-    """A frame of a Parquet file, or of a folder of them.
+    """Return a frame of a Parquet file, or of a folder of them.
 
     Spark's own reader reads file systems. A store is read by pyarrow, so that no cluster needs a
     connector for the address.
-
-    Args:
-        schema: Of the rows, if it is known; saves a look at the files.
     """
     local = as_local(path)
     if local is not None:
@@ -175,7 +171,7 @@ def read_files(
     schema: StructType | None = None,
     origin: str | None = None,
 ) -> DataFrame:
-    """A frame of Parquet files of one schema, all of file systems or all of stores.
+    """Return a frame of Parquet files of one schema, all of file systems or all of stores.
 
     Args:
         schema: Of the columns that are wanted, if it is known.
@@ -210,7 +206,6 @@ def read_columns(
     Args:
         paths: All of file systems or all of stores.
         names: One may be there twice.
-        origin: As of :func:`read_files`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -276,7 +271,7 @@ def _by_executors(
 def _read_rows(
     parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of files, with the columns in the order of the frame. Runs on an executor."""
+    """Yield the rows of files, with the columns in the order of the frame. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
             values = [column_for_spark(batch.column(name)) for name in columns]
@@ -288,7 +283,7 @@ def _read_rows(
 
 
 def write_parquet(frame: DataFrame, path: Location) -> None:
-    """Writes a frame as a folder of Parquet files, a file of each partition.
+    """Write a frame as a folder of Parquet files, a file of each partition.
 
     Those of a store are written by the executors; see :func:`read_parquet`.
     """
@@ -304,7 +299,7 @@ def write_parquet(frame: DataFrame, path: Location) -> None:
 
 
 def write_single_file(frame: DataFrame, path: Location) -> None:
-    """Writes a small table as one Parquet file."""
+    """Write a small table as one Parquet file."""
     local = as_local(path)
     if local is not None:
         parts = local.with_suffix(".parts")
@@ -317,7 +312,7 @@ def write_single_file(frame: DataFrame, path: Location) -> None:
 
 
 def _collected(frame: DataFrame) -> pa.Table:
-    """All rows of a small frame."""
+    """Return all rows of a small frame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
@@ -325,35 +320,22 @@ def _collected(frame: DataFrame) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-@contextmanager
-def batches_of(session: SparkSession, rows: int) -> Iterator[None]:
-    """Gives Python at most so many rows in a batch while the block runs.
+def batches_of(session: SparkSession, rows: int) -> AbstractContextManager[None]:
+    """Give Python at most so many rows in a batch while the block runs.
 
     The default of thousands is more memory than an executor has where rows are long texts.
     """
-    before = session.conf.get(_BATCH_ROWS)
-    session.conf.set(_BATCH_ROWS, str(rows))
-    try:
-        yield
-    finally:
-        session.conf.set(_BATCH_ROWS, before or "10000")
+    return settings_set(session, {_BATCH_ROWS: str(rows)})
 
 
-@contextmanager
-def shuffle_partitions(session: SparkSession, least: int) -> Iterator[None]:
-    """Raises the number of partitions that a shuffle makes while the block runs.
+def shuffle_partitions(session: SparkSession, least: int) -> AbstractContextManager[None]:
+    """Raise the number of partitions that a shuffle makes while the block runs.
 
     A number that is no number (`auto` on Databricks) or high enough stays.
     """
     before = session.conf.get(_PARTITIONS)
-    if before is None or not before.isdigit() or int(before) >= least:
-        yield
-        return
-    session.conf.set(_PARTITIONS, str(least))
-    try:
-        yield
-    finally:
-        session.conf.set(_PARTITIONS, before)
+    stays = before is None or not before.isdigit() or int(before) >= least
+    return settings_set(session, {} if stays else {_PARTITIONS: str(least)})
 
 
 @dataclass(frozen=True)
@@ -384,13 +366,13 @@ class Totals:
         return pa.schema([*((name, pa.string()) for name in self.keys), *longs])
 
     def of(self, batch: pa.RecordBatch) -> pa.Table:
-        """The totals of a batch of the frame. Runs on an executor."""
+        """Return the totals of a batch of the frame. Runs on an executor."""
         columns = {name: batch[name] for name in (*self.keys, *self.numbers, *self.sums)}
         ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
-        """Totals of several parts as those of the whole; sums of nothing but nulls are null."""
+        """Return totals of several parts as those of the whole; sums of nulls alone are null."""
         summed = (*self.sums, _WRITTEN)
         keys = (*self.keys, *self.numbers)
         grouped = totals.group_by(list(keys), use_threads=False)
@@ -402,13 +384,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Kept:
-    """A frame that has been computed and lies in files.
-
-    Attributes:
-        path: The folder of the files.
-        frame: Reads them in Spark.
-        partitions: The rows of each partition that has any, by its number.
-    """
+    """A frame that has been computed and lies in files."""
 
     path: Location
     frame: DataFrame
@@ -420,7 +396,7 @@ class Kept:
         return sum(self.partitions.values())
 
     def to_arrow(self) -> pa.Table:
-        """All rows, in this process: for frames that are known to be small."""
+        """Return all rows, in this process: for frames that are known to be small."""
         return read_table(self.path)
 
 
@@ -445,11 +421,11 @@ class Scratch:
         storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Computes the frame; what is returned reads the result."""
+        """Compute the frame; what is returned reads the result."""
         return self.keep_counted(frame).frame
 
     def keep_counted(self, frame: DataFrame) -> Kept:
-        """As :meth:`keep`, with the number of rows, for which Spark runs no further job."""
+        """Do as :meth:`keep`, and count the rows, for which Spark runs no further job."""
         path = self._next_path()
         write_parquet(frame, path)
         kept = read_parquet(frame.sparkSession, path, frame.schema)
@@ -458,7 +434,7 @@ class Scratch:
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
     ) -> tuple[DataFrame, pa.Table]:
-        """Applies a function to Arrow batches and keeps what it gives; see :func:`write_arrow`.
+        """Apply a function to Arrow batches and keep what it gives; see :func:`write_arrow`.
 
         Returns:
             The kept frame, and the totals of all its rows.
@@ -478,19 +454,9 @@ class Scratch:
 def write_arrow(
     frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
 ) -> pa.Table:
-    """Applies a function to Arrow batches, as `mapInArrow` does, and writes what it gives.
+    """Write what a function makes of Arrow batches, as of `mapInArrow`; return the totals.
 
     The executors write the files themselves: the rows of the result cost the JVM nothing.
-
-    Args:
-        frame: Its partitions are the batches of one call each.
-        function: From batches to batches.
-        schema: Of the batches that it gives.
-        totals: What to add up on the way.
-        path: A folder that is made.
-
-    Returns:
-        The totals of all rows.
     """
     path.mkdir(parents=True)
     write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)
@@ -504,7 +470,7 @@ def write_arrow(
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:
-    """The rows of a folder that Spark wrote, by the number of the partition; from the footers.
+    """Return the rows of a folder that Spark wrote, by partition; from the footers.
 
     A partition without rows may be missing.
     """
@@ -525,7 +491,7 @@ def _write_partition(
     totals: Totals,
     folder: Location,
 ) -> Iterator[pa.RecordBatch]:
-    """Writes a file per partition, as a whole. Runs on an executor."""
+    """Write a file per partition, as a whole. Runs on an executor."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,32 +1,20 @@
-"""Spark's Java: which releases go together, its options, and the folder of a session.
+"""Spark's Java: which releases go together, its options, and the folders of a session.
 
-An archive of Spark's Java classes, from which the JVMs of a local session start faster.
+A session starts from an archive of Spark's classes, where the environment has one. Starting Spark
+means loading and checking some ten thousand classes, which a JVM can map from a file that another
+one has written (`environment/build_class_archive.py`); see "Class Data Sharing" in the guide of the
+Java virtual machine, and JEP 350. A JVM finds out by itself whether an archive fits to it and to
+its class path, and loads the classes as ever where it does not.
 
-Starting Spark means loading and checking some ten thousand classes. A JVM can map them from a file
-that another one has written; see "Class Data Sharing" in the guide of the Java virtual machine, and
-JEP 350. It finds out by itself whether an archive fits to it and to its class path, and loads the
-classes as ever where it does not. `environment/build_class_archive.py` writes the archive into the
-environment.
-
-Options of the JVMs of a local session, which live for minutes and spend most of them starting.
-
-A JVM compiles what runs often twice: at once, and once more with all optimisations (C2) when it has
-run thousands of times. In a short session the second compiler takes as much CPU time as all else
-together, for code that is not run again.
-
-The folders of a session on this machine: where its workers work, and where it keeps blocks.
+JVMs of a local session live for minutes. What runs often they compile at once, and once more with
+all optimisations (C2); in a short session the second compiler takes as much CPU time as all else.
 
 Spark has workers work in ``SPARK_HOME/work``, which no conf changes. That is a folder of the
 environment: it may be read-only, nobody empties it, and sessions that begin in the same second meet
-in it. So the JVM is given a SPARK_HOME of its own: links to what the installed one holds, and an
-empty ``work``, which it deletes when it ends.
-
-It lies among the temporary files, since that is where every user may write, on a disk of this
-machine; a home may be on NFS, read-only or short of room, and a notebook that is killed would leave
-it there for good. But links do not age well: systemd removes from there what has not been touched
-for ten days, and an executor that a notebook starts later would find no jars. Of a folder that
-somebody has locked it removes nothing, see "Automatic clean-up" on
-https://systemd.io/TEMPORARY_DIRECTORIES; so this process locks it.
+in it. So the JVM is given a SPARK_HOME of its own among the temporary files: links to what the
+installed one holds, and an empty ``work``. A home may be on NFS, read-only or short of room. Since
+systemd removes temporary files that nobody has touched for ten days, unless somebody has locked
+their folder (https://systemd.io/TEMPORARY_DIRECTORIES), this process locks it.
 
 Blocks and shuffles of the driver lie right in `spark.local.dir`, mostly `/tmp`, in folders and
 files that every user of the machine may read. So a session has a folder of its own there, of mode
@@ -44,7 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -59,6 +47,29 @@ if TYPE_CHECKING:
 
 
 _JAVA_SECONDS = 30.0
+FOLDER = Path(sys.prefix) / "share" / "sentence-pipelines"
+"""Of the environment: who removes it removes the archive."""
+# Where an archive does not fit, a JVM would print warnings to standard output.
+_QUIET = "-Xlog:cds*=off"
+SMALL_HEAP_MB = 2048
+"""Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
+# Twenty times HotSpot's thresholds: a job of hours still gets code with all optimisations.
+_LATE_C2 = (
+    "-XX:Tier4InvocationThreshold=100000",
+    "-XX:Tier4MinInvocationThreshold=12000",
+    "-XX:Tier4CompileThreshold=300000",
+    "-XX:Tier4BackEdgeThreshold=800000",
+)
+# A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
+_NO_C2 = ("-XX:TieredStopAtLevel=1",)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+_HOME = "SPARK_HOME"
+_WORK = "work"
+_LOCAL = "spark.local.dir"
+_LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
+_locked: list[int] = []
+"""Descriptors of the folders of this process, which stay open as long as it lives."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,6 @@ class Release:
     """What is the same in all releases of one major number.
 
     Attributes:
-        major: The number.
         scala: For which its jars, and those of its extensions, are compiled.
         java: The oldest that it starts on.
     """
@@ -81,7 +91,7 @@ RELEASES = (Release(3, scala="2.12", java=8), Release(4, scala="2.13", java=17))
 
 
 def release_of(version: str) -> Release:
-    """What is known of a version of Spark; a later one than any here is taken for the last.
+    """Return what is known of a version of Spark; a later one than any here is taken for the last.
 
     Args:
         version: As Spark tells it, such as `4.0.5` or `3.5.0-amzn-1`.
@@ -91,14 +101,14 @@ def release_of(version: str) -> Release:
 
 
 def installed_version() -> str:
-    """The version of the Spark that sessions of this process are of."""
+    """Return the version of the Spark that sessions of this process are of."""
     import pyspark
 
     return str(pyspark.__version__)
 
 
 def valid_text(column: Column) -> Column:
-    """A column of strings with U+FFFD for what is no UTF-8: Spark passes such bytes on as they are.
+    """Return a column of strings with U+FFFD for what is no UTF-8, which Spark passes on as it is.
 
     Spark 4 has a function for it, and refuses to decode them, as 3.5 does not.
     """
@@ -109,10 +119,9 @@ def valid_text(column: Column) -> Column:
 
 
 def check_spark(engine: str, majors: Iterable[int]) -> None:
-    """Refuses an engine whose libraries are compiled for another Spark than the installed one.
+    """Refuse an engine whose libraries are compiled for another Spark than the installed one.
 
     Args:
-        engine: Its name.
         majors: Of the releases that the libraries are compiled for.
 
     Raises:
@@ -132,7 +141,7 @@ def check_spark(engine: str, majors: Iterable[int]) -> None:
 
 
 def check_python() -> None:
-    """Refuses a Python in which the installed Spark does not find all that it imports.
+    """Refuse a Python in which the installed Spark does not find all that it imports.
 
     Raises:
         InputError: A module of the standard library has left it, and nothing brings it.
@@ -148,7 +157,7 @@ def check_python() -> None:
 
 
 def check_java() -> None:
-    """Refuses a Java that the installed Spark does not start on.
+    """Refuse a Java that the installed Spark does not start on.
 
     Asked when a session could not be started: to start a JVM only to ask takes its time.
 
@@ -166,7 +175,7 @@ def check_java() -> None:
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark takes; None where it does not tell."""
+    """Return the major version of the Java that Spark takes; None where it does not tell."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path("java")
     try:
@@ -181,7 +190,7 @@ def java_version() -> int | None:
 
 
 def delta_connector(version: str) -> str:
-    """What a cluster of a version of Spark needs for Delta tables."""
+    """Return what a cluster of a version of Spark needs for Delta tables."""
     return (
         f"Delta needs the package io.delta:delta-spark_{release_of(version).scala} in "
         "spark.jars.packages, "
@@ -191,7 +200,7 @@ def delta_connector(version: str) -> str:
 
 
 def iceberg_connector(version: str) -> str:
-    """What a cluster of a version of Spark needs for Iceberg tables."""
+    """Return what a cluster of a version of Spark needs for Iceberg tables."""
     numbers = ".".join(version.split(".")[:2])
     return (
         "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-"
@@ -201,14 +210,8 @@ def iceberg_connector(version: str) -> str:
     )
 
 
-FOLDER = Path(sys.prefix) / "share" / "sentence-pipelines"
-"""Of the environment: who removes it removes the archive."""
-# Where an archive does not fit, a JVM would print warnings to standard output.
-_QUIET = "-Xlog:cds*=off"
-
-
 def archive_options() -> tuple[str, ...]:
-    """The options of a JVM that starts from the archive; none where there is no archive."""
+    """Return the options of a JVM that starts from the archive; none where there is no archive."""
     found = archive_path()
     if not found.is_file():
         return ()
@@ -216,7 +219,7 @@ def archive_options() -> tuple[str, ...]:
 
 
 def archive_path() -> Path:
-    """Where the archive for the installed Spark is, if there is one.
+    """Return where the archive for the installed Spark is, if there is one.
 
     Its name says for which files: a JVM takes no archive of classes of others.
     """
@@ -228,36 +231,14 @@ def archive_path() -> Path:
 
 
 def spark_home() -> Path:
-    """The folder of the installed Spark, found without importing it."""
+    """Return the folder of the installed Spark, found without importing it."""
     spec = find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "sessions are Spark's"
     return Path(spec.origin).parent
 
 
-SMALL_HEAP_MB = 2048
-"""Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
-
-# Twenty times HotSpot's thresholds: a job of hours still gets code with all optimisations.
-_LATE_C2 = (
-    "-XX:Tier4InvocationThreshold=100000",
-    "-XX:Tier4MinInvocationThreshold=12000",
-    "-XX:Tier4CompileThreshold=300000",
-    "-XX:Tier4BackEdgeThreshold=800000",
-)
-# A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
-_NO_C2 = ("-XX:TieredStopAtLevel=1",)
-_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
-_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
-
-
 def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> str:
-    """The options of a JVM of a local session.
-
-    Args:
-        heap_mb: Its largest heap, in MiB.
-        runs_tasks: Whether it works on data.
-        any_collector: Whether the collector may be chosen; see :func:`names_collector`.
-    """
+    """Return the options of a JVM of a local session."""
     is_small = any_collector and heap_mb <= SMALL_HEAP_MB
     collector = ("-XX:+UseSerialGC",) if is_small else ()
     compiler = _LATE_C2 if runs_tasks else _NO_C2
@@ -265,7 +246,7 @@ def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> s
 
 
 def names_collector(conf: Mapping[str, str]) -> bool:
-    """Whether the user names a garbage collector: a JVM that is told two does not start.
+    """Return whether the user names a garbage collector: a JVM that is told two does not start.
 
     Args:
         conf: Of the session; the environment and Spark's file of defaults are looked at as well.
@@ -276,56 +257,33 @@ def names_collector(conf: Mapping[str, str]) -> bool:
 
 
 def defaults_file() -> str:
-    """The content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
+    """Return the content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
     home = Path(os.environ.get("SPARK_HOME") or spark_home())
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def default_of(key: str) -> str | None:
-    """What Spark's file of defaults says of a key; None where it says nothing."""
+    """Return what Spark's file of defaults says of a key; None where it says nothing."""
     found = re.search(rf"^[ \t]*{re.escape(key)}[ \t=:]+(.*\S)", defaults_file(), re.MULTILINE)
     return found[1] if found else None
 
 
-_HOME = "SPARK_HOME"
-_WORK = "work"
-_LOCAL = "spark.local.dir"
-_LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
-_locked: list[int] = []
-"""Descriptors of the folders of this process, which stay open as long as it lives."""
-
-
 @contextmanager
 def own_work_folder() -> Iterator[None]:
-    """Gives the driver's JVM, which is started inside the block, a work folder of its own.
+    """Give the driver's JVM, which is started inside the block, a work folder of its own.
 
     Raises:
         OSError: There is no room for temporary files.
     """
-    from pyspark import SparkContext
-
-    theirs = os.environ.get(_HOME)
-    home = _linked(Path(theirs or spark_home()))
-    try:
-        with variable_set(_HOME, str(home)):
-            yield
-        jvm = SparkContext._jvm
-        assert jvm is not None, "the block starts it"
-        # In the JVM, which has ended its executors by then, and outlives a driver that is killed.
-        hooks = jvm.org.apache.spark.util.ShutdownHookManager
-        hooks.registerShutdownDeleteDir(jvm.java.io.File(str(home)))
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
+    home = str(_linked(Path(os.environ.get(_HOME) or spark_home())))
+    with _deleted_with_the_jvm([home]), variable_set(_HOME, home):
+        yield
 
 
 @contextmanager
 def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Gives a session, which is started inside the block, places for blocks that nobody else reads.
-
-    Args:
-        conf: Of the session, by whole keys.
+    """Give a session, which is started inside the block, places for blocks that nobody else reads.
 
     Yields:
         What its conf is to have besides; nothing where Spark can write to none of its places.
@@ -339,29 +297,41 @@ def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
     is_late = theirs is not None and SparkContext._jvm is not None
     made = [] if is_late else [folder for place in places for folder in _private(place.strip())]
     whole = ",".join(made)
+    named = variable_set(_LOCAL_FOLDERS, whole) if made and theirs else nullcontext()
+    with _deleted_with_the_jvm(made), named:
+        yield {_LOCAL: whole} if made and not theirs else {}
+
+
+@contextmanager
+def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
+    """Have the JVM that the block starts delete folders when it ends; delete them after an error.
+
+    It has ended its executors by then, and outlives a driver that is killed.
+    """
+    from pyspark import SparkContext
+
     try:
-        with variable_set(_LOCAL_FOLDERS, whole) if made and theirs else nullcontext():
-            yield {_LOCAL: whole} if made and not theirs else {}
+        yield
         jvm = SparkContext._jvm
         assert jvm is not None, "the block starts it"
-        for folder in made:
+        for folder in folders:
             hooks = jvm.org.apache.spark.util.ShutdownHookManager
             hooks.registerShutdownDeleteDir(jvm.java.io.File(folder))
     except BaseException:
-        for folder in made:
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def _private(place: str) -> Iterator[str]:
-    """A new folder there that its owner alone can read; none where there is no room for one."""
+    """Yield a new folder there that its owner alone can read; none where there is no room."""
     with suppress(OSError):
         Path(place).mkdir(parents=True, exist_ok=True)
         yield tempfile.mkdtemp(prefix="spark-", dir=place)
 
 
 def _linked(home: Path) -> Path:
-    """A temporary folder that holds what a folder does, with an empty work folder."""
+    """Return a temporary folder that holds what a folder does, with an empty work folder."""
     linked = Path(tempfile.mkdtemp(prefix="sentence-pipelines-", suffix="-spark"))
     for entry in home.resolve().iterdir():
         if entry.name != _WORK:
@@ -372,7 +342,7 @@ def _linked(home: Path) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Keeps a folder from being emptied by systemd until this process ends."""
+    """Keep a folder from being emptied by systemd until this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     _locked.append(descriptor)
     with suppress(OSError):  # A file system without locks: such a folder ages as before.

@@ -1,6 +1,4 @@
-"""What engines need of Spark: the driver's addresses, their Python workers, and their jobs.
-
-Calls the Spark jobs of a stage off when they stand still.
+"""Spark's jobs, with deadlines: for executors to come, for progress, and for the end.
 
 Spark gives up an executor that is silent. One whose tasks hang, at a mount that does not answer, is
 not: it goes on sending heartbeats, and its job would wait for ever. So would one that has no
@@ -9,26 +7,31 @@ executor left, and gets none.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
+from pipelines.files.folders import JobDecorator, around_job
 from pipelines.progress import activity
-from pipelines.settings import Config
 from pipelines.settings.spark import SparkSettings
 from pipelines.spark.capacity import is_connected, tells_tasks
 from pipelines.spark.daemon import PRELOAD
-from pipelines.spark.errors import failed_partition, host_of_task, name_of, spark_cause
+from pipelines.spark.errors import (
+    failed_partition,
+    host_of_task,
+    java_items,
+    name_of,
+    spark_cause,
+)
 from pipelines.spark.session import (
+    active_context,
+    active_stages,
     executor_count,
     executors_of,
     in_one_process,
@@ -44,70 +47,36 @@ if TYPE_CHECKING:
     from pyspark.status import SparkStageInfo
 
 
+logger = logging.getLogger(__name__)
+
 Value = TypeVar("Value")
 
 END_SECONDS = 20.0
 """How long a job that was cancelled, or whose work is done, may take to end."""
-
-
-class JobGroups(Protocol):
-    """How jobs are told apart, so that one of them can be cancelled."""
-
-    def begin(self, group: str, description: str) -> None:
-        """What this thread starts from now on belongs to a group."""
-
-    def cancel(self, group: str) -> None:
-        """Ends what runs of a group."""
-
-
-@dataclass(frozen=True)
-class ContextGroups:
-    """Job groups of a SparkContext."""
-
-    context: SparkContext
-
-    def begin(self, group: str, description: str) -> None:
-        """See :class:`JobGroups`."""
-        self.context.setJobGroup(group, description, interruptOnCancel=True)
-
-    def cancel(self, group: str) -> None:
-        """See :class:`JobGroups`."""
-        self.context.cancelJobGroup(group)
-
-
-@dataclass(frozen=True)
-class OperationTags:
-    """Tags of the operations of a session of Spark Connect, which have no descriptions."""
-
-    session: SparkSession
-
-    def begin(self, group: str, description: str) -> None:
-        """See :class:`JobGroups`."""
-        self.session.addTag(_tag(group))
-
-    def cancel(self, group: str) -> None:
-        """See :class:`JobGroups`."""
-        self.session.interruptTag(_tag(group))
-
-
-def _tag(group: str) -> str:
-    """A group as a tag, which holds no comma."""
-    return group.replace(",", " ")
-
-
-def groups_of(session: SparkSession) -> JobGroups:
-    """How the jobs of a session are told apart."""
-    return OperationTags(session) if is_connected() else ContextGroups(session.sparkContext)
+UNPACK_SECONDS = 600.0
+# The connections of an executor that is lost are closed at once.
+SETTLE_SECONDS = 5.0
+STALL_SECONDS = 3600.0
+"""A task writes to its file every few thousand rows. The longest texts of the largest models take
+minutes for these on one core; an executor that hangs takes for ever."""
+BLIND_SECONDS = 86400.0
+"""The same of a job whose progress cannot be seen: as long as any of them should take."""
+ROOM_POLL_SECONDS = 0.2
+POLL_SECONDS = 1.0
+STALL_POLL_SECONDS = 2.0
+ROLE = "SENTENCE_PIPELINES_ROLE"
+KEY, WAIT_KEY = "spark.stall_seconds", "spark.wait_seconds"
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<executors>\d+)")
+_MOST_TASKS = 10_000
+"""Of a stage that are looked through for those that run."""
 
 
 class JobThread(threading.Thread, Generic[Value]):
     """Runs a Spark job that another thread can cancel.
 
     Args:
-        groups: Of where it runs.
-        name: Of the thread.
-        description: What the job is, for Spark's pages.
-        act: Starts the job, and returns when it has ended.
+        place: Where it runs: the context, or the session where that is one of Spark Connect, whose
+            operations have tags without descriptions, and no groups.
 
     Attributes:
         group: Spark's name for the job.
@@ -115,46 +84,50 @@ class JobThread(threading.Thread, Generic[Value]):
     """
 
     def __init__(
-        self, groups: JobGroups, name: str, description: str, act: Callable[[], Value]
+        self,
+        place: SparkContext | SparkSession,
+        name: str,
+        description: str,
+        act: Callable[[], Value],
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self._groups = groups
+        self._place: Any = place
+        self._is_connected = is_connected()
         self._description = description
         self._act = act
-        # Names this job alone, so that cancelling it leaves others of the session running.
-        self.group = f"{name}-{uuid.uuid4().hex[:8]}"
+        # Names this job alone, so that cancelling it leaves others of the session running. A tag
+        # holds no comma.
+        self.group = f"{name.replace(',', ' ')}-{uuid.uuid4().hex[:8]}"
         self._values: list[Value] = []
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Runs the job."""
+        """Run the job."""
         try:
-            self._groups.begin(self.group, self._description)
+            if self._is_connected:
+                self._place.addTag(self.group)
+            else:
+                self._place.setJobGroup(self.group, self._description, interruptOnCancel=True)
             self._values.append(self._act())
         except BaseException as error:  # noqa: BLE001 - carried to the thread that watches
             self.error = error
 
     def cancel(self) -> None:
-        """Has Spark end the job."""
-        self._groups.cancel(self.group)
+        """Have Spark end the job."""
+        if self._is_connected:
+            self._place.interruptTag(self.group)
+        else:
+            self._place.cancelJobGroup(self.group)
 
     def value(self) -> Value:
-        """What ``act`` returned; raises its error. The job has ended."""
+        """Return what ``act`` returned, or raise its error. The job has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
 
 
-ROOM_POLL_SECONDS = 0.2
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<executors>\d+)")
-
-
 def task_slots(context: SparkContext, profile: ResourceProfile | None = None) -> int:
-    """Tasks that can run at once on the executors that are there now.
-
-    Args:
-        profile: Of the tasks; by default the session's.
-    """
+    """Return tasks that can run at once on the executors that are there now."""
     spark = context._jsc.sc()
     if profile is None:
         return int(
@@ -164,27 +137,19 @@ def task_slots(context: SparkContext, profile: ResourceProfile | None = None) ->
 
 
 def ranks_of(context: SparkContext, ranks: int, profile: ResourceProfile | None) -> RDD[int]:
-    """The numbers from 0 on, one a task of the profile."""
+    """Return the numbers from 0 on, one a task of the profile."""
     return with_profile(context.parallelize(range(ranks), ranks), profile)
 
 
 def with_profile(rdd: RDD[int], profile: ResourceProfile | None) -> RDD[int]:
-    """An RDD whose tasks have the resources of a profile; the session's if there is none."""
+    """Return an RDD whose tasks have the resources of a profile; the session's if there is none."""
     return rdd if profile is None else rdd.withResources(profile)
 
 
 def await_slots(
     session: SparkSession, wanted: int, seconds: float, resources: StageResources
 ) -> int:
-    """Waits until tasks can run at once, since a cluster may still be starting executors.
-
-    Args:
-        wanted: How many tasks.
-        seconds: The longest to wait.
-        resources: Of the tasks.
-
-    Returns:
-        How many can in the end.
+    """Wait until tasks can run at once, as executors start; return how many can in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session.
@@ -193,12 +158,8 @@ def await_slots(
     if not resources.dynamic:
         return await_room(session, wanted, lambda: task_slots(context, profile), seconds)
     # Spark starts executors for tasks that wait, and for nothing else.
-    tasks = _WaitingTasks(context, wanted, seconds, profile)
-    try:
-        tasks.start()
-        return await_room(session, wanted, tasks.running, seconds, dynamic=True)
-    finally:
-        tasks.end()
+    with _waiting_tasks(context, wanted, seconds, profile) as running:
+        return await_room(session, wanted, running, seconds, dynamic=True)
 
 
 def await_room(
@@ -209,17 +170,10 @@ def await_room(
     *,
     dynamic: bool = False,
 ) -> int:
-    """Waits until there is room on the cluster.
+    """Wait until there is room on the cluster, and return how much there is in the end.
 
     Args:
-        session: Of the cluster.
-        wanted: How much room.
-        count: How much there is now.
-        seconds: The longest to wait.
         dynamic: Whether Spark starts further executors as they are needed.
-
-    Returns:
-        How much there is in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
@@ -246,64 +200,46 @@ def await_room(
 
 
 def _may_grow(session: SparkSession) -> bool:
-    """Whether executors may come that are not there; on one machine their number is known."""
+    """Return whether executors may come that are not there: on one machine all are known."""
     master = session.sparkContext.master or ""
     if local := _LOCAL_CLUSTER.match(master):
         return executor_count(session) < int(local["executors"])
     return not in_one_process(master)
 
 
-@dataclass
-class _WaitingTasks:
-    """Tasks that do nothing, so that Spark starts executors for as many.
+@contextmanager
+def _waiting_tasks(
+    context: SparkContext, tasks: int, seconds: float, profile: ResourceProfile | None
+) -> Iterator[Callable[[], int]]:
+    """Have Spark start executors for tasks that do nothing; these stay for a while afterwards.
 
-    Attributes:
-        context: Where they run.
-        tasks: How many.
-        seconds: How long each lives at most.
-        profile: Of the tasks.
+    Args:
+        seconds: How long each task lives at most.
+
+    Yields:
+        Counts those that run.
     """
+    numbers, name = ranks_of(context, tasks, profile), "executors for a training"
 
-    context: SparkContext
-    tasks: int
-    seconds: float
-    profile: ResourceProfile | None
+    def sleep(_: Iterable[int]) -> None:
+        time.sleep(seconds)
 
-    def start(self) -> None:
-        """Has Spark run them."""
-        numbers = ranks_of(self.context, self.tasks, self.profile)
-        seconds = self.seconds
-
-        def sleep(_: Iterable[int]) -> None:
-            time.sleep(seconds)
-
-        name = "executors for a training"
-        groups = ContextGroups(self.context)
-        self._job = JobThread(groups, name, name, lambda: numbers.foreachPartition(sleep))
-        self._job.start()
-
-    def running(self) -> int:
-        """How many run now."""
-        tracker, found = self.context.statusTracker(), 0
-        for job in tracker.getJobIdsForGroup(self._job.group):
-            info = tracker.getJobInfo(job)
+    def running() -> int:
+        tracker, found = context.statusTracker(), 0
+        for number in tracker.getJobIdsForGroup(job.group):
+            info = tracker.getJobInfo(number)
             for stage in info.stageIds if info else ():
                 active = tracker.getStageInfo(stage)
                 found += active.numActiveTasks if active else 0
         return found
 
-    def end(self) -> None:
-        """Ends them; their executors stay for a while."""
-        self._job.cancel()
-        self._job.join(END_SECONDS)
-
-
-STALL_SECONDS = 3600.0
-"""A task writes to its file every few thousand rows. The longest texts of the largest models take
-minutes for these on one core; an executor that hangs takes for ever."""
-BLIND_SECONDS = 86400.0
-"""The same of a job whose progress cannot be seen: as long as any of them should take."""
-POLL_SECONDS = 1.0
+    job = JobThread(context, name, name, lambda: numbers.foreachPartition(sleep))
+    job.start()
+    try:
+        yield running
+    finally:
+        job.cancel()
+        job.join(END_SECONDS)
 
 
 def run_with_timeout(
@@ -313,19 +249,13 @@ def run_with_timeout(
     state: Callable[[], object] | None = None,
     stall_seconds: float | None = None,
 ) -> Value:
-    """Runs a Spark job, and cancels it when it makes no progress.
+    """Return what a Spark job gives, or raise its error; cancel it when it makes no progress.
 
     Args:
-        session: Where the job runs.
-        name: What it is, on Spark's pages and in the error.
-        act: Starts it, and returns when it has ended.
         state: Called every second; its value changes as the job makes progress, and an error of it
             ends the job. By default what Spark says of its tasks.
         stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
             :data:`BLIND_SECONDS` where Spark says nothing of its tasks.
-
-    Returns:
-        What ``act`` returned; its errors pass.
 
     Raises:
         PipelineError: No progress was made for so long.
@@ -334,7 +264,7 @@ def run_with_timeout(
         sees = state is not None or not is_connected() or tells_tasks(session)
         stall_seconds = STALL_SECONDS if sees else BLIND_SECONDS
     state = state or running_tasks
-    job = JobThread(groups_of(session), name, name, act)
+    job = JobThread(session if is_connected() else session.sparkContext, name, name, act)
     job.start()
     try:
         seen, since = state(), time.monotonic()
@@ -354,16 +284,8 @@ def run_with_timeout(
     return job.value()
 
 
-logger = logging.getLogger(__name__)
-
-UNPACK_SECONDS = 600.0
-# The connections of an executor that is lost are closed at once.
-SETTLE_SECONDS = 5.0
-ROLE = "SENTENCE_PIPELINES_ROLE"
-
-
 def driver_addresses(context: SparkContext) -> tuple[str, str]:
-    """Where executors reach the driver, and where it listens for them."""
+    """Return where executors reach the driver, and where it listens for them."""
     conf = context.getConf()
     host = conf.get("spark.driver.host", "127.0.0.1")
     assert host is not None
@@ -374,7 +296,7 @@ def driver_addresses(context: SparkContext) -> tuple[str, str]:
 def dedicated_python_workers(
     context: SparkContext, role: str, preloads: Iterable[str] = ()
 ) -> Iterator[None]:
-    """Has Spark start Python workers for a role that jobs of other roles have not used.
+    """Have Spark start Python workers for a role that jobs of other roles have not used.
 
     An evaluation before, in the same session, computes with TensorFlow in Spark's Python
     workers: one that is forked from such a process can no longer join a cluster, and the number
@@ -382,7 +304,6 @@ def dedicated_python_workers(
     that they are forked from.
 
     Args:
-        context: Of the jobs that are started inside the block.
         role: Differs between jobs that must not share workers.
         preloads: Modules that :mod:`pipelines.spark.daemon` imports before it forks workers;
             Spark's own daemon does not look at them.
@@ -399,7 +320,7 @@ def dedicated_python_workers(
 def await_archives(
     session: SparkSession, engine: str, profile: ResourceProfile | None = None
 ) -> None:
-    """Has the executors unpack what spark-submit sends along. Runs on the driver.
+    """Have the executors unpack what spark-submit sends along. Runs on the driver.
 
     They do so at their first task. For an environment of gigabytes that takes a minute, which
     would count against the deadline for the start of the workers.
@@ -440,18 +361,14 @@ def await_archives(
 
 
 def _touch(_: Iterable[int]) -> None:
-    """Does nothing. Runs on an executor."""
+    """Do nothing. Runs on an executor."""
 
 
 class SparkJob(JobThread[object]):
     """A Spark job of an engine; a context manager, which waits for its end.
 
     Args:
-        context: Where it runs.
-        engine: Name of the engine.
         name: What the job is, for errors.
-        description: The same for Spark's pages.
-        act: Starts the job, and returns when it has ended.
         by_rank: Whether its tasks are the workers, in the order of their ranks.
     """
 
@@ -465,7 +382,7 @@ class SparkJob(JobThread[object]):
         *,
         by_rank: bool = False,
     ) -> None:
-        super().__init__(ContextGroups(context), engine, description, act)
+        super().__init__(context, engine, description, act)
         self._context = context
         self._by_rank = by_rank
         self._engine = engine
@@ -473,7 +390,7 @@ class SparkJob(JobThread[object]):
         self._failed: float | None = None
 
     def failure(self) -> EngineError | None:
-        """The error that the job has ended with, if any; others than engines' in one line."""
+        """Return the error that the job has ended with, if any; others than engines' in a line."""
         if isinstance(self.error, EngineError):
             return self.error
         if isinstance(self.error, Exception):
@@ -485,11 +402,11 @@ class SparkJob(JobThread[object]):
         return None
 
     def host_of(self, rank: int | None) -> str | None:
-        """Name of the host that a worker was started on; none if that is not known."""
+        """Return the name of the host that a worker was started on, if that is known."""
         return host_of_task(self._context, self.group, rank) if self._by_rank else None
 
     def settled_failure(self) -> EngineError | None:
-        """The error that the job has ended with, once workers have had time to tell theirs.
+        """Return the error that the job has ended with, once workers have had time to tell theirs.
 
         A job whose executor is lost can end before the worker's connection is found closed,
         which says more: which worker it was, and that a new attempt may go on without it.
@@ -505,7 +422,7 @@ class SparkJob(JobThread[object]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits for the end of the job, which is cancelled after an error."""
+        """Wait for the end of the job, which is cancelled after an error."""
         if kind is not None:
             self.cancel()
         self.join(END_SECONDS)
@@ -517,47 +434,20 @@ class SparkJob(JobThread[object]):
             logger.warning("%s", failure)
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-STALL_POLL_SECONDS = 2.0
-KEY, WAIT_KEY = "spark.stall_seconds", "spark.wait_seconds"
-_MOST_TASKS = 10_000
-"""Of a stage that are looked through for those that run."""
-
-
-def called_off_when_stalled(
-    work: str,
-) -> Callable[[Callable[Concatenate[Config, _P], _T]], Callable[Concatenate[Config, _P], _T]]:
-    """Gives a job whose first argument is the settings the deadlines of :func:`stall_failures`.
-
-    Args:
-        work: What the job does, the beginning of the line of an error; see :func:`stall_failures`.
-    """
-
-    def decorate(
-        job: Callable[Concatenate[Config, _P], _T],
-    ) -> Callable[Concatenate[Config, _P], _T]:
-        @functools.wraps(job)
-        def watched(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
-            with stall_failures(work, config.spark):
-                return job(config, *args, **options)
-
-        return watched
-
-    return decorate
+def called_off_when_stalled(work: str) -> JobDecorator:
+    """Give a job, whose first argument is the settings, the deadlines of :func:`stall_failures`."""
+    return around_job(lambda _, config: stall_failures(work, config.spark))
 
 
 @contextmanager
 def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
-    """Cancels what Spark does in the block when all of it stands still, or no executor is left.
+    """Cancel what Spark does in the block when all of it stands still, or no executor is left.
 
     It moves as long as tasks begin and end, and rows are read, written, shuffled, or come from
     Python: the executors tell that with their heartbeats. Sessions of Spark Connect tell nothing of
     the kind, and are not watched. No training runs inside, whose workers tell Spark nothing either.
 
     Args:
-        work: What is done, the beginning of the line of an error.
         deadlines: Its ``stall_seconds`` say how long nothing may move, its ``wait_seconds`` how
             long all executors that were there may be gone. For the first ones it may wait longer:
             a cluster may have a queue.
@@ -578,11 +468,7 @@ def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
 
 
 class _Watch(threading.Thread):
-    """Looks at what Spark does, and cancels it when all of it stands still.
-
-    Attributes:
-        reason: Why it was cancelled, once that is so.
-    """
+    """Looks at what Spark does, and cancels it when all of it stands still."""
 
     def __init__(self, deadlines: SparkSettings) -> None:
         super().__init__(name="stall-watch", daemon=True)
@@ -591,11 +477,11 @@ class _Watch(threading.Thread):
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._ended.set()
 
     def run(self) -> None:
-        """Looks until the end, or a deadline."""
+        """Look until the end, or a deadline."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         seen: object = None
@@ -605,7 +491,7 @@ class _Watch(threading.Thread):
         while not self._ended.wait(STALL_POLL_SECONDS):
             # The session may be stopped at this moment.
             with suppress(Py4JError, OSError, AttributeError):
-                context = _context()
+                context = active_context()
                 if context is None:
                     continue
                 now, there = _movement(context), executors_of(context) > 0
@@ -620,7 +506,7 @@ class _Watch(threading.Thread):
                     return
 
     def _reason(self, context: SparkContext, still: float, alone: float) -> str | None:
-        """What is to be told if one of the deadlines has passed."""
+        """Return what is to be told if one of the deadlines has passed."""
         wait, stall = self._deadlines.wait_seconds, self._deadlines.stall_seconds
         if alone >= max(wait, STALL_POLL_SECONDS):
             return (
@@ -637,27 +523,17 @@ class _Watch(threading.Thread):
         return None
 
 
-def _context() -> SparkContext | None:
-    """The SparkContext of this process, if it has one."""
-    if "pyspark" not in sys.modules:
-        return None
-    from pyspark import SparkContext
-
-    return SparkContext._active_spark_context
-
-
 def _movement(context: SparkContext) -> object:
-    """Differs from what it was if anything has moved; None where no stage runs."""
-    tracker = context.statusTracker()
-    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    """Return what differs if anything has moved; None where no stage runs."""
+    stages = active_stages(context)
     if not stages:
         return None
     store = context._jsc.sc().statusStore()
-    return (stages, [_rows_of(store, one) for one in stages if one], _metrics_of_queries())
+    return (stages, [_rows_of(store, stage) for stage in stages], _metrics_of_queries())
 
 
 def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
-    """What the tasks of a stage have read and written, as their executors last told."""
+    """Return what the tasks of a stage have read and written, as their executors last told."""
     data = store.lastStageAttempt(stage.stageId)
     return (
         data.inputRecords(),
@@ -671,37 +547,32 @@ def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
 
 
 def _metrics_of_queries() -> list[str]:
-    """The metrics of the queries that run: among them rows that came from Python."""
+    """Return the metrics of the queries that run: among them rows that came from Python."""
     from pyspark.sql import SparkSession
 
     session = SparkSession._instantiatedSession  # The active one is that of another thread.
     if session is None:
         return []
     store = session._jsparkSession.sharedState().statusStore()
-    queries = store.executionsList()
-    found = (queries.apply(number) for number in range(queries.size()))
     return [
-        store.executionMetrics(one.executionId()).toString()
-        for one in found
-        if one.completionTime().isEmpty()
+        store.executionMetrics(query.executionId()).toString()
+        for query in java_items(store.executionsList())
+        if query.completionTime().isEmpty()
     ]
 
 
 def _told(context: SparkContext) -> str:
-    """Which stages run, and where, for people."""
-    tracker = context.statusTracker()
-    stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
+    """Return which stages run, and where, for people."""
     return ", ".join(
         f"{one.numCompletedTasks} of {one.numTasks} tasks of Spark's stage {one.stageId} are done"
         f"{_hosts(context, one)}"
-        for one in stages
+        for one in active_stages(context)
     )
 
 
 def _hosts(context: SparkContext, stage: SparkStageInfo) -> str:
-    """Where the tasks of a stage run now, for people."""
+    """Return where the tasks of a stage run now, for people."""
     store = context._jsc.sc().statusStore()
-    tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
-    each = [tasks.apply(number) for number in range(tasks.size())]
-    hosts = sorted({name_of(str(task.host())) for task in each if task.status() == "RUNNING"})
+    tasks = java_items(store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS))
+    hosts = sorted({name_of(str(task.host())) for task in tasks if task.status() == "RUNNING"})
     return f" and others run on {', '.join(hosts)}" if hosts else ""

@@ -53,14 +53,14 @@ class Part:
 
 
 def data_files(folder: Location) -> list[Location]:
-    """The Parquet files of a folder, or the one that it is, but for hidden ones, by their names."""
+    """Return the Parquet files of a folder, or the one that it is, by name; no hidden ones."""
     if folder.suffix == ".parquet" and folder.is_file():
         return [folder]
     return [path for path in listed(folder, "*.parquet") if path.name[0] not in "._"]
 
 
 def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
-    """What stands at the end of each file, read by many threads: a store answers slowly."""
+    """Return what stands at the end of each file, read by many threads: a store answers slowly."""
     if not files:
         return []
     with ThreadPoolExecutor(min(_READERS, len(files))) as threads:
@@ -68,7 +68,7 @@ def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
 
 
 def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Table:
-    """All rows of a file or a folder of them, in this process."""
+    """Return all rows of a file or a folder of them, in this process."""
     wanted = list(columns) if columns is not None else None
     local = as_local(folder)
     if local is not None:
@@ -78,12 +78,12 @@ def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Tab
 
 
 def find_parts(folder: Location) -> list[Part]:
-    """The parts of a folder of Parquet files that have any rows, by the names of the files."""
+    """Return the parts of a folder of Parquet files that have any rows, by name of the file."""
     return parts_of_files(data_files(folder))
 
 
 def parts_of_files(files: Sequence[Location]) -> list[Part]:
-    """The parts of Parquet files that have any rows, in their order."""
+    """Return the parts of Parquet files that have any rows, in their order."""
     footers = enumerate(zip(files, read_footers(files), strict=True))
     return [
         part for number, (path, footer) in footers for part in _parts_of_file(path, number, footer)
@@ -91,7 +91,7 @@ def parts_of_files(files: Sequence[Location]) -> list[Part]:
 
 
 def find_files(folder: Location) -> list[Part]:
-    """The files of a folder that have any rows, each as one part, however large it is."""
+    """Return the files of a folder that have any rows, each as one part, however large it is."""
     files, paths = [], data_files(folder)
     for path, metadata in zip(paths, read_footers(paths), strict=True):
         groups = range(metadata.num_row_groups)
@@ -112,7 +112,7 @@ def _parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> It
 
 
 def _runs(sizes: Sequence[int]) -> list[range]:
-    """Cuts a sequence into runs that each reach :data:`PART_BYTES`, but for the last."""
+    """Cut a sequence into runs that each reach :data:`PART_BYTES`, but for the last."""
     runs, first, size = [], 0, 0
     for index, more in enumerate(sizes):
         size += more
@@ -123,7 +123,7 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 
 
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads those of the columns that the part has, in batches. Runs on an executor."""
+    """Read those of the columns that the part has, in batches. Runs on an executor."""
     average = max(part.size // part.rows, 1)
     # Of a store, all that is wanted of the part is asked for at once, in few requests.
     stored = as_local(part.path) is None
@@ -137,7 +137,7 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are row groups of a good size. Runs on an executor.
+    """Yield the same rows in batches that are row groups of a good size. Runs on an executor.
 
     A row group costs a reader a request of a store for each run of its columns, and some functions
     give a batch for each few texts.
@@ -165,7 +165,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def collect_from_parts(
     session: SparkSession, parts: Sequence[Part], work: Callable[[Iterator[Part]], Iterator[T]]
 ) -> list[T]:
-    """Has tasks work on parts, small ones together, and collects their results.
+    """Have tasks work on parts, small ones together, and collect their results.
 
     Args:
         parts: What is handed out; its files are seen by every executor under the same path.
@@ -180,7 +180,7 @@ def frame_from_parts(
     work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
-    """Has tasks work on parts, small ones together, and makes a frame of what they yield.
+    """Have tasks work on parts, small ones together, and make a frame of what they yield.
 
     Args:
         parts: What is handed out; its files are seen by every executor under the same path.
@@ -198,7 +198,7 @@ def _tasks(parts: Sequence[Part]) -> list[list[Part]]:
 def _work_on_tasks(
     tasks: Iterable[Sequence[Part]], *, work: Callable[[Iterator[Part]], Iterator[T]]
 ) -> Iterator[T]:
-    """Does tasks one after the other. Runs on an executor."""
+    """Do tasks one after the other. Runs on an executor."""
     # One task has one core; Arrow would start a thread for every core of the machine.
     pa.set_cpu_count(1)
     return work(part for parts in tasks for part in parts)

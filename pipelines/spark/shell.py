@@ -40,18 +40,38 @@ _AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
 """What the JVM itself is started with, which nothing else can hand to it."""
 
 
+PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
+_SUBMIT_ARGS, _CONF_DIR = "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR"
+_AT_LAUNCH = (
+    *(_SUBMIT_ARGS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
+    *("SPARK_SUBMIT_OPTS", _CONF_DIR, SPARK, JAVA),
+)
+"""Variables that a JVM of Spark follows when it starts, those that few shells have first."""
+_SPARK_PYTHON = "spark.pyspark.python"
+_ARCHIVES = "spark.archives"
+_SECONDS = 120
+_ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
+_NO_WORKER = re.compile(
+    r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
+)
+# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
+_NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
+_THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
+_NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
+
+
 def is_local(conf: Mapping[str, str]) -> bool:
-    """Whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
+    """Return whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local")
 
 
 def has_workers(conf: Mapping[str, str]) -> bool:
-    """Whether a session starts workers of Spark's on this machine: `local-cluster[...]`."""
+    """Return whether a session starts workers of Spark's on this machine: `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local-cluster")
 
 
 def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Conf that closes a local session to other users of this machine; empty for another one.
+    """Return conf that closes a local session to other users; empty for another session.
 
     Its driver listens on loopback, and its processes authenticate with a secret that is made
     for this session alone. What the conf has already is left as it is.
@@ -68,7 +88,7 @@ def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def encrypting_key(context: SparkContext) -> str | None:
-    """The key of the conf that asks for encryption; none where no key does.
+    """Return the key of the conf that asks for encryption; none where no key does.
 
     Args:
         context: Of the cluster.
@@ -78,7 +98,7 @@ def encrypting_key(context: SparkContext) -> str | None:
 
 
 def start_jvm(conf: Mapping[str, str], log: Path) -> None:
-    """Starts the driver's JVM, if this process has none yet.
+    """Start the driver's JVM, if this process has none yet.
 
     That of a local session has its master, workers and executors listen on loopback, which no conf
     says, unless the user's environment names another address. Its workers have a
@@ -114,7 +134,7 @@ def start_jvm(conf: Mapping[str, str], log: Path) -> None:
 
 
 def check_master(master: str) -> None:
-    """Makes sure that a standalone master answers; others are not checked.
+    """Make sure that a standalone master answers; others are not checked.
 
     Spark itself tries for minutes, and its session is there meanwhile, without executors.
 
@@ -143,28 +163,8 @@ def check_master(master: str) -> None:
     )
 
 
-PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
-_SUBMIT_ARGS, _CONF_DIR = "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR"
-_AT_LAUNCH = (
-    *(_SUBMIT_ARGS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
-    *("SPARK_SUBMIT_OPTS", _CONF_DIR, SPARK, JAVA),
-)
-"""Variables that a JVM of Spark follows when it starts, those that few shells have first."""
-_SPARK_PYTHON = "spark.pyspark.python"
-_ARCHIVES = "spark.archives"
-_SECONDS = 120
-_ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
-_NO_WORKER = re.compile(
-    r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
-)
-# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
-_NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
-_THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
-_NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
-
-
 def check_homes() -> None:
-    """Refuses a Java or a Spark that variables name and that is not there.
+    """Refuse a Java or a Spark that variables name and that is not there.
 
     Raises:
         InputError: Naming the variable.
@@ -194,7 +194,7 @@ def check_homes() -> None:
 
 
 def executors_python(conf: Mapping[str, str]) -> str:
-    """The Python that executors are to run: of the conf, of the shell, or that of the driver.
+    """Return the Python that executors are to run: of the conf, of the shell, or the driver's.
 
     Args:
         conf: Of the session, by whole keys.
@@ -206,7 +206,7 @@ def executors_python(conf: Mapping[str, str]) -> str:
 
 
 def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
-    """Refuses a Python of executors that cannot run tasks, as far as that can be seen from here.
+    """Refuse a Python of executors that cannot run tasks, as far as that can be seen from here.
 
     Args:
         conf: Of the session, by whole keys.
@@ -229,7 +229,7 @@ def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
 
 
 def _python_problem(python: str) -> str:
-    """Why a Python cannot run tasks; empty where it can."""
+    """Return why a Python cannot run tasks; empty where it can."""
     try:
         asked = subprocess.run(
             [python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -247,7 +247,7 @@ def _python_problem(python: str) -> str:
 
 
 def check_worker(cause: str) -> None:
-    """Refuses the Python or the Java that the shell names, once an executor has not run on it.
+    """Refuse the Python or the Java that the shell names, once an executor has not run on it.
 
     Args:
         cause: Of the failure, as Spark says it.
@@ -273,7 +273,7 @@ def check_worker(cause: str) -> None:
 
 
 def start_failure(cause: str, said: str, log: Path | None, conf: Mapping[str, str]) -> InputError:
-    """The error of a session that could not be started.
+    """Return the error of a session that could not be started.
 
     Args:
         cause: Of what PySpark raises.
@@ -295,7 +295,7 @@ def start_failure(cause: str, said: str, log: Path | None, conf: Mapping[str, st
 
 
 def _cause(said: str) -> str:
-    """The cause among what a JVM that has not started printed; empty where it printed nothing."""
+    """Return the cause among what a JVM that has not started printed; else nothing."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _NOISE.match(line)]
     thrown = (found[1] for line in lines if (found := _THROWN.match(line)))
     return next(thrown, lines[-1] if lines else "")

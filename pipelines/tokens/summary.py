@@ -20,15 +20,7 @@ WHOLE_SHARE = 0.99
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """What the tokens stage wrote of one of several sources.
-
-    Attributes:
-        name: Of the source.
-        examples: Rows.
-        tokens: Token ids of all texts.
-        negatives: Hard negatives of each example.
-        prompts: What stands before the texts of a side, by its name.
-    """
+    """What the tokens stage wrote of one of several sources; see :class:`TokenSummary`."""
 
     name: str
     examples: int
@@ -45,9 +37,6 @@ class TokenSummary:
     """What the tokens stage wrote.
 
     Attributes:
-        examples: Rows.
-        texts: Texts of all sides.
-        tokens: Token ids of all texts.
         max_length: Tokens after which a text is cut.
         cut: Texts that were longer.
         dropped: Tokens that they had more.
@@ -90,14 +79,12 @@ def summarise(
     max_length: int,
     vocabulary: int,
 ) -> TokenSummary:
-    """The summary of what was counted.
+    """Return the summary of what was counted.
 
     Args:
-        sums: Of each source.
         names: Of each source; empty where there is one without a name.
         prompts: What stands before the texts of a side, for each source.
         max_length: Tokens after which a text is cut.
-        vocabulary: Rows of a word embedding.
 
     Raises:
         InputError: A source has no example; or not all of one have as many hard negatives.
@@ -106,8 +93,8 @@ def summarise(
     sources = tuple(_source(name, one, before, max_length) for name, one, before in named)
     total = reduce(add, sums)
     negatives = [one.negatives for one in sources] or [_hard_negatives(total.negatives, "")]
-    first, *others = prompts
     lengths, kept = np.arange(len(total.texts)), _kept_tokens(total, max_length)
+    of_all = set.intersection(*({*before.items()} for before in prompts))
     return TokenSummary(
         examples=int(total.longest.sum()),
         texts=int(total.texts.sum()),
@@ -118,23 +105,16 @@ def summarise(
         vocabulary=vocabulary,
         negatives=max(negatives),
         columns=tuple(name for name in OPTIONAL if name in total.columns),
-        prompts={side: text for side, text in first.items() if _all_have(others, side, text)},
+        prompts={side: text for side, text in prompts[0].items() if (side, text) in of_all},
         sources=sources,
     )
-
-
-def _all_have(prompts: Sequence[Mapping[str, str]], side: str, text: str) -> bool:
-    return all(one.get(side) == text for one in prompts)
 
 
 def _source(name: str, sums: TaskSums, prompts: Mapping[str, str], max_length: int) -> SourceTokens:
     examples = int(sums.longest.sum())
     if not examples:
-        raise InputError(
-            "corpus.sources",
-            f"no example is left of source {name}",
-            "name other inputs for it, or leave it out",
-        )
+        problem = f"no example is left of source {name}"
+        raise InputError("corpus.sources", problem, "name other inputs for it, or leave it out")
     return SourceTokens(
         name=name,
         examples=examples,
@@ -149,11 +129,10 @@ def _kept_tokens(sums: TaskSums, max_length: int) -> int:
 
 
 def _hard_negatives(counts: np.ndarray, of: str) -> int:
-    """How many hard negatives each example has.
+    """Return how many hard negatives each example has.
 
     Args:
         counts: Rows by how many they have.
-        of: Whose examples they are, in words.
 
     Raises:
         InputError: Some have more than others, and a granule could not be computed as one.
@@ -171,10 +150,9 @@ def _hard_negatives(counts: np.ndarray, of: str) -> int:
 
 
 def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int) -> dict[str, Any]:
-    """The form of `lengths.json`: how many examples have each length, after texts were cut.
+    """Return the form of `lengths.json`: how many examples have each length, after texts were cut.
 
     Args:
-        sums: Of each source.
         names: Of each source; empty where there is one without a name.
         max_length: Tokens after which a text is cut.
     """
@@ -185,27 +163,20 @@ def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int
 
 
 def _lengths(sums: TaskSums, max_length: int) -> list[list[int]]:
-    """How many examples have each length, after texts were cut."""
-    lengths = _clipped(sums.longest, max_length)
+    """Return how many examples have each length, after texts were cut."""
+    lengths = sums.longest[: max_length + 1].copy()
+    lengths[-1] += sums.longest[max_length + 1 :].sum()
     return [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
 
 
-def _clipped(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts by length, of which what is longer counts as the longest."""
-    clipped = counts[: most + 1].copy()
-    clipped[-1] += counts[most + 1 :].sum()
-    return clipped
-
-
 def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
-    """The smallest multiple of a bucket that leaves :data:`WHOLE_SHARE` of the examples whole.
+    """Return the smallest multiple of a bucket that leaves :data:`WHOLE_SHARE` of examples whole.
 
     So a few long texts do not decide what the others cost.
 
     Args:
         longest: int64 [lengths]; how many examples have a longest text of each length, from 0 on.
         most: What it may be, and is where more would be needed.
-        bucket: Tokens between two lengths.
     """
     whole = np.cumsum(longest)
     enough = int(np.searchsorted(whole, WHOLE_SHARE * whole[-1]))
@@ -213,7 +184,7 @@ def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
 
 
 def told_cuts(manifest: Mapping[str, Any]) -> str:
-    """What the manifest of the tokens says about their lengths, for people."""
+    """Return what the manifest of the tokens says about their lengths, for people."""
     most, texts = f"texts of up to {manifest['max_length']} tokens", manifest["texts"]
     if not manifest["cut"]:
         return f"{most}, none of {texts:,} cut"

@@ -1,9 +1,7 @@
 """The vocabulary: a tokenizer folder that transformers and sentence-transformers load.
 
-Learns a vocabulary from word counts: WordPiece, byte pairs or unigrams.
-
-The library `tokenizers` trains them; what is decided here is what makes the result the same in
-every process, and the alphabet.
+The library `tokenizers` trains WordPiece, byte pairs or unigrams from word counts; what is decided
+here is what makes the result the same in every process, and the alphabet.
 """
 
 from __future__ import annotations
@@ -34,22 +32,42 @@ from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.settings import Config, TokenSettings
+from pipelines.settings import Config
 from pipelines.tokens.encoding import SpecialEnds, special_ends
-from pipelines.tokens.model_files import TRANSFORMER, read_length_file
-from pipelines.tokens.start import default_start, folder_modules, start_folder
-from pipelines.tokens.tokenizer_files import (
+from pipelines.tokens.model_files import (
     CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_FILE,
+    TRANSFORMER,
     VOCABULARY_FILE,
     applied,
     check_word_pieces,
     lower_case,
+    read_length_file,
     read_options,
     tokenizer_class,
     written_options,
 )
+from pipelines.tokens.start import default_start, folder_modules, start_folder
+
+OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The first entries of a trained vocabulary."""
+UNKNOWN = SPECIAL_TOKENS[1]
+WORD_START = "▁"
+"""Begins the first piece of a word in BPE and unigram vocabularies, as in SentencePiece."""
+ALPHABET = 1000
+"""At most so many different characters; a word with a rarer one is not learnt from."""
+MAX_WORDS_FED = 20_000_000
+"""The trainer counts words itself, so each is fed as often as it occurs; above this sum the
+counts are scaled down, which keeps the time of it to seconds."""
+
+_WORDS_A_LINE = 1000
+_WORDPIECE_PREFIX = "##"
+_UNIGRAM_DECIMALS = 6
+_USUAL_MASKS = ("[MASK]", "<mask>")
+_RARE_WORD = "\ua66e"
+"""A letter that was written once, in the fifteenth century: hardly any vocabulary has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,28 +85,8 @@ class SpecialIds:
     vocabulary: int
 
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The first entries of a trained vocabulary."""
-
-UNKNOWN = SPECIAL_TOKENS[1]
-
-WORD_START = "▁"
-"""Begins the first piece of a word in BPE and unigram vocabularies, as in SentencePiece."""
-
-ALPHABET = 1000
-"""At most so many different characters; a word with a rarer one is not learnt from."""
-
-MAX_WORDS_FED = 20_000_000
-"""The trainer counts words itself, so each is fed as often as it occurs; above this sum the
-counts are scaled down, which keeps the time of it to seconds."""
-
-_WORDS_A_LINE = 1000
-_WORDPIECE_PREFIX = "##"
-_UNIGRAM_DECIMALS = 6
-
-
 def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
-    """Learns a vocabulary; the same counts give the same vocabulary.
+    """Learn a vocabulary; the same counts give the same vocabulary.
 
     Pairs are merged by frequency, as the trainer of the library `tokenizers` does it.
 
@@ -113,23 +111,17 @@ def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
         continuing_subword_prefix=_WORDPIECE_PREFIX,
         show_progress=False,
     )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_lines(usable), trainer)
+    tokenizer = _trained(models.WordPiece(unk_token=UNKNOWN), trainer, usable)
     pieces: dict[str, int] = tokenizer.get_vocab()
     return sorted(pieces, key=pieces.__getitem__)
 
 
 def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
-    """Learns byte pairs and their merges; the same counts give the same ones in every process.
+    """Learn byte pairs and their merges; the same counts give the same ones in every process.
 
-    On characters, not on bytes (Sennrich et al. 2016, arXiv:1508.07909).
-    The trainer orders characters by code point and equal pairs by their ids, so nothing is left
-    to the order of its hash maps.
-
-    Args:
-        counts: Word to count; words as BERT's pre-tokenizer splits them.
-        size: Entries, at most: a small corpus may not have as many.
+    On characters, not on bytes (Sennrich et al. 2016, arXiv:1508.07909). The trainer orders
+    characters by code point and equal pairs by their ids, so nothing is left to the order of its
+    hash maps. Arguments as for :func:`learn_wordpieces`.
 
     Returns:
         A model of special tokens, characters and merged pieces, in this order; words begin with
@@ -144,27 +136,21 @@ def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_lines(usable), trainer)
+    tokenizer = _trained(models.BPE(unk_token=UNKNOWN), trainer, usable)
     learnt = json.loads(tokenizer.to_str())["model"]
     merges = [(first, second) for first, second in learnt["merges"]]
     return models.BPE(learnt["vocab"], merges, unk_token=UNKNOWN)
 
 
 def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
-    """Learns pieces and their log probabilities: a unigram language model (Kudo 2018,
-    arXiv:1804.10959).
+    """Learn pieces and their log probabilities: a unigram language model (arXiv:1804.10959).
 
     The trainer adds up in the order of a hash map, which changes from process to process, so its
     sums differ in the last digits. They are rounded here, and pieces put in the order of what is
-    left. That gives the same model in every process unless two pieces at the edge of the
-    vocabulary are worth the same up to those digits: one of them may then stand for the other.
-    So unlike those of WordPiece and BPE, this vocabulary is not promised to be the same.
-
-    Args:
-        counts: Word to count; words as BERT's pre-tokenizer splits them.
-        size: Entries, at most: a small corpus may not have as many.
+    left. That gives the same model in every process unless two pieces at the edge of the vocabulary
+    are worth the same up to those digits: one of them may then stand for the other. So unlike those
+    of WordPiece and BPE, this vocabulary is not promised to be the same. Arguments as for
+    :func:`learn_wordpieces`.
 
     Returns:
         A model of special tokens, then pieces from the most to the least probable; words begin
@@ -178,10 +164,7 @@ def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_lines(usable), trainer)
-    learnt = json.loads(tokenizer.to_str())["model"]["vocab"]
+    learnt = json.loads(_trained(models.Unigram(), trainer, usable).to_str())["model"]["vocab"]
     special = [(token, 0.0) for token in SPECIAL_TOKENS]
     pieces = [(piece, round(score, _UNIGRAM_DECIMALS)) for piece, score in learnt[len(special) :]]
     pieces.sort(key=lambda entry: (-entry[1], entry[0]))
@@ -189,10 +172,9 @@ def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
 
 
 def _usable_words(counts: Mapping[str, int], size: int) -> tuple[list[str], dict[str, int]]:
-    """Chooses the alphabet, and the words that can be written with it.
+    """Choose the alphabet, and the words that can be written with it.
 
     Args:
-        counts: Word to count.
         size: Entries of the vocabulary; the alphabet takes half of them at most.
 
     Returns:
@@ -208,25 +190,26 @@ def _usable_words(counts: Mapping[str, int], size: int) -> tuple[list[str], dict
     return alphabet, {word: count for word, count in counts.items() if known.issuperset(word)}
 
 
+def _trained(model: Any, trainer: Any, counts: Mapping[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(_lines(counts), trainer)
+    return tokenizer
+
+
 def _with_word_start(counts: Mapping[str, int]) -> dict[str, int]:
-    """The words as the pre-tokenizer of BPE and unigram tokenizers marks them."""
+    """Return the words as the pre-tokenizer of BPE and unigram tokenizers marks them."""
     return {WORD_START + word: count for word, count in counts.items()}
 
 
 def _lines(counts: Mapping[str, int]) -> Iterator[str]:
-    """Each word as often as it occurs, scaled; at least once while that fits."""
+    """Yield each word as often as it occurs, scaled; at least once while that fits."""
     scale = min(1.0, MAX_WORDS_FED / max(sum(counts.values()), 1))
     for word, count in counts.items():
         rest = max(round(count * scale), 1)
         while rest > 0:
             yield " ".join([word] * min(rest, _WORDS_A_LINE))
             rest -= _WORDS_A_LINE
-
-
-OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
-_USUAL_MASKS = ("[MASK]", "<mask>")
-_RARE_WORD = "\ua66e"
-"""A letter that was written once, in the fifteenth century: hardly any vocabulary has it."""
 
 
 class _Token(TypedDict):
@@ -249,7 +232,7 @@ class _Options(TypedDict, total=False):
 def write_tokenizer(
     folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]], max_length: int
 ) -> None:
-    """Writes the tokenizer that ``tokens.vocabulary`` asks for.
+    """Write the tokenizer that ``tokens.vocabulary`` asks for.
 
     Args:
         folder: Existing and empty.
@@ -261,24 +244,28 @@ def write_tokenizer(
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
     """
     tokens = config.tokens
-    source = None if tokens.vocabulary == "train" else named_tokenizer(config)
-    if source is None:
-        _TRAINERS[tokens.model](folder, count_words(), tokens, max_length)
+    if tokens.vocabulary != "train":
+        copy_tokenizer(named_tokenizer(config), folder, max_length)
+        return
+    words, size = count_words(), tokens.vocabulary_size
+    if tokens.model == "wordpiece":
+        pieces = learn_wordpieces(words, size)
+        save_wordpieces(folder, pieces, max_length, lowercase=tokens.lowercase)
     else:
-        copy_tokenizer(source, folder, max_length)
+        model = (learn_bpe if tokens.model == "bpe" else learn_unigram)(words, size)
+        save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
 
 
 def checked_ends(key: str, source: Path) -> SpecialEnds:
-    """How many special tokens a tokenizer puts around a text.
+    """Return how many special tokens a tokenizer puts around a text.
 
     Args:
         key: The setting that names it, for errors.
-        source: Its folder.
 
     Raises:
         InputError: It cannot be used.
     """
-    tokenizer = _read_tokenizer(key, source)
+    tokenizer, _ = _read_files(key, source)
     try:
         return special_ends(tokenizer)
     except Exception as error:
@@ -289,23 +276,23 @@ def checked_ends(key: str, source: Path) -> SpecialEnds:
 
 
 def named_tokenizer(config: Config) -> Path:
-    """The folder, on this machine, of the tokenizer that the settings name."""
+    """Return the folder, on this machine, of the tokenizer that the settings name."""
     if config.tokens.vocabulary == "start":
         return start_folder(config) or default_start()
     return local_folder(location(config.tokens.vocabulary, config.storage))
 
 
 def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenizer:
-    """The folder's tokenizer, which neither cuts nor pads.
+    """Return the folder's tokenizer, which neither cuts nor pads.
 
     Args:
         folder: Of a tokenizer, or of a model.
-        key: The setting that names it.
 
     Raises:
         InputError: With the key: there is none, or its files contradict one another.
     """
-    return _read_tokenizer(key, local_folder(folder))
+    tokenizer, _ = _read_files(key, local_folder(folder))
+    return tokenizer
 
 
 def changed_tokenizer(folder: Location) -> str | None:
@@ -326,17 +313,17 @@ def changed_tokenizer(folder: Location) -> str | None:
 
 
 def rows_needed(tokenizer: Tokenizer) -> int:
-    """Rows of a word embedding for a tokenizer: one more than its largest id."""
+    """Return the rows of a word embedding for a tokenizer: one more than its largest id."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def vocabulary_size(folder: Location) -> int:
-    """Rows of a word embedding for the folder's tokenizer."""
+    """Return the rows of a word embedding for the folder's tokenizer."""
     return rows_needed(load_tokenizer(folder))
 
 
 def read_special_ids(folder: Location) -> SpecialIds:
-    """The ids of a tokenizer that are no words.
+    """Return the ids of a tokenizer that are no words.
 
     Args:
         folder: Of a tokenizer, which says what its mask token is, unless it is one of the usual.
@@ -356,11 +343,9 @@ def read_special_ids(folder: Location) -> SpecialIds:
 
 
 def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
-    """Copies a tokenizer's files, without the padding and cutting that they may carry.
+    """Copy a tokenizer's files, without the padding and cutting that they may carry.
 
     Args:
-        source: A tokenizer folder.
-        target: Existing folder.
         max_length: Tokens of a text, told to transformers.
 
     Raises:
@@ -385,12 +370,10 @@ def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
 def save_wordpieces(
     folder: Path, pieces: Sequence[str], max_length: int, *, lowercase: bool
 ) -> None:
-    """Writes the files of a BERT tokenizer with this vocabulary.
+    """Write the files of a BERT tokenizer with this vocabulary.
 
     Args:
-        folder: Existing folder.
-        pieces: Vocabulary by id; starts with
-            :data:`~pipelines.tokens.vocabulary.SPECIAL_TOKENS`.
+        pieces: Vocabulary by id; starts with :data:`SPECIAL_TOKENS`.
         max_length: Tokens of a text, told to transformers.
         lowercase: Whether the tokenizer lower-cases and drops accents.
     """
@@ -408,13 +391,10 @@ def save_wordpieces(
 def save_subwords(
     folder: Path, model: models.BPE | models.Unigram, max_length: int, *, lowercase: bool
 ) -> None:
-    """Writes the files of a tokenizer that splits text as BERT does, with another model.
+    """Write the files of a tokenizer that splits text as BERT does, with another model.
 
     Args:
-        folder: Existing folder.
-        model: Its vocabulary starts with
-            :data:`~pipelines.tokens.vocabulary.SPECIAL_TOKENS`;
-            words begin with :data:`~pipelines.tokens.vocabulary.WORD_START`.
+        model: Of special tokens first, whose words begin with :data:`WORD_START`.
         max_length: Tokens of a text, told to transformers.
         lowercase: Whether the tokenizer lower-cases and drops accents.
     """
@@ -446,46 +426,14 @@ def _save_options(folder: Path, options: Mapping[str, Any], max_length: int) -> 
     storage.write_json(folder / CONFIG_FILE, {**special, **options, "model_max_length": max_length})
 
 
-def _train_wordpieces(
-    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
-) -> None:
-    pieces = learn_wordpieces(counts, tokens.vocabulary_size)
-    save_wordpieces(folder, pieces, max_length, lowercase=tokens.lowercase)
-
-
-def _train_bpe(
-    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
-) -> None:
-    model = learn_bpe(counts, tokens.vocabulary_size)
-    save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
-
-
-def _train_unigram(
-    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
-) -> None:
-    model = learn_unigram(counts, tokens.vocabulary_size)
-    save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
-
-
-_TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings, int], None]] = {
-    "wordpiece": _train_wordpieces,
-    "bpe": _train_bpe,
-    "unigram": _train_unigram,
-}
-
-
 def _home(folder: Path) -> Path:
-    """Where the files are: those of a sentence-transformers folder with its first module."""
+    """Return where the files are: those of a sentence-transformers folder with its first module."""
     modules = folder_modules(folder)
     return folder / modules[0][1] if modules else folder
 
 
-def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
-    return _read_files(key, folder)[0]
-
-
 def _read_files(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer in a folder, and the options beside it."""
+    """Return the tokenizer in a folder, and the options beside it."""
     try:
         return _tokenizer_in(key, folder)
     except InputError:
@@ -513,11 +461,8 @@ def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
             lines[:-1] if lines[-1] == "" else lines, bool(options.get("do_lower_case", True))
         )
     else:
-        raise InputError(
-            key,
-            f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {home}",
-            "a tokenizer folder",
-        )
+        problem = f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {home}"
+        raise InputError(key, problem, "a tokenizer folder")
     # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
     tokenizer.encode(_RARE_WORD)
     if of_transformer or not modules:
@@ -530,7 +475,7 @@ def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _read_options(path: Path) -> _Options:
-    """What a file beside ``tokenizer.json`` says.
+    """Return what a file beside ``tokenizer.json`` says.
 
     Raises:
         DamagedFileError: It is no mapping, or of values of other types.

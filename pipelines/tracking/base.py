@@ -17,7 +17,7 @@ _NOT_PLAIN = re.compile(r"[^\w.-]", re.ASCII)
 
 
 def parameters(config: Config) -> dict[str, str]:
-    """Every setting by its dotted key, as text; Spark's that look like secrets are hidden."""
+    """Return every setting by its dotted key, as text; what looks like a secret is hidden."""
     tree = without_secrets(config).model_dump(mode="json")
     # Their keys have dots of their own.
     conf = tree.pop("spark")
@@ -31,7 +31,7 @@ def parameters(config: Config) -> dict[str, str]:
 
 
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a metrics line, under ``training/``.
+    """Return the figures of a metrics line, under ``training/``.
 
     Those of a worker are under its rank, those of a source of several under its name.
     """
@@ -49,7 +49,7 @@ def training_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_values(prefix: str, figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The figures of evaluations as ``PREFIX/EVALUATION/METRIC``, in letters that trackers take."""
+    """Return figures as ``PREFIX/EVALUATION/METRIC``, in letters that trackers take."""
     return {
         f"{prefix}/{_plain(evaluation)}/{_plain(metric)}": float(value)
         for evaluation, metrics in figures.items()
@@ -138,13 +138,13 @@ class Tracker(Protocol):
     """
 
     def start(self, start: RunStart) -> None:
-        """Opens the run, or goes on with it."""
+        """Open the run, or go on with it."""
         ...
 
     def log(self, points: Sequence[MetricPoint]) -> None:
-        """Takes figures, in the order in which they were measured."""
+        """Take figures, in the order in which they were measured."""
         ...
 
     def finish(self, end: RunEnd) -> None:
-        """Keeps files and model, and closes the run."""
+        """Keep files and model, and close the run."""
         ...

@@ -61,7 +61,9 @@ class MlflowTracker:
         uri = settings.mlflow_uri
         if uri is not None and not uri.startswith("databricks"):
             mlflow.set_tracking_uri(uri)
-        self._end_active()
+        # A start that failed half way may have left a run active in this process.
+        while mlflow.active_run() is not None:
+            mlflow.end_run("RUNNING")
         self._start = start
         known = self._known_run()
         # A run stays in the experiment that it was begun in.
@@ -99,7 +101,8 @@ class MlflowTracker:
         for file in end.files:
             self._log_file(file)
         if end.model is not None:
-            self._keep_model(self._local(end.model), end.step)
+            assert self._start is not None
+            self._keep_model(local_folder(location(end.model, self._start.storage)), end.step)
         if end.problem:
             mlflow.set_tag("problem", end.problem)
         mlflow.end_run(_STATUS[end.status])
@@ -108,12 +111,8 @@ class MlflowTracker:
         assert self._start is not None
         mlflow.log_artifact(str(local_file(location(file, self._start.storage))))
 
-    def _local(self, folder: str) -> Path:
-        assert self._start is not None
-        return local_folder(location(folder, self._start.storage))
-
     def _keep_model(self, folder: Path, step: int) -> None:
-        """Logs a model, unless this run has it already: a finished training may be called again."""
+        """Log a model, unless this run has it already: a finished training may be called again."""
         assert self._start is not None
         registered = self._start.settings.mlflow_registered_model
         digest = digest_model(folder)
@@ -125,7 +124,7 @@ class MlflowTracker:
         self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
 
     def _noted(self) -> dict[str, Any]:
-        """What the run folder knows of its run in MLflow."""
+        """Read what the run folder knows of its run in MLflow."""
         assert self._start is not None
         path = id_path(self._start)
         return storage.read_json(path) if path.exists() else {}
@@ -135,7 +134,7 @@ class MlflowTracker:
         storage.write_json(id_path(self._start), known)
 
     def _known_run(self) -> str | None:
-        """The run to go on with, if this store has it and it was not deleted."""
+        """Return the run to go on with, if this store has it and it was not deleted."""
         known = self._noted()
         if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
@@ -148,9 +147,7 @@ class MlflowTracker:
         return known["run_id"] if run.info.lifecycle_stage == "active" else None
 
     def _log_parameters(self, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
-        """Logs what is not there yet; what has changed since goes to tags, for MLflow's
-        parameters cannot be changed.
-        """
+        """Log what is not there yet; what has changed goes to tags: parameters cannot change."""
         new = [Param(key, value) for key, value in wanted.items() if key not in there]
         changed = [
             RunTag(f"resumed.{key}", value)
@@ -163,14 +160,9 @@ class MlflowTracker:
         for tags in _batches(changed, _PARAMS_AT_ONCE):
             client.log_batch(self._run_id, tags=tags)
 
-    def _end_active(self) -> None:
-        """A start that failed half way may have left a run active in this process."""
-        while mlflow.active_run() is not None:
-            mlflow.end_run("RUNNING")
-
 
 def log_model(folder: Path, step: int, registered: str | None) -> None:
-    """Logs a sentence-transformers folder as a pyfunc model of the active run.
+    """Log a sentence-transformers folder as a pyfunc model of the active run.
 
     The package itself travels with the model, so that it loads where it is not installed.
 
@@ -194,7 +186,7 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
 
 
 def _signature(example: np.ndarray) -> ModelSignature:
-    """The column of texts by its name, which MLflow does not enforce.
+    """Name the column of texts, which MLflow does not enforce.
 
     By a signature with names it refuses lists and Series, and by one without it takes the first
     column of any frame for the texts. So the model looks at its input itself, which MLflow leaves
@@ -210,11 +202,10 @@ def _signature(example: np.ndarray) -> ModelSignature:
 
 
 def requirements() -> list[str]:
-    """What the model needs where it is loaded, in the versions that are installed here.
+    """Return what the model needs where it is loaded, in the versions that are installed here.
 
-    Of a build such as `2.13.0+cpu` it is the release, for indexes have no others.
-
-    Of the frameworks these are the ones that the encoder has imported here.
+    Of frameworks these are those that the encoder has imported here; of a build such as
+    `2.13.0+cpu` it is the release, for indexes have no others.
     """
     frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
     pinned = [f"{name}=={release(metadata.version(name))}" for name in (*_LIBRARIES, *frameworks)]
@@ -223,12 +214,12 @@ def requirements() -> list[str]:
 
 
 def release(version: str) -> str:
-    """A version without the label of its build, which follows a plus sign."""
+    """Return a version without the label of its build, which follows a plus sign."""
     return version.partition("+")[0]
 
 
 def id_path(start: RunStart) -> Location:
-    """Where the id of MLflow's run is kept, and what was logged of the model."""
+    """Return where the id of MLflow's run is kept, and what was logged of the model."""
     return start.folder.tracking / "mlflow.json"
 
 

@@ -1,4 +1,4 @@
-"""A tracker's process: ``python -m pipelines.tracking.proxy NAME``.
+"""A tracker's process: ``python -m pipelines.tracking.process NAME``.
 
 Takes requests from the driver, one JSON object a line on standard input, and answers each by one
 on standard output. When the driver is gone, it closes the run as killed, and ends.
@@ -13,13 +13,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from pipelines.catalog import TRACKERS
 from pipelines.settings import StorageSettings, TrackingSettings
-from pipelines.tracking import tracker_class
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Tracker
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # What libraries print goes to the log, so that the answers stand alone.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def serve(name: str, requests: TextIO, answers: TextIO) -> None:
-    """Passes requests on to a tracker, and its errors to the driver.
+    """Pass requests on to a tracker, and its errors to the driver.
 
     Args:
         name: Of the tracker, in the registry.
@@ -40,7 +40,8 @@ def serve(name: str, requests: TextIO, answers: TextIO) -> None:
         request = json.loads(line)
         problem = None
         try:
-            tracker = tracker or tracker_class(name)()
+            tracker = tracker or TRACKERS.load(name)()
+            assert tracker is not None
             _CALLS[request["call"]](tracker, request["with"])
             is_open = request["call"] != "finish"
         except Exception as error:  # noqa: BLE001 - reported to the driver, which goes on without
@@ -53,7 +54,7 @@ def serve(name: str, requests: TextIO, answers: TextIO) -> None:
 
 
 def _answered(answers: TextIO, problem: str | None) -> bool:
-    """Answers a request; whether the driver was there to read it."""
+    """Answer a request; False if the driver is not there to read it."""
     try:
         answers.write(json.dumps({"problem": problem}) + "\n")
         answers.flush()
@@ -63,7 +64,7 @@ def _answered(answers: TextIO, problem: str | None) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
 
@@ -76,18 +77,10 @@ def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
     tracker.start(RunStart(**{**given, **sections}))
 
 
-def _log(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.log([MetricPoint(**point) for point in given["points"]])
-
-
-def _finish(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.finish(RunEnd(**given))
-
-
 _CALLS: Mapping[str, Callable[[Tracker, Mapping[str, Any]], None]] = {
     "start": _start,
-    "log": _log,
-    "finish": _finish,
+    "log": lambda tracker, given: tracker.log([MetricPoint(**one) for one in given["points"]]),
+    "finish": lambda tracker, given: tracker.finish(RunEnd(**given)),
 }
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class SentenceEncoder:
         self._embed = load_embedder(Path(folder))
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Embeds texts.
+        """Embed texts.
 
         Args:
             model_input: See :func:`texts_of`.
@@ -88,7 +88,7 @@ def _field(row: dict[Any, Any]) -> Any:
 
 
 def _place(names: list[Any]) -> int:
-    """Where the column of texts is."""
+    """Find the column of texts."""
     if len(names) == 1:
         return 0
     if names.count(TEXT) != 1:
@@ -105,5 +105,5 @@ def load(folder: str | Path) -> SentenceEncoder:
 
 
 def _load_pyfunc(path: str) -> SentenceEncoder:
-    """Called by MLflow with the folder of the model's data."""
+    """Load a model folder: MLflow calls it."""
     return load(path)

@@ -1,23 +1,50 @@
-"""Reports a run to all of its trackers; what the workflow calls."""
+"""Reports a run to all of its trackers; what the jobs call.
+
+Nothing here may stop or slow a training. Each tracker is a process of its own beside the driver,
+behind a bounded queue. The training hands figures over and never waits; a thread alone speaks with
+the process. If that cannot deliver, the thread tries again now and then, while the queue keeps what
+is new. A run that ends waits for ``tracking.wait_seconds`` at most, and then ends the process.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import os
+import select
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from pipelines.files.locations import Location
-from pipelines.settings import Config
+from pipelines.files.copies import cache_folder
+from pipelines.files.locations import Location, as_local
+from pipelines.settings import Config, TrackingSettings
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.tracking import base as names
-from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Status
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Status, parameters
 from pipelines.tracking.process import one_line
-from pipelines.tracking.proxy import TrackerProxy
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+"""Points that are kept for a tracker; when there are more, the oldest are dropped."""
+BATCH = 500
+RETRY_SECONDS = 30.0
+LAST_PAUSE_SECONDS = 2.0
+LAST_TRIES = 3
+ANSWER_SECONDS = 120.0
+LEAVE_SECONDS = 2.0
 
 
 class RunTracking:
-    """Reports what happens in a run to all of its trackers; a context manager on the driver.
+    """Report what happens in a run to all of its trackers; a context manager on the driver.
 
     Only the end waits, and for ``tracking.wait_seconds`` at most; nothing raises. Leaving it
     reports how the run has ended.
@@ -33,7 +60,7 @@ class RunTracking:
             run_folder=str(run_folder),
             storage=config.storage,
             settings=config.tracking,
-            parameters=names.parameters(config),
+            parameters=parameters(config),
             config=configuration.dump(without_secrets(config)),
             program=sys.argv[0],
             first_step=first_step,
@@ -48,22 +75,26 @@ class RunTracking:
         return self
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Reports figures of a step."""
+        """Report figures of a step."""
         self._step = max(self._step, step)
         point = MetricPoint(step=step, time=time.time(), values=dict(values))
         for proxy in self._proxies:
             proxy.log(point)
 
     def keep(self, *files: Location, model: Location | None = None) -> None:
-        """Names what is to be kept of the run when it ends; files that are not there are not."""
+        """Name what is to be kept of the run when it ends; files that are not there are not."""
         self._files += [str(file) for file in files if file.is_file()]
         self._model = str(model) if model is not None else self._model
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        status: Status = "finished" if error is None else "killed"
+        problem = ""
+        if isinstance(error, Exception):
+            status, problem = "failed", one_line(error)
         end = RunEnd(
-            status=_status(error),
+            status=status,
             step=self._step,
-            problem=one_line(error) if isinstance(error, Exception) else "",
+            problem=problem,
             files=tuple(self._files),
             model=self._model,
         )
@@ -74,7 +105,248 @@ class RunTracking:
             proxy.wait(deadline - time.monotonic())
 
 
-def _status(error: BaseException | None) -> Status:
-    if error is None:
-        return "finished"
-    return "failed" if isinstance(error, Exception) else "killed"
+class TrackingError(Exception):
+    """A tracker could not do what it was asked; its proxy handles it."""
+
+
+class TrackerProxy:
+    """Hand figures to one tracker, whatever becomes of it.
+
+    Args:
+        name: Of the tracker, in the registry.
+        start: Sent to it first.
+    """
+
+    def __init__(self, name: str, start: RunStart) -> None:
+        self._name = name
+        self._start = start
+        self._points: deque[MetricPoint] = deque(maxlen=MAX_WAITING)
+        self._dropped = 0
+        self._end: RunEnd | None = None
+        self._changed = threading.Condition()
+        self._process: TrackerProcess | None = None
+        self._is_delivered = False
+        self._has_warned = False
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, point: MetricPoint) -> None:
+        """Hand figures over; never wait."""
+        with self._changed:
+            self._dropped += len(self._points) == MAX_WAITING
+            self._points.append(point)
+            self._changed.notify()
+
+    def end(self, end: RunEnd) -> None:
+        """Pass on how the run has ended; never wait."""
+        with self._changed:
+            self._end = end
+            self._changed.notify()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all is delivered or cannot be, at most so long, and end the process."""
+        self._thread.join(max(seconds, 0.0))
+        if not self._is_delivered:
+            self._warn("it took too long to take what was left")
+            logger.info("%s lacks the last of this run; the run folder has all of it", self._name)
+        elif self._dropped:
+            logger.info("%s lacks %d points of this run", self._name, self._dropped)
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify()
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join(LEAVE_SECONDS)
+
+    def _work(self) -> None:
+        """Deliver what is there, and wait for more: the thread."""
+        last_tries = LAST_TRIES
+        while last_tries and not self._is_delivered and not self._is_abandoned:
+            try:
+                self._deliver()
+                self._wait_for_more()
+            except Exception as error:  # noqa: BLE001 - a training does not end for a tracker
+                self._warn(str(error) if isinstance(error, TrackingError) else one_line(error))
+                last_tries -= self._end is not None
+                self._pause()
+        if self._process is not None:
+            self._process.close()
+
+    def _deliver(self) -> None:
+        process = self._running_process()
+        if not process.has_started:
+            sections = {
+                "settings": self._start.settings.model_dump(),
+                "storage": self._start.storage.model_dump(),
+            }
+            process.ask("start", asdict(self._start) | sections)
+            process.has_started = True
+            # Another process goes on with what this one has written.
+            self._start = replace(self._start, first_step=None)
+        while True:
+            with self._changed:
+                batch = [self._points[place] for place in range(min(BATCH, len(self._points)))]
+                dropped = self._dropped
+            if not batch:
+                break
+            process.ask("log", {"points": [asdict(point) for point in batch]})
+            with self._changed:
+                # Of what was delivered, the oldest may have been dropped meanwhile.
+                for _ in range(len(batch) - (self._dropped - dropped)):
+                    self._points.popleft()
+        if self._end is not None and not self._points:
+            process.ask("finish", asdict(self._end))
+            self._is_delivered = True
+
+    def _running_process(self) -> TrackerProcess:
+        if self._process is None or not self._process.is_alive:
+            started = TrackerProcess(self._name, self._start)
+            with self._changed:
+                self._process = started
+                if self._is_abandoned:
+                    started.kill()
+        assert self._process is not None
+        return self._process
+
+    def _wait_for_more(self) -> None:
+        with self._changed:
+            while not (self._points or self._is_delivered or self._end is not None):
+                self._changed.wait()
+
+    def _pause(self) -> None:
+        """Wait before the next try, and not for long when the run has ended."""
+        began = time.monotonic()
+        with self._changed:
+            if self._end is not None and not self._is_abandoned:
+                self._changed.wait(LAST_PAUSE_SECONDS)
+            while self._end is None and (left := began + RETRY_SECONDS - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _warn(self, problem: str) -> None:
+        """Say one line, whatever happens and however often."""
+        with self._changed:
+            if self._has_warned:
+                return
+            self._has_warned = True
+        logger.warning(
+            "%s is behind or cannot be reached, and the run goes on without it (%s); see %s",
+            self._name,
+            problem,
+            log_path(self._start, self._name),
+        )
+
+
+def log_path(start: RunStart, name: str) -> Path:
+    """Return where a tracker's process writes what it and its library have to say."""
+    folder = as_local(start.folder.tracking)
+    if folder is not None:
+        return folder / f"{name}.log"
+    # The process appends to it, which no store can.
+    digest = hashlib.sha256(start.run_folder.encode()).hexdigest()[:16]
+    return cache_folder(start.storage) / "logs" / digest / f"{name}.log"
+
+
+EXPERIMENT = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+
+
+def databricks_environment(settings: TrackingSettings) -> Mapping[str, str]:
+    """Return workspace, credentials and experiment of a notebook or job of Databricks.
+
+    A child process does not know them. Empty, and MLflow is not imported, where the tracking server
+    is not Databricks.
+
+    Raises:
+        Exception: MLflow's, where it finds no credentials.
+    """
+    uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    in_runtime = "DATABRICKS_RUNTIME_VERSION" in os.environ
+    if not uri.startswith("databricks") and (uri or not in_runtime):
+        return {}
+    from mlflow.tracking.default_experiment.registry import get_experiment_id
+    from mlflow.utils.databricks_utils import get_databricks_env_vars
+
+    found = dict(get_databricks_env_vars(uri or "databricks"))
+    if settings.mlflow_experiment is None and not any(name in os.environ for name in EXPERIMENT):
+        experiment = get_experiment_id() if in_runtime else None
+        if experiment is not None:
+            found["MLFLOW_EXPERIMENT_ID"] = str(experiment)
+    return found
+
+
+_ENVIRONMENTS: Mapping[str, Callable[[TrackingSettings], Mapping[str, str]]] = {
+    "mlflow": databricks_environment
+}
+"""Variables that a tracker's process needs and the driver alone can know."""
+
+
+class TrackerProcess:
+    """The process of a tracker; raises whatever keeps it from starting."""
+
+    def __init__(self, name: str, start: RunStart) -> None:
+        self.has_started = False
+        extra = _ENVIRONMENTS[name](start.settings) if name in _ENVIRONMENTS else {}
+        log = log_path(start, name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.tracking.process", name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                env={**os.environ, **extra, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # An interrupt from the keyboard is for the driver, which reports how the run ended.
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._process.poll() is None
+
+    def ask(self, call: str, given: Mapping[str, Any]) -> None:
+        """Have the tracker do something, and wait for its answer.
+
+        Raises:
+            TrackingError: It could not, or did not answer in time; it is ended then.
+        """
+        assert self._process.stdin is not None
+        request = json.dumps({"call": call, "with": given}) + "\n"
+        try:
+            self._process.stdin.write(request.encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise TrackingError(f"its process died ({error})") from None
+        problem = json.loads(self._answer(call))["problem"]
+        if problem is not None:
+            raise TrackingError(problem)
+
+    def _answer(self, call: str) -> bytes:
+        assert self._process.stdout is not None
+        # The end of a run may take long; `TrackerProxy.wait` ends the process after its deadline.
+        limit = None if call == "finish" else ANSWER_SECONDS
+        ready, _, _ = select.select([self._process.stdout], [], [], limit)
+        if not ready:
+            self.kill()
+            raise TrackingError(f"no answer within {ANSWER_SECONDS:.0f} s")
+        line: bytes = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise TrackingError("its process died")
+        return line
+
+    def close(self) -> None:
+        """Let the process end by itself, and end it if it does not."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(5.0)
+        except (OSError, subprocess.TimeoutExpired):
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process, and warn if it does not end soon."""
+        self._process.kill()
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            logger.warning("a tracker's process was killed and is still there (%s)", error)

@@ -70,7 +70,7 @@ class TensorBoardTracker:
         self._written.cleanup()
 
     def _publish(self) -> None:
-        """Copies the event files to a store, where they cannot grow."""
+        """Copy the event files to a store, where they cannot grow."""
         self._published = time.monotonic()
         if as_local(self._folder) is None and self._writer is not None:
             self._writer.flush()
@@ -88,7 +88,7 @@ class TensorBoardTracker:
 
 
 def event_folder(start: RunStart) -> Location:
-    """Where the event files of a run are; a place in a shared folder is taken for it.
+    """Return where the event files of a run are; take a place in a shared folder for it.
 
     That is the name of the run folder. If another run folder of that name came first, or the
     owner of the files there is unknown, a digest of the path follows it.
@@ -103,7 +103,7 @@ def event_folder(start: RunStart) -> Location:
 
 
 def _take(folder: Location, run_folder: str) -> bool:
-    """Marks a folder of event files as a run's; False if it is not empty and not this run's."""
+    """Mark a folder of event files as a run's; False if it is not empty and not this run's."""
     marker = folder / MARKER
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):

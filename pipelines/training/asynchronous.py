@@ -1,23 +1,20 @@
-"""The step loop of asynchronous runs: pull parameters, compute, push a gradient.
+"""The step loops of workers that do not meet in each step. Run on executors.
 
-Each step is one worker's alone, and its update is made by whoever holds the parameters. So an
-asynchronous run makes the same updates as a synchronous one, of the same granules and at the
-same learning rates, on any number of workers; only the parameters that a gradient is computed
-on may be older. How old they may be is bounded by ``training.max_staleness``; with 0 each step
-waits for all before it, and the run is the synchronous one.
+**Asynchronous**: pull parameters, compute, push a gradient. Each step is one worker's alone, and
+its update is made by whoever holds the parameters. So a run makes the same updates as a synchronous
+one, of the same granules and at the same learning rates, on any number of workers; only the
+parameters that a gradient is computed on may be older. ``training.max_staleness`` bounds by how
+much; with 0 each step waits for all before it, and the run is the synchronous one.
 
-Source of the bound: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
-Parameter Server", NeurIPS 2013.
-
-The step loop of averaging rounds: some steps alone, then the mean of all workers' states.
-
-Every worker makes its part of each step by itself, with an optimiser of its own. After
-``training.round_steps`` steps the differences that the workers have made to weights and
+**In rounds**: every worker makes its part of each step by itself, with an optimiser of its own.
+After ``training.round_steps`` steps the differences that the workers have made to weights and
 optimiser are averaged, and all go on from the mean. Rounds end at every checkpoint too.
 
-Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017, arXiv:1602.05629; averaging the moments as well, Yu, Jin and Yang, "On the
-Linear Speedup Analysis of Communication Efficient Momentum SGD", ICML 2019, arXiv:1905.03817.
+Source of the bound: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+Parameter Server", NeurIPS 2013. Of the rounds: McMahan et al., "Communication-Efficient Learning of
+Deep Networks from Decentralized Data", AISTATS 2017, arXiv:1602.05629; averaging the moments as
+well, Yu, Jin and Yang, "On the Linear Speedup Analysis of Communication Efficient Momentum SGD",
+ICML 2019, arXiv:1905.03817.
 """
 
 from __future__ import annotations
@@ -47,16 +44,16 @@ class Rounds(Protocol):
     """A worker's access to the state that is averaged: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
 
     def pull(self, step: int) -> Weights:
-        """The state before a step that begins a round; waits until all have added to it."""
+        """Return the state before a step that begins a round; waits until all have added to it."""
         ...
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Adds what was subtracted from the state up to a step, by how many granules."""
+        """Add what was subtracted from the state up to a step, by how many granules."""
         ...
 
 
 def round_ends(run: TrainingRun) -> Iterator[int]:
-    """The step before which each round of a run ends; they follow from the settings alone."""
+    """Yield the step before which each round of a run ends; they follow from the settings alone."""
     training = run.config.training
     for step in range(run.first_step + 1, run.last_step + 1):
         if step % training.round_steps == 0 or run.is_checkpointed(step):
@@ -70,14 +67,7 @@ def train_in_rounds(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """Trains this worker's part of every step, from first to last. Runs on an executor.
-
-    Args:
-        stepper_factory: Makes the framework's side from a checkpoint.
-        rounds: Access to the averaged state.
-        feed: The worker's granules, step by step.
-        reporter: The connection to the driver.
-    """
+    """Train this worker's part of every step, from the first to the last."""
     run, training = task.run, task.run.config.training
     first = load_checkpoint(run.run_folder, run.first_step)
     stepper = stepper_factory(task, first, SingleProcess())
@@ -117,7 +107,7 @@ def train_in_rounds(
 
 
 def state_of(checkpoint: Checkpoint) -> Weights:
-    """Weights and optimiser in one dict, in an order that is always the same."""
+    """Return weights and optimiser in one dict, in an order that is always the same."""
     weights = checkpoint.weights
     state = {f"weights/{name}": value for name, value in weights.items()}
     for kind in ("m", "v"):
@@ -128,7 +118,7 @@ def state_of(checkpoint: Checkpoint) -> Weights:
 
 
 def checkpoint_of(state: Weights, step: int, like: Checkpoint) -> Checkpoint:
-    """The inverse of :func:`state_of`."""
+    """Return the inverse of :func:`state_of`."""
     weights = {name: state[f"weights/{name}"] for name in like.weights}
     moments = {f"{kind}/{name}": state[f"{kind}/{name}"] for kind in "mv" for name in weights}
     return Checkpoint(step=step, spec=like.spec, weights=weights, moments=moments)
@@ -157,15 +147,15 @@ class Parameters(Protocol):
     """
 
     def pull(self) -> tuple[Weights, int]:
-        """The weights as they are now, and how many updates they have had."""
+        """Return the weights as they are now, and how many updates they have had."""
         ...
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Requests an update; returns how many the weights have had, this one included."""
+        """Request an update; return how many the weights have had, this one included."""
         ...
 
     def progress(self) -> Progress:
-        """The progress of the run."""
+        """Return the progress of the run."""
         ...
 
     def state(self) -> tuple[Weights, Weights]:
@@ -173,7 +163,7 @@ class Parameters(Protocol):
         ...
 
     def mark_saved(self, step: int) -> None:
-        """Lets the others go on from a step whose state has been saved."""
+        """Let the others go on from a step whose state has been saved."""
         ...
 
 
@@ -184,14 +174,7 @@ def train_asynchronously(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """Makes the steps whose turn is this worker's, from first to last. Runs on an executor.
-
-    Args:
-        stepper_factory: Makes the framework's side from a checkpoint.
-        parameters: Access to the parameters.
-        feed: The worker's steps.
-        reporter: The connection to the driver.
-    """
+    """Make the steps whose turn is this worker's, from the first to the last."""
     run = task.run
     checkpoint = load_checkpoint(run.run_folder, run.first_step)
     stepper = stepper_factory(task, checkpoint, SingleProcess())
@@ -207,7 +190,7 @@ def train_asynchronously(
 
 
 def oldest_needed(run: TrainingRun, step: int) -> int:
-    """The step before which all must have been applied when a step begins.
+    """Return the step before which all must have been applied when a step begins.
 
     That is what bounds the staleness; and a step behind a checkpoint waits for all before that
     checkpoint, so that the state which is saved holds exactly them.
@@ -217,7 +200,7 @@ def oldest_needed(run: TrainingRun, step: int) -> int:
 
 
 def _fence(run: TrainingRun, step: int) -> int:
-    """The newest checkpoint that a step is not before."""
+    """Return the newest checkpoint that a step is not before."""
     every = run.config.training.checkpoint_every
     return max(run.first_step, step // every * every)
 
@@ -262,7 +245,7 @@ class _StalenessBarrier:
         self._known = Progress(applied=task.run.first_step, saved=task.run.first_step)
 
     def wait_for(self, step: int) -> None:
-        """Returns when a step may begin."""
+        """Wait until a step may begin."""
         run = self._task.run
         if self._task.rank == 0:
             self._save_up_to(_fence(run, step))
@@ -274,7 +257,7 @@ class _StalenessBarrier:
             self._save_up_to(self._task.run.last_step)
 
     def _save_up_to(self, last: int) -> None:
-        """Saves the checkpoints up to one; none behind it can have begun."""
+        """Save the checkpoints up to one; none behind it can have begun."""
         run = self._task.run
         between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
         for step in (*between, last) if last > self._known.saved else ():
@@ -288,7 +271,7 @@ class _StalenessBarrier:
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:
-        """Polls the servers until the run has got so far.
+        """Poll the servers until the run has got so far.
 
         Raises:
             TimeoutError: It did not move within ``training.stall_seconds``.

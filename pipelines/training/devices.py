@@ -26,14 +26,14 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def worker_device() -> torch.device:
-    """The GPU that this worker of PyTorch was given, or the CPU; see :func:`own_device`."""
+    """Return the GPU that this worker of PyTorch was given, or the CPU; see :func:`own_device`."""
     import torch
 
     return torch.device(own_device() if torch.cuda.is_available() else "cpu")
 
 
 def own_device() -> str:
-    """The name of this worker's device, where the framework sees GPUs.
+    """Return the name of this worker's device, where the framework sees GPUs.
 
     A GPU is used if Spark gave the task one (the resource ``gpu``), or ``CUDA_VISIBLE_DEVICES``
     names some, of which the worker takes the one that ``LOCAL_RANK`` counts to. A GPU that was not
@@ -58,11 +58,10 @@ def _tell_of_unused_gpus() -> None:
 
 
 def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
-    """The name of a worker's device where there are GPUs.
+    """Return the name of a worker's device where there are GPUs.
 
     Args:
         given: Address of the GPU that Spark gave the task.
-        environment: Of the process.
     """
     visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
     # PyTorch counts the visible ones only.
@@ -95,7 +94,6 @@ def with_precision(
     ends the run if they differ.
 
     Args:
-        training: The settings.
         collectives: Between the workers, all of which call this at once.
         has_bf16: Whether this worker's device has instructions for bf16. It is then about twice as
             fast in it; one without them emulates them, and takes many times as long.

@@ -1,14 +1,4 @@
-"""The step loop of synchronous runs, and what all loops share. Runs on an executor.
-
-The end of a training before its last step, once its evaluations gain no more.
-
-Runs on executors. The driver leaves its request in the run folder, where it is found however a run
-goes on; the workers look for it at checkpoints, and agree.
-
-Checkpoints beside those of known steps: after some minutes, and when a machine is about to go.
-
-Runs on executors.
-"""
+"""The step loop of synchronous runs, and what all loops share. Runs on an executor."""
 
 from __future__ import annotations
 
@@ -25,40 +15,37 @@ from pipelines.quiet import quiet_import
 from pipelines.runs.attempts import fenced
 from pipelines.runs.checkpoint import CheckpointWriter, load_checkpoint
 from pipelines.runs.model_choice import is_to_end
-from pipelines.runs.run import WorkerTask
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.training.collectives.base import Collectives, SingleProcess, check_agreement
 from pipelines.training.control.reporter import Reporter
 from pipelines.training.steppers.base import FILE_FEEDS, Stepper, StepperFactory, StepWork
 
 
-class EarlyEnd:
-    """Whether the workers of a synchronous run end at a checkpoint.
+def ends_early(run: TrainingRun, collectives: Collectives, step: int) -> bool:
+    """Return whether no step is made from this one on; all workers ask, after each step.
 
-    Args:
-        task: Of the worker.
-        collectives: Between the workers.
+    Once evaluations gain no more, the driver leaves its request in the run folder, where it is
+    found however a run goes on. The workers look for it at checkpoints.
     """
+    if run.config.training.patience is None or not run.is_checkpointed(step):
+        return False
+    # One looks, so that all see the same.
+    return _any_says(collectives, collectives.rank == 0 and is_to_end(run.run_folder))
 
-    def __init__(self, task: WorkerTask, collectives: Collectives) -> None:
-        self._run = task.run
-        self._collectives = collectives
 
-    def is_at(self, step: int) -> bool:
-        """Whether no step is made from this one on; all workers ask, after each step."""
-        if self._run.config.training.patience is None or not self._run.is_checkpointed(step):
-            return False
-        # One looks, so that all see the same.
-        asked = self._collectives.rank == 0 and is_to_end(self._run.run_folder)
-        votes = self._collectives.all_gather(np.array([asked], dtype=np.int64))
-        return bool(np.asarray(votes).any())
+def _any_says(collectives: Collectives, own: bool) -> bool:
+    """Return whether any worker says so; all of them ask at once."""
+    votes = collectives.all_gather(np.array([own], dtype=np.int64))
+    return bool(np.asarray(votes).any())
 
 
 class ExtraCheckpoints:
-    """When a worker of a synchronous run has such a checkpoint to write.
+    """Says when there is a checkpoint beside those of known steps.
+
+    That is some minutes after the last one, and when a machine is about to go.
 
     Args:
-        task: Of the worker.
         reporter: Hears the driver ask for one.
         together: Between workers that can only write one together, and so agree after each step
             whether there is to be one; None where the first worker writes it alone.
@@ -74,15 +61,12 @@ class ExtraCheckpoints:
         self._saved = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether there is to be one after the step that was just made; all workers ask."""
+        """Return whether there is to be one after the step just made; all workers ask."""
         own = self._reporter.save_asked.is_set() or self._is_late()
-        if self._together is None:
-            return own
-        votes = self._together.all_gather(np.array([own], dtype=np.int64))
-        return bool(np.asarray(votes).any())
+        return own if self._together is None else _any_says(self._together, own)
 
     def saved(self) -> None:
-        """Notes that a checkpoint was written, whatever for."""
+        """Note that a checkpoint was written, whatever for."""
         self._saved = time.monotonic()
         self._reporter.save_asked.clear()
 
@@ -97,13 +81,10 @@ def train_worker(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """Trains in step with the other workers, from first to last. Runs on an executor.
+    """Train in step with the other workers, from the first step to the last.
 
     Args:
-        stepper_factory: Makes the framework's side from a checkpoint.
         collectives: The engine's way to move numbers between workers.
-        feed: The worker's granules, step by step.
-        reporter: The connection to the driver.
     """
     steps = SharedSteps(task, stepper_factory, collectives, feed, reporter)
     for work in steps:
@@ -138,7 +119,6 @@ class SharedSteps:
         together = self._stepper.sharded and collectives.workers > 1
         run = task.run
         self._checkpoints = CheckpointWriter(run.run_folder, run.config.training, run.attempt)
-        self._early_end = EarlyEnd(task, collectives)
         self._has_ended = False
         self._extra = ExtraCheckpoints(task, reporter, collectives if together else None)
         reporter.ready()
@@ -153,7 +133,7 @@ class SharedSteps:
             self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
-        """Makes a step with the other workers, and writes its checkpoint if there is to be one.
+        """Make a step with the other workers, and write its checkpoint if there is to be one.
 
         Returns:
             The loss over all workers.
@@ -178,11 +158,11 @@ class SharedSteps:
             self._reporter.send_records()
             self._save(done)
             self._extra.saved()
-        self._has_ended = self._early_end.is_at(done)
+        self._has_ended = ends_early(run, self._collectives, done)
         return loss
 
     def _save(self, step: int) -> None:
-        """Writes the state before a step.
+        """Write the state before a step.
 
         Rank 0 writes; if the state is sharded, the others send it their part of each array.
         """
@@ -196,7 +176,7 @@ class SharedSteps:
 
 
 def check_finite(step: int, loss: float) -> None:
-    """Ends a run that has diverged: no later step can bring a loss back that is not finite.
+    """End a run that has diverged: no later step can bring a loss back that is not finite.
 
     Raises:
         FloatingPointError: The loss is infinite or no number.
@@ -206,13 +186,9 @@ def check_finite(step: int, loss: float) -> None:
 
 
 class StepTimer:
-    """Measures a worker's steps, and reports each to the driver.
+    """Measures the steps of a worker, and reports each to the driver.
 
     What happens after a step, such as writing its checkpoint, counts as time of the next one.
-
-    Args:
-        reporter: The connection to the driver.
-        precision: In which the worker computes.
     """
 
     def __init__(self, reporter: Reporter, precision: str | None = None) -> None:
@@ -225,7 +201,7 @@ class StepTimer:
         self._communication_seconds: float | None = 0.0
 
     def timed(self, feed: Iterator[StepWork]) -> Iterator[StepWork]:
-        """Passes the feed on, and measures how long each step's granules took to come."""
+        """Pass the feed on, and measure how long each step's granules took to come."""
         while True:
             asked = time.monotonic()
             work = next(feed, None)
@@ -236,7 +212,7 @@ class StepTimer:
 
     @contextmanager
     def step(self, stepper: Stepper) -> Iterator[None]:
-        """While a stepper makes a step: arithmetic, but for what it spends in its exchange."""
+        """Measure a stepper's step: arithmetic, but for what it spends in its exchange."""
         before = stepper.exchange_seconds
         with self.arithmetic():
             yield
@@ -248,14 +224,14 @@ class StepTimer:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """While the worker computes."""
+        """Measure what the worker computes."""
         began = time.monotonic()
         yield
         self._compute_seconds += time.monotonic() - began
 
     @contextmanager
     def communication(self) -> Iterator[None]:
-        """While the worker moves numbers, or waits for what others do."""
+        """Measure what the worker moves, or waits for others."""
         began = time.monotonic()
         yield
         seconds = time.monotonic() - began
@@ -271,7 +247,7 @@ class StepTimer:
         gradient_norm: float | None,
         staleness: int | None = None,
     ) -> None:
-        """Reports a step."""
+        """Report a step."""
         now, cpu = time.monotonic(), time.process_time()
         self._reporter.step_done(
             StepRecord(
@@ -310,7 +286,7 @@ def run_worker(
     stepper: str | None = None,
     means_peer_lost: Callable[[Exception], bool] = lambda error: False,
 ) -> bool:
-    """Trains one worker's share, connected to the driver's monitor. Runs on an executor.
+    """Train one worker's share, connected to the driver's monitor. Runs on an executor.
 
     Errors are reported to the driver, which decides about the run; the reporter ends this
     process when the driver cancels the run.

@@ -14,27 +14,6 @@ Nothing is indexed: the words of all queries are known before documents are read
 the documents counts these (:class:`WordStatistics`), and a second one scores. Parts of a corpus are
 counted and scored apart and give what the whole would, which libraries that build an index, and
 weigh by it alone, cannot do. Memory does not grow with the documents.
-
-The words of a text as BM25 counts them: the same for documents and for queries, in any language.
-
-Of scripts that set blanks between words, a word is a run of letters, digits and the marks on them,
-in Unicode's form for comparing (NFKC, then case folded), without an s at its end: plurals of
-English, French and Spanish meet their singulars, and nothing else is cut, since the language of a
-text is not known. There is no stop list: the weight of BM25 makes frequent words count little.
-
-Of scripts that set none, and of Korean, which attaches particles to words, the characters and the
-overlapping pairs of them stand for words, since segmenting would need a dictionary for each
-language: pairs tell words apart, and single characters find words of one character. Sources: Nie,
-Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval", IRAL 2000;
-McNamee and Mayfield, "Character n-gram tokenization for European language text retrieval",
-Information Retrieval 7, 2004; for Chinese, Japanese and Korean, Lucene's ``CJKBigramFilter``.
-
-Two rankings of the same documents as one: by vectors, and by words.
-
-A document's score is its cosine and a tenth of its BM25, as a share of the query's best one.
-Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", ACM
-Transactions on Information Systems 42(1), 2023, who find such sums better than fusion by ranks,
-which gives words half of the say however little they find.
 """
 
 from __future__ import annotations
@@ -59,6 +38,7 @@ from pipelines.vectors.nearest import (
     best_of_block,
     joined,
     merged,
+    ranks,
 )
 
 _WITHOUT_BLANKS = (
@@ -78,7 +58,21 @@ _LEAST_PLURAL = 4
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in their order, each as often as it is there."""
+    """Return the words of a text in their order, each as often as it is there, in any language.
+
+    Of scripts that set blanks between words, a word is a run of letters, digits and the marks on
+    them, in Unicode's form for comparing (NFKC, then case folded), without an s at its end: plurals
+    of English, French and Spanish meet their singulars, and nothing else is cut, since the language
+    of a text is not known. There is no stop list: BM25's weight makes frequent words count little.
+
+    Of scripts that set none, and of Korean, which attaches particles to words, the characters and
+    the overlapping pairs of them stand for words, since segmenting would need a dictionary for each
+    language: pairs tell words apart, and single characters find words of one character. Sources:
+    Nie, Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval",
+    IRAL 2000; McNamee and Mayfield, "Character n-gram tokenization for European language text
+    retrieval", Information Retrieval 7, 2004; for Chinese, Japanese and Korean, Lucene's
+    ``CJKBigramFilter``.
+    """
     # Names of variables are words with underscores between them.
     if text.isascii():
         return [_singular(run) for run in _ASCII_RUN.findall(text.lower())]
@@ -87,7 +81,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _words_of_run(run: str) -> Iterator[str]:
-    """The words of letters, digits and marks that nothing separates."""
+    """Yield the words of letters, digits and marks that nothing separates."""
     for found in _PARTS.finditer(run):
         part = found[0]
         if found[1] is None:
@@ -103,7 +97,7 @@ def _singular(word: str) -> str:
 
 @cache
 def _run() -> re.Pattern[str]:
-    r"""Letters, digits and marks: ``\w`` alone would cut words of Hindi at their vowels."""
+    r"""Match letters, digits and marks: ``\w`` alone would cut words of Hindi at their vowels."""
     marks = [
         character
         for character in map(chr, range(sys.maxunicode + 1))
@@ -120,7 +114,11 @@ FUSED_RANKS = 100
 
 
 def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Neighbours:
-    """The k best of both rankings for each query, by cosine + 0.1 BM25 / best BM25.
+    """Return the k best of both rankings for each query, by cosine + 0.1 BM25 / best BM25.
+
+    Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", ACM
+    Transactions on Information Systems 42(1), 2023, who find such sums better than fusion by ranks,
+    which gives words half of the say however little they find.
 
     A document that only words have found counts with the lowest cosine that is known of its query,
     which its own does not exceed; one that only vectors have found, with a BM25 of zero. Of equal
@@ -154,11 +152,8 @@ def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Nei
 
 
 def ranks_of(ranking: Neighbours) -> np.ndarray:
-    """int64 [neighbours]: the rank of each, from 1 for the best of its query."""
-    ranks: np.ndarray = (
-        np.arange(len(ranking.queries)) - np.searchsorted(ranking.queries, ranking.queries) + 1
-    )
-    return ranks
+    """Return the rank of each, from 1 for the best of its query: int64 [neighbours]."""
+    return ranks(ranking.queries) + 1
 
 
 K1 = 1.2
@@ -186,7 +181,7 @@ class WordQueries:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> WordQueries:
-        """Of the texts of queries."""
+        """Return those of texts."""
         asking: dict[str, list[int]] = {}
         for number, text in enumerate(texts):
             for word in dict.fromkeys(words_of(text)):
@@ -210,15 +205,12 @@ class WordStatistics:
     having: np.ndarray
 
     def __add__(self, other: WordStatistics) -> WordStatistics:
-        return WordStatistics(
-            self.documents + other.documents,
-            self.words + other.words,
-            self.having + other.having,
-        )
+        documents, words = self.documents + other.documents, self.words + other.words
+        return WordStatistics(documents, words, self.having + other.having)
 
 
 def word_statistics(queries: WordQueries, texts: Iterable[str]) -> WordStatistics:
-    """Counts the words of queries in documents.
+    """Count the words of queries in documents.
 
     Args:
         queries: Whose words count.
@@ -238,7 +230,7 @@ def word_statistics(queries: WordQueries, texts: Iterable[str]) -> WordStatistic
 def best_by_words(
     queries: WordQueries, statistics: WordStatistics, blocks: Iterable[TextBlock], k: int
 ) -> Neighbours:
-    """The k documents of highest BM25 for each query; of equal ones the lower id wins.
+    """Find the k documents of highest BM25 for each query; of equal ones the lower id wins.
 
     Args:
         queries: What is asked.
@@ -257,7 +249,7 @@ def best_by_words(
 
 
 def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[str]) -> np.ndarray:
-    """[queries, documents]; minus infinity where they share no word."""
+    """Return scores [queries, documents]; minus infinity where they share no word."""
     scores = np.zeros((queries.count, len(texts)))
     mean = statistics.words / max(statistics.documents, 1)
     # Always in the order of the terms, so that equal documents of two blocks have equal scores.
@@ -276,7 +268,7 @@ def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[st
 def _by_term(
     queries: WordQueries, texts: Sequence[str]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """For each term that any of some documents has: these, and their counts and lengths."""
+    """Yield each term that any of some documents has, these, and their counts and lengths."""
     triples: list[tuple[int, int, int]] = []
     lengths = np.zeros(len(texts))
     for row, text in enumerate(texts):
@@ -292,5 +284,5 @@ def _by_term(
 
 
 def total(parts: Iterable[WordStatistics], queries: WordQueries) -> WordStatistics:
-    """The statistics of a corpus of those of its parts, also of none."""
+    """Add up the statistics of the parts of a corpus, also of none."""
     return reduce(WordStatistics.__add__, parts, word_statistics(queries, ()))

@@ -40,7 +40,6 @@ def embed_column(
         output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
             (float) behind it, where it is quantised.
         backend: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`, as for the others.
-        precision: Of the matrix products.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; None: its default.
         dimensions: Values of an embedding to keep.
@@ -81,7 +80,6 @@ def check_columns(
 
     Args:
         is_text: Whether a column holds strings, by its name.
-        columns: What is wanted.
         options: Whether there will be scales.
         where: Of the columns, for the message.
 
@@ -104,7 +102,6 @@ def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -
     """Return options as tasks of a session compute: with their threads, and on GPUs if they have.
 
     Args:
-        session: Has the tasks.
         options: Those of the driver.
         backend: As the settings have it.
 

@@ -23,8 +23,9 @@ from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
 from pipelines.corpus.readers.inputs import has_columns
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage, versions
+from pipelines.files.begun import beginning, begun_folders
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location, RemotePath, listed
+from pipelines.files.locations import Location, as_remote, listed
 from pipelines.models.inference.backends import choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config, EmbeddingSettings
@@ -35,7 +36,12 @@ from pipelines.tokens.start import DOCUMENT, read_prompts
 from pipelines.vectors.column import check_columns, options_in
 from pipelines.vectors.embed_parts import embed_parts
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, task_device
-from pipelines.vectors.inputs import parquet_inputs, stage_table
+from pipelines.vectors.inputs import (
+    check_no_overlap,
+    input_stamps,
+    parquet_inputs,
+    stage_table,
+)
 from pipelines.vectors.keys import compare_rows
 from pipelines.vectors.merge import check_connector, merge_table
 from pipelines.vectors.parts import (
@@ -55,15 +61,15 @@ from pipelines.vectors.parts import (
 from pipelines.vectors.plan import (
     INPUTS,
     KEY_COLUMN,
+    LAYOUT_KEYS,
     OUTPUT,
+    VECTOR_KEYS,
     Changes,
     Plan,
     Version,
     Work,
     choose_work,
-    columns_of,
-    identity_of,
-    options_of,
+    options_for,
     output_folder,
     part_file,
     publish,
@@ -77,9 +83,6 @@ from pipelines.vectors.table_job import (
     MANIFEST_FILE,
     PLAN_FILE,
     STAGED,
-    beginning,
-    begun_folders,
-    link,
     make_parts,
     run_job,
     working_on,
@@ -140,9 +143,7 @@ class EmbeddingJob:
     """A job of the section ``embedding``, with its model and inputs as they are now.
 
     Attributes:
-        config: The settings.
-        options: The model, and what is done with its embeddings.
-        identity: See :func:`~pipelines.vectors.plan.identity_of`.
+        identity: What decides the content of the table, by setting.
     """
 
     config: Config
@@ -154,10 +155,27 @@ class EmbeddingJob:
         """Look at the model, ``<run.folder>/model`` unless named, and at the inputs.
 
         Raises:
-            InputError: There is no such model or input, or the settings do not fit it.
+            InputError: There is no such model or input, the settings do not fit it, or inputs and
+                output are within one another.
         """
-        options = options_of(config)
-        return cls(config, options, identity_of(config.embedding, options, config.storage))
+        settings, stores = config.embedding, config.storage
+        options = options_for(
+            config,
+            settings.model,
+            prompt_name=settings.prompt_name,
+            quantise=settings.quantise,
+        )
+        if settings.inputs:
+            check_no_overlap(settings, output_folder(config), stores)
+        asked = settings.model_dump(mode="json")
+        followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
+        identity = {
+            "embedding.model": options.model_sha256,
+            INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
+            **{f"embedding.{name}": asked[name] for name in followed},
+            KEY_COLUMN: settings.key_column,
+        }
+        return cls(config, options, identity)
 
     @property
     def settings(self) -> EmbeddingSettings:
@@ -167,12 +185,12 @@ class EmbeddingJob:
     @property
     def folder(self) -> Location:
         """The place of the table."""
-        return output_folder(self.settings, self.config.storage)
+        return output_folder(self.config)
 
     @property
     def columns(self) -> Columns:
-        """Names of columns."""
-        return columns_of(self.settings)
+        """The columns of text and vectors."""
+        return Columns(text=self.settings.text_column, vector=self.settings.output_column)
 
     def is_up_to_date(self) -> bool:
         """Return whether the table is finished, and of the same model, inputs and settings."""
@@ -290,7 +308,7 @@ def precision_of(session: SparkSession, options: EmbeddingOptions) -> str:
 
 
 def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
-    """Runs on an executor."""
+    """Yield it, once. Runs on an executor."""
     yield choose_precision(options.precision, task_device(options.backend))
 
 
@@ -327,12 +345,8 @@ def make_vectors(
     """Make parts on the executors; return how many rows were embedded.
 
     Args:
-        session: Has executors.
-        folder: Of the table.
         parts: All of the table.
         missing: Those of them that are to be made.
-        options: The model and what is done with its embeddings.
-        columns: Names.
 
     Raises:
         PipelineError: See :func:`~pipelines.vectors.table_job.make_parts`.
@@ -357,7 +371,6 @@ def finish(
     Args:
         version: All of its parts are there.
         options: With which they were made.
-        columns: Names.
         embedded: Rows of this run.
         began: When these were begun, by the monotonic clock.
 
@@ -462,8 +475,8 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
 
 def _clear_unplanned(folder: Location) -> None:
     """Remove what jobs have left in a store that were killed before they had a plan."""
-    for place in begun_folders(folder):
-        if isinstance(place, RemotePath) and not (place / PLAN_FILE).is_file():
+    for place in map(as_remote, begun_folders(folder)):
+        if place is not None and not (place / PLAN_FILE).is_file():
             versions.clear(place)
 
 
@@ -603,10 +616,10 @@ def linked(parts: Sequence[RowRange], before: Sequence[Version], aside: Location
 
 def _is_taken(file: Location, target: Location, *, may_wait: bool) -> bool:
     """Return whether a part is there by another name, or can be copied later, if it may wait."""
-    if may_wait and isinstance(file, RemotePath):
+    if may_wait and as_remote(file) is not None:
         return file.is_file()
     try:
-        link(file, target)
+        storage.link(file, target)
     except OSError:
         return may_wait and file.is_file()
     return True

@@ -71,8 +71,6 @@ class EmbeddingOptions:
         normalise: Whether the model scales them to length 1.
         backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the next
             three.
-        precision: Of the matrix products.
-        threads: CPU threads of a task.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; see
             :meth:`pipelines.tokens.start.Prompts.before`.
@@ -116,7 +114,6 @@ def embedding_options(
         model: A folder that :func:`~pipelines.models.folder.read_model` reads.
         backend: A name, or ``auto``.
         precision: ``auto``, ``fp32`` or ``bf16``.
-        threads: CPU threads of a task.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: `query`, `document` or another name of the model's prompts; None: its default,
             if it has one.
@@ -328,7 +325,6 @@ def embed_arrow(
 
     Args:
         texts: Strings; a null gives a null.
-        options: The model and what is done with its embeddings.
         kept: Vectors that some of the texts have already.
     """
     if kept is None:
@@ -383,8 +379,6 @@ def embed_batches(
 
     Args:
         batches: Have the text column.
-        options: The model and what is done with its embeddings.
-        columns: Names.
         kept: Vectors that some of the rows have already.
     """
     first = 0

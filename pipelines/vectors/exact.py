@@ -34,9 +34,7 @@ def search_table(
     """Find the k rows of highest cosine for each query; of equal ones the first.
 
     Args:
-        table: What is searched.
         queries: [queries, dimensions].
-        k: Neighbours of a query.
         session: Has its executors read the files; without one, this process does.
 
     Returns:
@@ -60,9 +58,7 @@ def best_of_files(
     """Find the k best rows of all files for each query.
 
     Args:
-        table: Has the files.
         queries: As the search takes them.
-        k: Neighbours of a query.
         search: Of one file.
         session: Has its executors search; without one, this process does.
 

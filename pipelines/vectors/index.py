@@ -25,16 +25,16 @@ from typing_extensions import TypedDict
 from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.copies import local_file
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files.locations import Location
 from pipelines.files.ownership import INDEX, check_ours
-from pipelines.files.versions import current
+from pipelines.files.versions import current, home
 from pipelines.libraries import check_installed
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.tasks import collect_from_tasks
 from pipelines.vectors.exact import best_of_files, check_queries
 from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours
 from pipelines.vectors.store import KEY, VectorFile, VectorTable, read_blocks
-from pipelines.vectors.table_job import INDEX_FOLDER, link
+from pipelines.vectors.table_job import INDEX_FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,6 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
 
     Args:
         session: Its executors build, one file a task.
-        table: What is to be searched.
 
     Returns:
         The folder, `_index` in the table's place.
@@ -118,7 +117,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
             if there.has(file):
                 # Where links cannot be, it is built again.
                 with suppress(OSError):
-                    link(_path(there.folder, file), _path(folder, file))
+                    storage.link(_path(there.folder, file), _path(folder, file))
                     digests[file.path.name] = there.digests.get(file.path.name)
                     continue
             missing.append(file)
@@ -136,10 +135,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
 
 def index_folder(table: VectorTable) -> Location:
     """Return the place of a table's index: in its folder, of which a store has versions."""
-    folder = table.folder
-    if isinstance(folder, RemotePath):
-        return (folder.place or folder) / INDEX_FOLDER
-    return folder / INDEX_FOLDER
+    return home(table.folder) / INDEX_FOLDER
 
 
 def has_index(table: VectorTable) -> bool:
@@ -152,7 +148,7 @@ def _stamp(file: VectorFile) -> Stamp:
 
     When it was written; in a store, where a part that stays is copied, what its footer calls it.
     """
-    if isinstance(file.path, RemotePath) and file.part is not None:
+    if file.part is not None:
         return file.part
     with suppress(FileNotFoundError):
         return file.path.stat().st_mtime_ns
@@ -210,7 +206,6 @@ def search_index(
     Args:
         table: Has an index.
         queries: [queries, dimensions].
-        k: Neighbours of a query.
         session: Its executors search; without one, this process does.
         expansion: Candidates that are looked at, in each file.
 

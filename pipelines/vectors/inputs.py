@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.catalog import FORMATS, TABLE_FORMATS
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Format, Wanted
+from pipelines.corpus.readers.formats import RFC_4180, Columns, Dialect, Format, Wanted
 from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.corpus.readers.ranges import FileRange, probe, records_of
 from pipelines.corpus.readers.rows import Record
@@ -50,11 +49,6 @@ def check_no_overlap(
 ) -> None:
     """Compare the inputs with the output's folder, whatever links lead to them.
 
-    Args:
-        settings: The inputs.
-        folder: Of the output.
-        stores: How object stores are reached.
-
     Raises:
         InputError: One is within the other, or will be, or an input is not there.
     """
@@ -82,7 +76,6 @@ def check_outside(
         kind: The format of inputs; None of what is a file or a folder itself.
         key: The setting that names the folder.
         folder: Need not be there.
-        stores: How object stores are reached.
 
     Raises:
         InputError: Something that is read is in the folder.
@@ -189,9 +182,6 @@ def stage_table(
     """Write the rows of inputs that are no Parquet files as such.
 
     Args:
-        session: Has them read.
-        settings: Name them.
-        stores: How object stores are reached.
         folder: Is made.
         output: Of the job, where no table of the inputs may lie.
         output_key: The setting that names it.

@@ -14,7 +14,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.frames import Scratch, Totals, batches_of
-from pipelines.vectors.parts import Constants, RowRange, read_rows, with_constants
+from pipelines.vectors.parts import Constants, RowRange, read_rows, runs_of, with_constants
 from pipelines.vectors.plan import KEY_COLUMN, Changes
 from pipelines.vectors.store import VectorTable
 from pipelines.vectors.table_job import STAGED
@@ -150,7 +151,6 @@ class KeyScan:
 
     Attributes:
         side: :data:`NEW`, :data:`STAYS` or :data:`OLD`.
-        path: The file.
         start: The first row.
         stop: Behind the last one.
         first: Position of the first row in its table.
@@ -447,26 +447,6 @@ def _write(
 
 
 def runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield rows that stand together and have one value in a column, each time all of them.
-
-    Args:
-        batches: Sorted by the column.
-        column: Of whole numbers.
-    """
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        values = batch.column(column).to_numpy()
-        ends = np.flatnonzero(np.diff(values)) + 1
-        for start, stop in zip([0, *ends], [*ends, len(values)], strict=True):
-            if start == stop:
-                continue
-            if waiting and waiting[0].column(column)[0].as_py() != values[start]:
-                yield _run(waiting, column)
-                waiting = []
-            waiting.append(batch.slice(start, stop - start))
-    if waiting:
-        yield _run(waiting, column)
-
-
-def _run(batches: Sequence[pa.RecordBatch], column: str) -> tuple[int, pa.Table]:
-    return batches[0].column(column)[0].as_py(), pa.Table.from_batches(batches)
+    """Yield the values of a column that batches are sorted by, each with all of its rows."""
+    for number, found in groupby(runs_of(batches, column), key=itemgetter(0)):
+        yield number, pa.Table.from_batches([batch for _, batch in found])

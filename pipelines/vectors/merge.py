@@ -1,4 +1,4 @@
-"""Merges the rows of a table of vectors into a Delta or Iceberg table, by their keys.
+"""Merge the rows of a table of vectors into a Delta or Iceberg table, by their keys.
 
 The statement is SQL's MERGE, which the connector of such a table carries out: rows whose key is not
 there are added, rows that differ are replaced, and rows whose key is gone are deleted. Where there
@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pipelines.arrow_columns import column_for_spark, schema_for_spark
 from pipelines.catalog import MERGE_FORMATS
 from pipelines.errors import InputError
 from pipelines.files import records, storage
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, as_local
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
@@ -68,7 +67,7 @@ ICEBERG = MergeFormat("iceberg", iceberg_connector)
 
 
 def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
-    """Makes sure that the cluster can merge, before anything is embedded.
+    """Make sure that the cluster can merge, before anything is embedded.
 
     Raises:
         InputError: It has no connector of the table's kind.
@@ -90,12 +89,11 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
 
 
 def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Location) -> None:
-    """Merges a table that is whole, unless it has been merged.
+    """Merge a table that is whole, unless it has been merged.
 
     Args:
         session: Has the connector.
         settings: Name the target and the column of keys.
-        folder: Of the table.
 
     Raises:
         InputError: The target cannot be merged into.
@@ -123,14 +121,15 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
 
 
 def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
-    """The rows of a table whose files may lack columns that others have: they are null there.
+    """Return the rows of a table; columns that some of its files lack are null there.
 
     A table in a store is read by the executors; see :func:`pipelines.spark.frames.read_parquet`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    if isinstance(folder, Path):
-        return session.read.option("mergeSchema", "true").parquet(read_path(folder))
+    local = as_local(folder)
+    if local is not None:
+        return session.read.option("mergeSchema", "true").parquet(read_path(local))
     files = data_files(folder)
     known = [schema_for_spark(footer.schema.to_arrow_schema()) for footer in read_footers(files)]
     schema = pa.unify_schemas(known)
@@ -139,7 +138,7 @@ def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
 
 
 def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of files, some of which may lack columns. Runs on an executor."""
+    """Read the rows of files, some of which may lack columns. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, schema.names):
             columns = [
@@ -172,12 +171,12 @@ def _carry_out(
 
 
 def create_statement(target: str, provider: str) -> str:
-    """What makes the table of the rows."""
+    """Return the statement that makes the table of the rows."""
     return f"CREATE TABLE {target} USING {provider} AS SELECT * FROM {SOURCE}"
 
 
 def merge_statement(target: str, key: str, schema: StructType) -> str:
-    """What makes the rows of a table those of :data:`SOURCE`.
+    """Return the statement that makes the rows of a table those of :data:`SOURCE`.
 
     Args:
         target: Name of the table, as SQL has it.

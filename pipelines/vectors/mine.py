@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.catalog import SEARCHES
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
+from pipelines.files.begun import beginning, begun_folders, check_places, discard_begun, take_place
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, listed, location
 from pipelines.files.ownership import NEGATIVES
@@ -52,14 +53,9 @@ from pipelines.vectors.store import VectorFile, VectorTable
 from pipelines.vectors.table_job import (
     ATTEMPTS,
     MANIFEST_FILE,
-    beginning,
-    begun_folders,
-    check_places,
-    discard_begun,
     make_parts,
     missing_parts,
     run_job,
-    take_place,
     working_on,
 )
 
@@ -234,7 +230,6 @@ class MiningJob:
     """A job of the section ``mining``, with its model and inputs as they are now.
 
     Attributes:
-        config: The settings.
         options: How texts are embedded.
         plan: What the table is to follow from.
     """
@@ -361,7 +356,6 @@ class _Making:
     """A table that is being made.
 
     Attributes:
-        session: Has executors.
         job: What is asked for.
         folder: Of the table, until it takes its place.
         options: How texts are embedded.

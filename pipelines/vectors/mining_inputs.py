@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines.arrow_columns import is_plain, is_text
-from pipelines.corpus.readers.csv_parser import Dialect
+from pipelines.corpus.readers.formats import Dialect
 from pipelines.corpus.readers.inputs import find_files, has_columns, stamp_of
 from pipelines.corpus.readers.parquet import same_for_spark
 from pipelines.corpus.readers.spark_reader import damage_named
@@ -26,7 +26,6 @@ from pipelines.vectors.parts import read_inputs
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
 INPUTS = "mining.inputs"
 MORE_DOCUMENTS = "mining.documents"
 
@@ -40,83 +39,86 @@ class Source:
 
     Attributes:
         key: The setting that names it.
-        format: How it is read.
-        inputs: Files, folders, globs or names.
+        format_key: The setting that names its format.
         texts: Its columns of texts, by the settings that name them.
         others: Its columns of plain values, the same.
-        dialect: Of CSV files.
-        follow_links: Out of folders.
+        table: As the readers of tables take it.
     """
 
     key: str
-    format: str
-    inputs: tuple[str, ...]
+    format_key: str
     texts: Mapping[str, str]
     others: Mapping[str, str]
-    dialect: Dialect
-    follow_links: bool
+    table: EmbeddingSettings
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        key: str,
+        format_key: str,
+        texts: Mapping[str, str],
+        others: Mapping[str, str | None],
+    ) -> Source:
+        """Return the table that a setting names, with columns by the settings that name them."""
+        settings = config.mining
+        dialect = Dialect.of(settings)
+        table = EmbeddingSettings(
+            inputs=getattr(settings, key.removeprefix("mining.")),
+            format=getattr(settings, format_key.removeprefix("mining.")),
+            text_column=next(iter(texts.values())),
+            csv_separator=dialect.separator,
+            csv_escape=dialect.escape,
+            follow_links=settings.follow_links,
+        )
+        named = {key: name for key, name in others.items() if name is not None}
+        return cls(key=key, format_key=format_key, texts=texts, others=named, table=table)
 
     @property
     def columns(self) -> list[str]:
-        """All that are wanted."""
-        return [*self.texts.values(), *self.others.values()]
+        """All that are wanted, each once."""
+        return list(dict.fromkeys((*self.texts.values(), *self.others.values())))
 
-    @property
-    def as_embedding(self) -> EmbeddingSettings:
-        """As the readers of tables take it."""
-        text = next(iter(self.texts.values()))
-        return EmbeddingSettings(
-            inputs=self.inputs,
-            format=self.format,
-            text_column=text,
-            csv_separator=self.dialect.separator,
-            csv_escape=self.dialect.escape,
-            follow_links=self.follow_links,
-        )
+    def files(self, config: Config) -> list[Location]:
+        """Find its Parquet files; none of another format."""
+        if self.table.format != "parquet":
+            return []
+        follow = self.table.follow_links
+        inputs = self.table.inputs
+        return find_files(inputs, "parquet", self.key, config.storage, follow_links=follow)
 
 
 def pairs_source(config: Config) -> Source | None:
-    """The table of pairs; None where those of the prepared folder are meant."""
+    """Return the table of pairs; None where those of the prepared folder are meant."""
     settings = config.mining
-    if not settings.inputs:
-        return None
+    texts = {
+        "mining.anchor_column": settings.anchor_column,
+        "mining.positive_column": settings.positive_column,
+    }
     others = {
         "mining.group_column": settings.group_column,
         "mining.key_column": settings.key_column,
     }
-    return Source(
-        key=INPUTS,
-        format=settings.format,
-        inputs=settings.inputs,
-        texts={
-            "mining.anchor_column": settings.anchor_column,
-            "mining.positive_column": settings.positive_column,
-        },
-        others={key: name for key, name in others.items() if name is not None},
-        dialect=Dialect.of(settings),
-        follow_links=settings.follow_links,
-    )
+    return Source.of(config, INPUTS, "mining.format", texts, others) if settings.inputs else None
 
 
 def documents_source(config: Config) -> Source | None:
-    """The table of further documents, if there is one."""
+    """Return the table of further documents, if there is one."""
     settings = config.mining
+    texts = {"mining.documents_column": settings.documents_column}
+    others = {"mining.documents_group_column": settings.documents_group_column}
     if not settings.documents:
         return None
-    group = settings.documents_group_column
-    return Source(
-        key=MORE_DOCUMENTS,
-        format=settings.documents_format,
-        inputs=settings.documents,
-        texts={"mining.documents_column": settings.documents_column},
-        others={} if group is None else {"mining.documents_group_column": group},
-        dialect=Dialect.of(settings),
-        follow_links=settings.follow_links,
-    )
+    return Source.of(config, MORE_DOCUMENTS, "mining.documents_format", texts, others)
+
+
+def _sources(config: Config) -> list[Source]:
+    found = (pairs_source(config), documents_source(config))
+    return [source for source in found if source is not None]
 
 
 def check_sources(config: Config) -> None:
-    """Looks at the inputs as far as that can be done without Spark.
+    """Look at the inputs as far as that can be done without Spark.
 
     Raises:
         InputError: One is not there, or lacks a column, or the prepared pairs have rows of keys
@@ -124,12 +126,9 @@ def check_sources(config: Config) -> None:
     """
     if not config.mining.inputs:
         _check_prepared(config)
-    for source in (pairs_source(config), documents_source(config)):
-        if source is None or source.format != "parquet":
-            continue
-        files = _parquet_files(source, config)
+    for source in _sources(config):
         try:
-            footers = read_inputs(files)
+            footers = read_inputs(source.files(config))
         except InputError as error:
             raise InputError(source.key, error.problem, error.remedy) from None
         for file in footers:
@@ -152,17 +151,10 @@ def damage_told(session: SparkSession, config: Config) -> Iterator[None]:
         InputError: With the setting of the input.
     """
     with ExitStack() as stack:
-        for source in (pairs_source(config), documents_source(config)):
-            if source is not None and source.format == "parquet":
-                files = _parquet_files(source, config)
+        for source in _sources(config):
+            if files := source.files(config):
                 stack.enter_context(damage_named(session, source.key, files, source.columns))
         yield
-
-
-def _parquet_files(source: Source, config: Config) -> list[Location]:
-    return find_files(
-        source.inputs, "parquet", source.key, config.storage, follow_links=source.follow_links
-    )
 
 
 def _check_prepared(config: Config) -> None:
@@ -174,12 +166,12 @@ def _check_prepared(config: Config) -> None:
 
 
 def check_columns(source: Source, is_text: IsText) -> None:
-    """Makes sure that a table has the columns that are wanted.
+    """Make sure that a table has the columns that are wanted.
 
     Raises:
         InputError: A column is missing, or holds something else.
     """
-    where = ", ".join(source.inputs)
+    where = ", ".join(source.table.inputs)
     for key, name in {**source.texts, **source.others}.items():
         if name not in is_text:
             lacking = f"{where} has no column `{name}`"
@@ -192,21 +184,19 @@ def check_columns(source: Source, is_text: IsText) -> None:
 
 
 def stamps(config: Config) -> dict[str, Any]:
-    """What changes when the inputs do, by setting; None of tables that have no version.
+    """Return what changes when the inputs do, by setting; None of tables that have no version.
 
     Raises:
         InputError: An input is not there.
     """
     found: dict[str, Any] = {}
-    sources = {INPUTS: pairs_source(config), MORE_DOCUMENTS: documents_source(config)}
-    for key, source in sources.items():
-        if source is not None:
-            try:
-                told = input_stamps(source.as_embedding, config.storage)
-            except InputError as error:
-                remedy = error.remedy.replace("embedding.", "mining.")
-                raise InputError(key, error.problem, remedy) from None
-            found[key] = [list(source.inputs), told]
+    for source in _sources(config):
+        try:
+            told = input_stamps(source.table, config.storage)
+        except InputError as error:
+            remedy = error.remedy.replace("embedding.", "mining.")
+            raise InputError(source.key, error.problem, remedy) from None
+        found[source.key] = [list(source.table.inputs), told]
     if INPUTS not in found:
         _check_prepared(config)
         pairs = PreparedFolder.of(config).corpus.pairs
@@ -218,13 +208,11 @@ def stamps(config: Config) -> dict[str, Any]:
 def read_pairs(
     session: SparkSession, config: Config, staged: Location, output: Location
 ) -> DataFrame:
-    """The pairs: `anchor`, `positive`, `group_id` (null without a group), `group` and `key`.
+    """Return the pairs: `anchor`, `positive`, `group_id` (null without a group), `group`, `key`.
 
     The last two are there where the input has them.
 
     Args:
-        session: Reads them.
-        config: Names them.
         staged: Folder for the rows of inputs that are no Parquet files.
         output: Of the job, where no table of the inputs may lie.
 
@@ -261,7 +249,7 @@ def _prepared_pairs(session: SparkSession, config: Config) -> DataFrame:
 def read_documents(
     session: SparkSession, config: Config, staged: Location, output: Location
 ) -> DataFrame | None:
-    """Further documents: `text` and `group_id`; None where there are none.
+    """Return further documents: `text` and `group_id`; None where there are none.
 
     The arguments and the errors are those of :func:`read_pairs`.
     """
@@ -278,38 +266,30 @@ def read_documents(
 def _read_table(
     session: SparkSession, config: Config, source: Source, staged: Location, output: Location
 ) -> DataFrame:
-    if source.format == "parquet":
-        files = _parquet_files(source, config)
-        wanted = list(dict.fromkeys((*source.texts.values(), *source.others.values())))
-        return read_columns_of_any(session, files, wanted)
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if source.table.format == "parquet":
+        return read_columns_of_any(session, source.files(config), source.columns)
     try:
-        stage_table(session, source.as_embedding, config.storage, staged, output, "mining.output")
+        stage_table(session, source.table, config.storage, staged, output, "mining.output")
     except InputError as error:
         if error.key == "mining.output":
             raise
-        remedy = error.remedy.replace("embedding.format", _format_key(source))
+        remedy = error.remedy.replace("embedding.format", source.format_key)
         remedy = remedy.replace("embedding.", "mining.")
         raise InputError(source.key, error.problem, remedy) from None
     frame = read_parquet(session, staged)
-    types = {field.name: field.dataType for field in frame.schema.fields}
-    plain = {name: _is_plain(kind) for name, kind in types.items()}
-    texts = {name: holds_text(kind) if plain[name] else None for name, kind in types.items()}
+    nested = ArrayType | MapType | StructType
+    texts = {
+        field.name: None if isinstance(field.dataType, nested) else holds_text(field.dataType)
+        for field in frame.schema.fields
+    }
     check_columns(source, texts)
     return frame
 
 
-def _format_key(source: Source) -> str:
-    return "mining.format" if source.key == INPUTS else "mining.documents_format"
-
-
-def _is_plain(kind: Any) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    return not isinstance(kind, ArrayType | MapType | StructType)
-
-
 def _group_id(column: str | None) -> Column:
-    """64 bits that stand for a group; null without one."""
+    """Return 64 bits that stand for a group; null without one."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     if column is None:
@@ -319,7 +299,7 @@ def _group_id(column: str | None) -> Column:
 
 
 def _column(name: str) -> Column:
-    """A column whose name may have dots and spaces in it."""
+    """Return a column whose name may have dots and spaces in it."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     quoted = name.replace("`", "``")
@@ -327,17 +307,17 @@ def _column(name: str) -> Column:
 
 
 def _text(name: str) -> Column:
-    """A column of texts as strings, whether the file says so or holds bytes."""
+    """Return a column of texts as strings, whether the file says so or holds bytes."""
     return valid_text(_column(name).cast("string"))
 
 
 def has_groups(config: Config) -> bool:
-    """Whether documents can be of an anchor's group."""
+    """Return whether documents can be of an anchor's group."""
     return not config.mining.inputs or config.mining.group_column is not None
 
 
 def has_text(*columns: str) -> Column:
-    """Whether columns all hold more than white space; null where one is null."""
+    """Return whether columns all hold more than white space; null where one is null."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     present = [F.length(F.trim(F.col(name))) > 0 for name in columns]

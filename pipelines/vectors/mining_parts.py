@@ -100,11 +100,8 @@ class Work:
     """What all parts of a job have in common; sent to executors.
 
     Attributes:
-        settings: Of the job.
         pairs: Folder of the pairs.
         texts: Their texts, with vectors.
-        folder: Of the output.
-        threads: CPU threads of a task.
     """
 
     settings: MiningSettings
@@ -118,24 +115,23 @@ def mine_parts(names: Iterable[str], *, work: Work, attempts: Location) -> Itera
     """Make files of the output, each of which appears as a whole; yield pairs that were read.
 
     Args:
-        names: Of the files.
         work: What they have in common.
-        attempts: Folder for signs of life.
     """
     pa.set_cpu_count(work.threads)
-    # Every part reads all documents.
-    documents = on_this_machine(work.texts.documents)
-    work = replace(work, texts=replace(work.texts, documents=documents))
+    # Every part reads all documents; an index knows the files that it was built of.
+    table = work.texts.documents
+    work = replace(work, texts=replace(work.texts, documents=on_this_machine(table)))
     for name in names:
-        yield _make(name, work, attempts / f"{name}.sign")
+        yield _make(name, work, table, attempts / f"{name}.sign")
 
 
-def _make(name: str, work: Work, sign: Location) -> int:
+def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
     """Make a file; return how many pairs it read."""
     found = read_pairs(work.pairs / f"{name}.parquet", work.texts)
     settings, documents, anchors = work.settings, work.texts.documents, found.anchors
     selection = Selection(anchors, settings, wanted(settings))
-    SEARCHES.load(settings.search).find(selection, documents, _signs(sign))
+    search = SEARCHES.load(settings.search)
+    search.find(selection, table if search.in_place else documents, _signs(sign))
     negatives = mined = choose(selection.result(), anchors, settings)
     if settings.fill == "random":
         negatives = _scored(fill(mined, anchors, settings), anchors, documents)
@@ -154,9 +150,9 @@ def _make(name: str, work: Work, sign: Location) -> int:
         positive_scores=float(anchors.positive_scores[written].sum()),
         negative_scores=float(kept.scores.sum()),
     )
-    table = _table(found, written, kept, documents)
+    rows = _rows(found, written, kept, documents)
     with storage.built_file(work.folder / f"{name}.parquet") as path:
-        told = table.replace_schema_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
+        told = rows.replace_schema_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
         pq.write_table(told, path, compression="zstd", write_page_checksum=True)
     sign.unlink(missing_ok=True)
     return found.read
@@ -291,7 +287,7 @@ def _documents_of_groups(known: np.ndarray, table: VectorTable, number: int) -> 
     return pairs
 
 
-def _table(found: Pairs, written: np.ndarray, kept: Negatives, documents: VectorTable) -> pa.Table:
+def _rows(found: Pairs, written: np.ndarray, kept: Negatives, documents: VectorTable) -> pa.Table:
     """Return the rows of the output: texts, scores, and what else the input has."""
     assert documents.text is not None, "documents are texts"
     rows = found.rows.take(pa.array(written))

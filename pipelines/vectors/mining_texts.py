@@ -1,4 +1,4 @@
-"""Brings together what a search needs: different texts, each once, and where those of a pair are.
+"""Bring together what a search needs: different texts, each once, and where those of a pair are.
 
 A row goes into the bucket that the hash of its text says, a file for each bucket, and is known by
 its *place*: the bucket and the row in it. How many buckets there are follows from the number of
@@ -24,9 +24,10 @@ from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.spark.frames import read_parquet, shuffle_partitions
 from pipelines.vectors.mining_inputs import INPUTS, has_text
+from pipelines.vectors.parts import runs_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,14 @@ class Anchors:
         return len(self.numbers)
 
     def lowest_positive_scores(self) -> np.ndarray:
-        """[pairs], the score of the least similar positive of the anchor of each pair."""
+        """Return the score of the least similar positive of the anchor of each pair: [pairs]."""
         lowest = np.full(int(self.numbers.max(initial=-1)) + 1, np.inf)
         np.minimum.at(lowest, self.numbers, self.positive_scores)
         found: np.ndarray = lowest[self.numbers]
         return found
 
     def are_positives(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Whether each document is a known positive of the anchor of each pair.
+        """Return whether each document is a known positive of the anchor of each pair.
 
         Args:
             rows: Of pairs.
@@ -80,7 +81,7 @@ class Anchors:
         return is_in(self.numbers[rows] * self.documents + documents, self.positives)
 
     def are_of_group(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Whether each document has a group of the anchor of each pair; see above."""
+        """Return whether each document has a group of the anchor of each pair; see above."""
         found = np.zeros(len(rows), bool)
         if not len(self.group_documents):
             return found
@@ -103,7 +104,7 @@ _LOOKED_UP = 2**21
 
 
 def _anchor_runs(counts: np.ndarray) -> list[tuple[int, int]]:
-    """Cuts rows with so many groups each into runs of not much more than :data:`_LOOKED_UP`."""
+    """Cut rows with so many groups each into runs of not much more than :data:`_LOOKED_UP`."""
     if not len(counts):
         return []
     turns = np.cumsum(counts) // _LOOKED_UP
@@ -112,7 +113,7 @@ def _anchor_runs(counts: np.ndarray) -> list[tuple[int, int]]:
 
 
 def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Whether each value is in a sorted array."""
+    """Return whether each value is in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
@@ -147,34 +148,24 @@ class Staged:
     rows: Mapping[str, Mapping[str, int]]
 
     def names(self, folder: str) -> list[str]:
-        """The files of a folder without their ending, in order."""
+        """Return the files of a folder without their ending, in order."""
         return [part_name(int(bucket)) for bucket in self.rows[folder]]
 
     def write(self, folder: Location) -> None:
-        """Says that the folder has all of it."""
+        """Say that the folder has all of it."""
         storage.write_json(folder / STAGED_FILE, asdict(self))
 
     @classmethod
     def read_from(cls, folder: Location) -> Staged | None:
-        """What is in a folder; None where it is not all there."""
+        """Return what is in a folder; None where it is not all there."""
         path = folder / STAGED_FILE
         known: Staged | None = records.read(path, cls) if path.is_file() else None
         return known
 
 
 def part_name(bucket: int) -> str:
-    """The name of a file, without its ending."""
+    """Return the name of a file, without its ending."""
     return f"part-{bucket:05d}"
-
-
-def part_rows(rows: int, asked: int | None) -> int:
-    """Rows of a file, about.
-
-    Args:
-        rows: Of the input.
-        asked: By the settings.
-    """
-    return asked or int(np.clip(rows // PARTS, LEAST_ROWS, MOST_ROWS))
 
 
 def stage(
@@ -186,7 +177,7 @@ def stage(
     parts_of_file: int,
     alike: bool,
 ) -> Staged:
-    """Writes documents, anchors and pairs into their folders.
+    """Write documents, anchors and pairs into their folders.
 
     Args:
         pairs: See :func:`pipelines.vectors.mining_inputs.read_pairs`.
@@ -196,31 +187,36 @@ def stage(
         parts_of_file: How many times as large a file of documents is as one of pairs.
         alike: Whether an anchor that is a document has the vector of that document.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
     for name in (DOCUMENTS, ANCHORS, PAIRS):
         storage.discard_folder(folder / name)
     read, kept = _counted(pairs)
     pairs = pairs.where(has_text("anchor", "positive"))
-    texts = _texts(pairs, documents)
+    texts = pairs.select(F.col("positive").alias("text"), "group_id")
+    texts = texts if documents is None else texts.union(documents)
     rows = kept + (0 if documents is None else documents.count())
-    size = part_rows(rows, asked_rows)
+    size = asked_rows or int(np.clip(rows // PARTS, LEAST_ROWS, MOST_ROWS))
     buckets = -(-rows // (size * parts_of_file)) or 1, -(-kept // size) or 1
-    with shuffle_partitions(pairs.sparkSession, rows // _ROWS_OF_SHUFFLE):
-        found = {
-            DOCUMENTS: _stage_documents(texts, folder / DOCUMENTS, buckets[0]),
-        }
-        searched = _placed(pairs.sparkSession, folder / DOCUMENTS)
-        found[ANCHORS] = _stage_anchors(
-            pairs, searched if alike else None, folder / ANCHORS, buckets[1]
-        )
-        others = _placed(pairs.sparkSession, folder / ANCHORS) if found[ANCHORS] else None
-        found[PAIRS] = _stage_pairs(pairs, searched, others, folder / PAIRS, buckets[1])
+    session = pairs.sparkSession
+    with shuffle_partitions(session, rows // _ROWS_OF_SHUFFLE):
+        groups = F.sort_array(F.collect_set("group_id")).alias("groups")
+        texts = texts.groupBy("text").agg(groups)
+        found = {DOCUMENTS: _write_texts(texts, buckets[0], folder / DOCUMENTS)}
+        searched = _placed(session, folder / DOCUMENTS)
+        anchors = pairs.select(F.col("anchor").alias("text")).distinct()
+        if alike:
+            anchors = anchors.join(searched, "text", "left_anti")
+        found[ANCHORS] = _write_texts(anchors, buckets[1], folder / ANCHORS)
+        others = _placed(session, folder / ANCHORS) if found[ANCHORS] else None
+        found[PAIRS] = _write_pairs(pairs, searched, others, folder / PAIRS, buckets[1])
     staged = Staged(read, read - kept, found)
     staged.write(folder)
     return staged
 
 
 def _counted(pairs: DataFrame) -> tuple[int, int]:
-    """How many rows there are, and how many of them have both texts.
+    """Count the rows, and those that have both texts.
 
     Raises:
         InputError: None has.
@@ -235,40 +231,18 @@ def _counted(pairs: DataFrame) -> tuple[int, int]:
     return found["read"], found["kept"]
 
 
-def _texts(pairs: DataFrame, documents: DataFrame | None) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-    texts = pairs.select(F.col("positive").alias("text"), "group_id")
-    return texts if documents is None else texts.union(documents)
+def _write_texts(texts: DataFrame, buckets: int, folder: Location) -> Mapping[str, int]:
+    return write_buckets(texts, buckets, ["text"], folder, placed=True)
 
 
-def _stage_documents(texts: DataFrame, folder: Location, buckets: int) -> Mapping[str, int]:
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-    groups = F.sort_array(F.collect_set("group_id")).alias("groups")
-    documents = texts.groupBy("text").agg(groups)
-    return write_buckets(documents, _bucket("text", buckets), buckets, ["text"], folder, True)
-
-
-def _stage_anchors(
-    pairs: DataFrame, searched: DataFrame | None, folder: Location, buckets: int
-) -> Mapping[str, int]:
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-    anchors = pairs.select(F.col("anchor").alias("text")).distinct()
-    if searched is not None:
-        anchors = anchors.join(searched, "text", "left_anti")
-    return write_buckets(anchors, _bucket("text", buckets), buckets, ["text"], folder, True)
-
-
-def _stage_pairs(
+def _write_pairs(
     pairs: DataFrame,
     searched: DataFrame,
     others: DataFrame | None,
     folder: Location,
     buckets: int,
 ) -> Mapping[str, int]:
-    """The pairs with the places of their texts, sorted by texts, group and key."""
+    """Write the pairs with the places of their texts, sorted by texts, group and key."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     def places(frame: DataFrame, text: str, place: str) -> DataFrame:
@@ -283,43 +257,33 @@ def _stage_pairs(
     joined = joined.withColumn("id", F.xxhash64("anchor", "positive"))
     known = [name for name in ("group", "key") if name in joined.columns]
     order = ["anchor", "positive", *known, "group_id"]
-    return write_buckets(joined, _bucket("anchor", buckets), buckets, order, folder, False)
+    return write_buckets(joined, buckets, order, folder, placed=False)
 
 
 def _placed(session: SparkSession, folder: Location) -> DataFrame:
     return read_parquet(session, folder).select("text", "place")
 
 
-def _bucket(column: str, buckets: int) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-    return F.pmod(F.xxhash64(column), F.lit(buckets)).alias(_BUCKET)
-
-
 def write_buckets(
-    frame: DataFrame,
-    bucket: Column,
-    buckets: int,
-    order: Sequence[str],
-    folder: Location,
-    placed: bool,
+    frame: DataFrame, buckets: int, order: Sequence[str], folder: Location, *, placed: bool
 ) -> Mapping[str, int]:
-    """Has executors write a file of each bucket that has any rows.
+    """Have executors write a file of each bucket that has any rows.
 
     Args:
         frame: Its rows.
-        bucket: Which bucket a row goes into.
         buckets: How many there are.
-        order: Columns by which rows are sorted in a bucket.
+        order: Columns by which rows are sorted in a bucket; a hash of the first says which it is.
         folder: Is made.
         placed: Whether a column `place` is added.
 
     Returns:
         The rows of each file, by the number of the bucket, ascending.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
+    bucket = F.pmod(F.xxhash64(order[0]), F.lit(buckets)).alias(_BUCKET)
     folder.mkdir(parents=True)
     rows = frame.select(bucket, "*").repartition(buckets, _BUCKET)
     write = partial(_write_buckets, folder=folder, schema=schema, placed=placed)
@@ -333,9 +297,9 @@ def write_buckets(
 def _write_buckets(
     batches: Iterable[pa.RecordBatch], *, folder: Location, schema: pa.Schema, placed: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Writes rows that are sorted by their bucket. Runs on an executor."""
+    """Write rows that are sorted by their bucket. Runs on an executor."""
     whole = schema.append(pa.field("place", pa.int64())) if placed else schema
-    for bucket, runs in groupby(_runs(batches), key=itemgetter(0)):
+    for bucket, runs in groupby(runs_of(batches, _BUCKET), key=itemgetter(0)):
         rows = 0
         with (
             storage.built_file(folder / f"{part_name(bucket)}.parquet") as aside,
@@ -349,12 +313,3 @@ def _write_buckets(
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
                 rows += run.num_rows
         yield pa.RecordBatch.from_pydict({_BUCKET: [bucket], "rows": [rows]})
-
-
-def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of one bucket that stand in one batch, with its number."""
-    for batch in batches:
-        numbers = batch.column(_BUCKET).to_numpy()
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        for start, stop in pairwise([*starts.tolist(), batch.num_rows]):
-            yield int(numbers[start]), batch.slice(start, stop - start)

@@ -35,7 +35,6 @@ def near_duplicates(session: SparkSession, table: VectorTable, threshold: float)
 
     Args:
         session: Its executors compare; a task holds two blocks of the table at a time.
-        table: The vectors.
         threshold: Above 0, at most 1; compared to six decimals.
 
     Returns:

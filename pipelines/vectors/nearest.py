@@ -32,12 +32,16 @@ class Neighbours:
 
     @classmethod
     def none(cls) -> Neighbours:
-        """No neighbours of any query."""
+        """Return no neighbours of any query."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
+
+    def where(self, which: np.ndarray) -> Neighbours:
+        """Return those that are marked, or whose numbers are given."""
+        return Neighbours(self.queries[which], self.documents[which], self.scores[which])
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
-    """The k documents of highest cosine for each query; of equal ones the lower id wins.
+    """Find the k documents of highest cosine for each query; of equal ones the lower id wins.
 
     Works on blocks of queries, so that at most about 32 MB of scores are in memory.
 
@@ -60,18 +64,17 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
 
 
 def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
-    """The k best of both for each query."""
+    """Return the k best of both for each query."""
     return best_of(joined([left, right]), k)
 
 
 def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
-    """The k best of a block of scores; of equal ones the lower id wins.
+    """Return the k best of a block of scores; of equal ones the lower id wins.
 
     Args:
         scores: [queries, documents]; minus infinity where a document is not found.
         start: Number of the first query.
         ids: [documents], int64.
-        k: Neighbours of a query.
     """
     count = scores.shape[1]
     if count > k:
@@ -86,16 +89,19 @@ def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Ne
 
 
 def best_of(found: Neighbours, k: int) -> Neighbours:
-    """The k best of each query, in their order; of equal ones the lower id wins."""
+    """Return the k best of each query, in order; of equal ones the lower id wins."""
     order = np.lexsort((found.documents, -found.scores, found.queries))
-    queries = found.queries[order]
-    first_of_query = np.searchsorted(queries, queries)
-    order = order[np.arange(len(order)) - first_of_query < k]
-    return Neighbours(found.queries[order], found.documents[order], found.scores[order])
+    return found.where(order[ranks(found.queries[order]) < k])
+
+
+def ranks(queries: np.ndarray) -> np.ndarray:
+    """Return the place of each among those of the same query, from 0; queries ascend."""
+    places: np.ndarray = np.arange(len(queries)) - np.searchsorted(queries, queries)
+    return places
 
 
 def joined(parts: Sequence[Neighbours]) -> Neighbours:
-    """All neighbours one behind the other, in no order."""
+    """Return all neighbours one behind the other, in no order."""
     return Neighbours(
         np.concatenate([part.queries for part in parts]),
         np.concatenate([part.documents for part in parts]),
@@ -104,11 +110,7 @@ def joined(parts: Sequence[Neighbours]) -> Neighbours:
 
 
 def unit_length(embeddings: np.ndarray) -> np.ndarray:
-    """The rows scaled to length 1, in float32; a zero row stays zero.
-
-    Args:
-        embeddings: [texts, width].
-    """
+    """Return rows [texts, width] scaled to length 1, in float32; a zero row stays zero."""
     lengths = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
     scaled: np.ndarray = (embeddings / np.maximum(lengths, 1e-12)).astype(np.float32)
     return scaled

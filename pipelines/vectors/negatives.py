@@ -11,7 +11,7 @@ Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,7 +22,7 @@ from pipelines.libraries import check_installed
 from pipelines.settings import MiningSettings
 from pipelines.vectors.index import build_index, has_index, search_index
 from pipelines.vectors.mining_texts import Anchors, is_in
-from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, joined, merged
+from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, joined, merged, ranks
 from pipelines.vectors.store import VectorTable, read_blocks
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ class Nearest:
         """Score from which a document may be among the nearest of a pair, as far as is known."""
 
     def add(self, found: Neighbours) -> None:
-        """Adds documents; those that cannot be among the nearest are passed over."""
-        near = some_of(found, found.scores >= self.bounds[found.queries])
+        """Add documents; those that cannot be among the nearest are passed over."""
+        near = found.where(found.scores >= self.bounds[found.queries])
         self._waiting.append(near)
         self._count += len(near.queries)
         if self._count >= min(WAITING, _WAITING_OF_ONE * self._k * len(self.bounds)):
             self.result()
 
     def result(self) -> Neighbours:
-        """The nearest of each pair, the best first; of equal ones the first document."""
+        """Return the nearest of each pair, the best first; of equal ones the first document."""
         if self._waiting:
             self._found = merged(self._found, joined(self._waiting), self._k)
             self._waiting, self._count = [], 0
@@ -80,12 +80,10 @@ class Selection:
     """What a search finds for the pairs of a part, and what filters drop of it.
 
     Args:
-        anchors: The pairs.
         settings: Which filters are on.
         k: Documents that are wanted of each pair.
 
     Attributes:
-        anchors: The pairs.
         k: Documents that are wanted of each pair.
         floor: The least score that may be wanted.
     """
@@ -98,7 +96,7 @@ class Selection:
         self._dropped = {reason: Nearest(len(anchors), k, self.floor) for reason in self._filters}
 
     def offer(self, first: int, documents: np.ndarray, scores: np.ndarray) -> None:
-        """Adds a block of scores.
+        """Add a block of scores.
 
         Args:
             first: Of the pairs that are the rows of the block.
@@ -112,28 +110,28 @@ class Selection:
             self.add(Neighbours(rows + first, documents[columns], scores[rows, columns]))
 
     def add(self, found: Neighbours) -> None:
-        """Adds documents that were found, in any order."""
+        """Add documents that were found, in any order."""
         scores = np.round(found.scores.astype(float), SCORE_DECIMALS)
         found = Neighbours(found.queries, found.documents, scores)
         for reason, is_dropped in self._filters.items():
             drops = is_dropped(found)
             if drops.any():
-                self._dropped[reason].add(some_of(found, drops))
-                found = some_of(found, ~drops)
+                self._dropped[reason].add(found.where(drops))
+                found = found.where(~drops)
         self._nearest.add(found)
 
     def result(self) -> Neighbours:
-        """The nearest documents of each pair that pass all filters, the best first."""
+        """Return the nearest documents of each pair that pass all filters, the best first."""
         return self._nearest.result()
 
     def are_short(self) -> np.ndarray:
-        """Whether fewer documents than are wanted have been found for a pair, bool [pairs]."""
+        """Return whether fewer documents than wanted have been found for a pair, bool [pairs]."""
         counts = np.bincount(self.result().queries, minlength=len(self.anchors))
         short: np.ndarray = counts < self.k
         return short
 
     def dropped(self) -> Mapping[str, int]:
-        """By reason, documents that were nearer than the last one that is kept of their pair.
+        """Count documents that were nearer than the last one kept of their pair, by reason.
 
         Of each pair and reason, at most as many as are kept of a pair are counted.
         """
@@ -143,11 +141,6 @@ class Selection:
         return {
             reason: int((one.scores >= bounds[one.queries]).sum()) for reason, one in found.items()
         }
-
-
-def some_of(found: Neighbours, which: np.ndarray) -> Neighbours:
-    """Those of the neighbours that are marked."""
-    return Neighbours(found.queries[which], found.documents[which], found.scores[which])
 
 
 Filter: TypeAlias = Callable[[Neighbours], np.ndarray]
@@ -183,7 +176,7 @@ def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filte
 
 
 def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.ndarray:
-    """The highest score of a negative of each pair, by the score of its positive.
+    """Return the highest score of a negative of each pair, by the score of its positive.
 
     Documents that are about as near as the positive are often unlabelled positives. Source:
     Moreira et al., "NV-Retriever: Improving text embedding models with effective hard-negative
@@ -192,7 +185,6 @@ def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.nd
 
     Args:
         positive_scores: [pairs], of whichever positive `mining.margin_positive` says.
-        settings: Of the job.
     """
     limits = np.full(len(positive_scores), np.inf)
     if settings.relative_margin is not None:
@@ -229,19 +221,21 @@ class Search:
 
     Attributes:
         find: Fills a selection. Runs on an executor; reads the table, which is in files of its own.
+        in_place: Whether the table is read where it is, rather than on this machine.
         parts_of_file: How many parts of work make a file of documents.
         check: Called before anything begins; raises InputError if the search cannot be made.
         prepare: Called on the driver when all documents have vectors.
     """
 
     find: Callable[[Selection, VectorTable, GetOn], None]
+    in_place: bool = False
     parts_of_file: int = 1
     check: Callable[[], None] = lambda: None
     prepare: Callable[[SparkSession, VectorTable], object] = lambda session, table: None
 
 
 def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
-    """Compares every anchor with every document, block by block. Runs on an executor."""
+    """Compare every anchor with every document, block by block. Runs on an executor."""
     anchors = selection.anchors.vectors
     seen = 0
     for block in read_blocks(table, table.files):
@@ -260,7 +254,7 @@ def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> Non
 
 
 def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
-    """Asks the index of the documents for those near each anchor. Runs on an executor.
+    """Ask the index of the documents for those near each anchor. Runs on an executor.
 
     Pairs for which filters drop nearly all that was found are asked for again, with more.
     """
@@ -273,9 +267,11 @@ def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
         keys, lowest = [], np.full(len(anchors), np.inf)
         size = max(1, _FOUND_AT_ONCE // k)
         for start in range(0, len(rows), size):
-            found = _found_by_index(anchors, rows[start : start + size], table, k)
+            asked = rows[start : start + size]
+            near = search_index(table, anchors.vectors[asked], k)
+            found = Neighbours(asked[near.queries], near.documents, near.scores)
             keys.append(found.queries * anchors.documents + found.documents)
-            selection.add(some_of(found, ~is_in(keys[-1], seen)))
+            selection.add(found.where(~is_in(keys[-1], seen)))
             np.minimum.at(lowest, found.queries, found.scores)
             get_on()
         if k >= most:
@@ -283,11 +279,6 @@ def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
         k = min(_ASKED_AGAIN * k, most)
         seen = np.union1d(seen, np.concatenate(keys))
         rows = rows[selection.are_short()[rows] & (lowest[rows] >= selection.floor)]
-
-
-def _found_by_index(anchors: Anchors, rows: np.ndarray, table: VectorTable, k: int) -> Neighbours:
-    found = search_index(table, anchors.vectors[rows], k)
-    return Neighbours(rows[found.queries], found.documents, found.scores)
 
 
 def _build(session: SparkSession, table: VectorTable) -> None:
@@ -298,6 +289,7 @@ def _build(session: SparkSession, table: VectorTable) -> None:
 EXACT = Search(_compare_all)
 INDEX = Search(
     _ask_index,
+    in_place=True,
     parts_of_file=16,
     check=partial(check_installed, "mining.search", "usearch"),
     prepare=_build,
@@ -331,39 +323,36 @@ class Negatives:
 
 
 def wanted(settings: MiningSettings) -> int:
-    """The nearest documents of each pair that have to be known."""
+    """Return the nearest documents of each pair that have to be known."""
     window = settings.negatives if settings.choose == "nearest" else settings.window
     return settings.skip + window
 
 
 def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Negatives:
-    """Takes the negatives of each pair from what was found for it.
+    """Take the negatives of each pair from what was found for it.
 
     Args:
         found: The nearest documents that pass the filters, the best first.
-        anchors: The pairs.
         settings: Say which are taken.
     """
-    ranks = _ranks(found.queries) - settings.skip
-    keep = (ranks >= 0) & (ranks < wanted(settings) - settings.skip)
-    rows, documents, scores = (
-        values[keep] for values in (found.queries, found.documents, found.scores)
-    )
+    places = ranks(found.queries)
+    kept = found.where((places >= settings.skip) & (places < wanted(settings)))
+    rows, documents, scores = kept.queries, kept.documents, kept.scores
     if settings.choose == "random":
         draws = _mixed(anchors.ids[rows], documents, settings.seed)
         by_draw = np.lexsort((documents, draws, rows))
-        chosen = np.sort(by_draw[_ranks(rows[by_draw]) < settings.negatives])
+        chosen = np.sort(by_draw[ranks(rows[by_draw]) < settings.negatives])
         rows, documents, scores = rows[chosen], documents[chosen], scores[chosen]
     size = (len(anchors), settings.negatives)
     negatives = Negatives(np.full(size, NONE, np.int64), np.full(size, np.nan))
-    places = _ranks(rows)
+    places = ranks(rows)
     negatives.documents[rows, places] = documents
     negatives.scores[rows, places] = scores
     return negatives
 
 
 def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Negatives:
-    """Draws what is missing from all documents but those that are the anchor's own.
+    """Draw what is missing from all documents but those that are the anchor's own.
 
     Scores decide nothing here. A pair may stay short where there are few documents.
 
@@ -388,26 +377,16 @@ def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Ne
     return Negatives(documents, negatives.scores)
 
 
-def _ranks(rows: np.ndarray) -> np.ndarray:
-    """The place of each among those of the same row; rows ascend."""
-    ranks: np.ndarray = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    return ranks
-
-
 def _mixed(ids: np.ndarray, others: np.ndarray, seed: int) -> np.ndarray:
-    """64 random bits of each pair of numbers."""
+    """Return 64 random bits of each pair of numbers."""
     mixed = np.full(len(ids), seed, np.uint64)
-    for values in _as_bits(ids, others):
-        mixed = _finalised(mixed * _STEP + values)
+    for values in (ids, others):
+        mixed = _finalised(mixed * _STEP + values.astype(np.int64).view(np.uint64))
     return mixed
 
 
-def _as_bits(*arrays: np.ndarray) -> Iterator[np.ndarray]:
-    return (array.astype(np.int64).view(np.uint64) for array in arrays)
-
-
 def _finalised(values: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64; arithmetic wraps around."""
+    """Apply the output function of SplitMix64; arithmetic wraps around."""
     values = values + _STEP
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -6,7 +6,6 @@ folders, as in `lang=en/part-0.parquet`.
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 import uuid
@@ -14,18 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import chain, takewhile
-from pathlib import Path, PurePosixPath
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.arrow_columns import type_for_spark
 from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.files.locations import Location, arrow_source, fixed_folder
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
@@ -325,13 +325,7 @@ def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location
     path = place_of(given, stores, KEY)
     if path.exists():
         return path if path.is_dir() else path.parent
-    if isinstance(path, RemotePath):
-        return RemotePath(path.store, PurePosixPath(*_without_wildcard(path.key.parts)))
-    return Path(*_without_wildcard(path.parts))
-
-
-def _without_wildcard(parts: Sequence[str]) -> Iterable[str]:
-    return takewhile(lambda part: not glob.has_magic(part), parts)
+    return fixed_folder(path)
 
 
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
@@ -411,7 +405,6 @@ class RowRange:
 
     Attributes:
         name: Of the file that is made of it, without its ending.
-        path: The file.
         start: The first row, counted from the file's.
         stop: Behind the last one.
         constants: Columns that the file has in the names of its folders.
@@ -516,7 +509,6 @@ def read_rows(
     Types and metadata are those of :func:`common_schema`.
 
     Args:
-        path: A Parquet file.
         start: The first row.
         stop: Behind the last one.
         columns: None for all.
@@ -562,13 +554,26 @@ def _batches(
         raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
 
 
+def runs_of(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield rows that stand together in a batch and have one value in a column, with the value.
+
+    Args:
+        batches: Sorted by the column.
+        column: Of whole numbers that are not negative.
+    """
+    for batch in batches:
+        numbers = batch.column(column).to_numpy()
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for start, stop in pairwise([*starts.tolist(), batch.num_rows]):
+            yield int(numbers[start]), batch.slice(start, stop - start)
+
+
 def write_part(
     path: Path, batches: Iterator[pa.RecordBatch], vectors: Collection[str], left_out: int = 0
 ) -> int:
     """Write rows with vectors as the file of a part; return how many. Runs on an executor.
 
     Args:
-        path: The file.
         batches: One at least, which may be empty.
         vectors: Columns of vectors and their scales. Values of vectors hardly repeat, so a
             dictionary would only cost space.

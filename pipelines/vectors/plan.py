@@ -17,25 +17,20 @@ from typing import Any
 
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
-from pipelines.files.locations import Location, location
+from pipelines.files.begun import begun_folders, check_places, discard_begun, take_place
+from pipelines.files.locations import Location, as_local, location
 from pipelines.files.ownership import TABLE
 from pipelines.files.run_folder import RunFolder
-from pipelines.settings import Config, EmbeddingSettings, StorageSettings
+from pipelines.settings import Config, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
-from pipelines.vectors.embedding import Columns, EmbeddingOptions, embedding_options
-from pipelines.vectors.inputs import check_no_overlap, input_stamps
+from pipelines.vectors.embedding import EmbeddingOptions, embedding_options
 from pipelines.vectors.parts import Constant, RowRange
 from pipelines.vectors.table_job import (
     INDEX_FOLDER,
     MANIFEST_FILE,
     PLAN_FILE,
     STAGED,
-    begun_folders,
-    check_places,
-    discard_begun,
-    link,
     missing_parts,
-    take_place,
 )
 
 INPUTS = "embedding.inputs"
@@ -45,10 +40,11 @@ OVERWRITE = "set embedding.overwrite=true to make the table again"
 
 VECTOR_KEYS = (
     "embedding.model",
-    *(
-        f"embedding.{name}"
-        for name in ("prompt_name", "dimensions", "quantise", "backend", "precision")
-    ),
+    "embedding.prompt_name",
+    "embedding.dimensions",
+    "embedding.quantise",
+    "embedding.backend",
+    "embedding.precision",
 )
 """What the vector of a text follows from."""
 LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_column")
@@ -201,27 +197,9 @@ def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> 
     return Version(folder, plan, (folder / MANIFEST_FILE).is_file())
 
 
-def output_folder(
-    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
-) -> Location:
+def output_folder(config: Config) -> Location:
     """Return the place of the table."""
-    return location(settings.output, stores).expanduser().absolute()
-
-
-def columns_of(settings: EmbeddingSettings) -> Columns:
-    """Return the columns of text and vectors."""
-    return Columns(text=settings.text_column, vector=settings.output_column)
-
-
-def options_of(config: Config) -> EmbeddingOptions:
-    """Return the options that the section ``embedding`` asks for; see :func:`options_for`."""
-    settings = config.embedding
-    return options_for(
-        config,
-        settings.model,
-        prompt_name=settings.prompt_name,
-        quantise=settings.quantise,
-    )
+    return location(config.embedding.output, config.storage).expanduser().absolute()
 
 
 def options_for(
@@ -255,26 +233,6 @@ def options_for(
     )
 
 
-def identity_of(
-    settings: EmbeddingSettings, options: EmbeddingOptions, stores: StorageSettings = DEFAULT_STORES
-) -> dict[str, Any]:
-    """Return what decides the content of the table, by setting.
-
-    Raises:
-        InputError: An input is not there, or inputs and output are within one another.
-    """
-    if settings.inputs:
-        check_no_overlap(settings, output_folder(settings, stores), stores)
-    asked = settings.model_dump(mode="json")
-    followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
-    return {
-        "embedding.model": options.model_sha256,
-        INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
-        **{f"embedding.{name}": asked[name] for name in followed},
-        KEY_COLUMN: settings.key_column,
-    }
-
-
 @dataclass(frozen=True)
 class Work:
     """What a job is to do.
@@ -303,7 +261,6 @@ def choose_work(
     that is started again is to make what is missing.
 
     Args:
-        folder: Of the table.
         identity: What it is to follow from, by setting.
         overwrite: Whether a new one takes the place of any other.
         stores: How the stores of inputs are reached.
@@ -377,9 +334,9 @@ def publish(version: Version, folder: Location) -> None:
         # An earlier attempt at another one.
         discard_begun(folder)
         return
-    if isinstance(folder, Path) and isinstance(version.folder, Path):
-        names = (part.name for part in version.plan.parts)
-        _keep_index(folder / INDEX_FOLDER, version.folder / INDEX_FOLDER, names)
+    there, here = as_local(folder / INDEX_FOLDER), as_local(version.folder / INDEX_FOLDER)
+    if there is not None and here is not None:
+        _keep_index(there, here, (part.name for part in version.plan.parts))
     take_place(version.folder, folder)
 
 
@@ -394,4 +351,4 @@ def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:
             shutil.copyfile(file, here / file.name)
         elif file.stem in kept:
             with suppress(OSError):
-                link(file, here / file.name)
+                storage.link(file, here / file.name)

@@ -7,7 +7,6 @@ linked or copied.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +23,8 @@ from typing_extensions import TypedDict
 from pipelines.arrow_columns import as_text
 from pipelines.corpus.unit_rows import hash_of, hashed_keys
 from pipelines.files import records, storage, versions
-from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.files.begun import beginning, check_places, discard_begun, take_place
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
 from pipelines.spark.capacity import default_parallelism
@@ -39,17 +39,7 @@ from pipelines.vectors.parts import (
     write_part,
 )
 from pipelines.vectors.plan import OUTPUT, Version, output_folder, part_file, read_version
-from pipelines.vectors.table_job import (
-    INDEX_FOLDER,
-    MANIFEST_FILE,
-    beginning,
-    check_places,
-    discard_begun,
-    link,
-    run_job,
-    take_place,
-    working_on,
-)
+from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, run_job, working_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,7 +160,7 @@ def has_rows_by(config: Config, column: str) -> bool:
 
 
 def _table(config: Config) -> tuple[Location, Version | None]:
-    folder = output_folder(config.embedding, config.storage)
+    folder = output_folder(config)
     return folder, read_version(versions.current(folder), config.storage)
 
 
@@ -188,15 +178,14 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
     Raises:
         PipelineError: Another job works there, or an executor could not read or write.
     """
-    with working_on(OUTPUT, output_folder(config.embedding, config.storage), "delete"):
+    with working_on(OUTPUT, output_folder(config), "delete"):
         folder, whole = _table(config)
         assert whole is not None, "only jobs remove a table, and this one has the lock"
         # It may hold such rows, and is not to go on.
         discard_begun(folder)
         gone = _replace(session, whole, folder, deleted)
-        if isinstance(folder, RemotePath):
-            storage.discard_folder(folder / INDEX_FOLDER)
-            versions.forget_earlier(folder)
+        storage.discard_folder(folder / INDEX_FOLDER)
+        versions.forget_earlier(folder)
     return gone
 
 
@@ -257,14 +246,5 @@ def _write_parts(
             with storage.built_file(target / f"{name}.parquet") as made:
                 write_part(made, batches, columns.stored, footer.left_out + gone)
         else:
-            _take_over(file, target / file.name)
+            storage.link_or_copy(file, target / file.name)
         yield _Written(number, name, read_part_footer(target / f"{name}.parquet", columns.text))
-
-
-def _take_over(file: Location, target: Location) -> None:
-    try:
-        link(file, target)
-    except OSError:
-        if isinstance(file, RemotePath):
-            raise
-        shutil.copy2(file, str(target))

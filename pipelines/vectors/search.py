@@ -61,7 +61,6 @@ class Hit:
         rank: 1 for the best.
         cosine: Similarity to the query.
         position: Of the row in the table.
-        text: The row's.
         key: The row's, in a table that has a column of keys.
         by_vectors: Rank by cosine alone; None where it is not known, or below those that count.
         by_words: Rank by BM25 alone; the same.
@@ -147,8 +146,6 @@ def find_texts(
 
     Args:
         table: That an embedding job wrote.
-        queries: Texts.
-        k: Rows of each query.
         session: Has its executors search, or build an index; without one, this process does.
         indexed: Search the table's index, which the session builds where there is none.
         hybrid: Rank by the words of the queries too, and fuse both rankings.
@@ -188,8 +185,6 @@ def embed_queries(
     :meth:`~pipelines.tokens.start.Prompts.asking`.
 
     Args:
-        table: What is to be searched.
-        queries: Texts.
         backend: What embeds them.
         model: The folder of the table's model; where the table says unless given.
 
@@ -232,7 +227,6 @@ def search_words(
 
     Args:
         table: What is searched; rows without a text are not in it.
-        queries: Texts.
         k: Rows of a query; fewer where fewer share a word with it.
         session: Has its executors read the files; without one, this process does.
 
@@ -324,11 +318,8 @@ def fuse_with_words(
     """Find the k best rows of each query by vectors and by BM25.
 
     Args:
-        table: What is searched.
-        queries: Texts.
         vectors: Of the queries, [queries, dimensions].
         nearest: The :func:`candidates` of each query by vectors.
-        k: Rows of a query.
         session: Has its executors read the texts; without one, this process does.
 
     Raises:

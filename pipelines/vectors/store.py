@@ -19,17 +19,17 @@ from typing_extensions import TypedDict
 
 from pipelines.arrow_columns import concatenated, is_list
 from pipelines.errors import InputError
-from pipelines.files import records
+from pipelines.files import records, versions
+from pipelines.files.begun import begun_folders
 from pipelines.files.copies import local_file
-from pipelines.files.locations import Location, RemotePath, arrow_source, location
-from pipelines.files.versions import current
+from pipelines.files.locations import Location, arrow_source, location
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.parquet_parts import data_files, read_footers
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.parts import PART_ID, in_threads, open_parquet, read_rows
-from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE, begun_folders
+from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -41,9 +41,7 @@ class VectorFile:
     """A file of a table.
 
     Attributes:
-        path: Where it is.
         first: Position of its first row.
-        rows: How many it has.
         part: What its footer calls its content, in a version of a store, which never changes.
     """
 
@@ -146,13 +144,12 @@ def open_table(
     Args:
         folder: Of an embedding job, or any of Parquet files.
         vector_column: Needed where no embedding job has written it.
-        stores: How object stores are reached.
 
     Raises:
         InputError: There is no such table, it is not finished, or has no such column.
         DamagedFileError: Its manifest is none.
     """
-    home = current(location(folder, stores).absolute())
+    home = versions.current(location(folder, stores).absolute())
     _check_finished(home)
     path = home / MANIFEST_FILE
     known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
@@ -194,7 +191,7 @@ def _vector_files(home: Location) -> Iterator[VectorFile]:
     paths = data_files(home)
     footers = read_footers(paths)
     # Elsewhere others may have written a file again, with what its footer said before.
-    is_ours = isinstance(home, RemotePath) and home.place is not None
+    is_ours = versions.home(home) != home
     firsts = accumulate((footer.num_rows for footer in footers), initial=0)
     for path, footer, first in zip(paths, footers, firsts, strict=False):
         part = (footer.metadata or {}).get(PART_ID) if is_ours else None

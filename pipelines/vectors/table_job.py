@@ -1,10 +1,9 @@
-"""A table that is made part by part: begun aside, finished by whoever goes on, then in its place.
+"""A table that is made part by part, by jobs of which each goes on with what the one before made.
 
-On a file system the next table is made beside the one that is there, in `.<name>.next`, and is
-renamed. In an object store both are versions of the folder (:mod:`pipelines.files.versions`), one
-of which is the current one. So the folder holds one whole table or the one before, at any moment.
-Executors make the parts, each of which appears as a whole: a job that was killed leaves whole
-parts, and the same command makes the others.
+It is begun aside (:mod:`pipelines.files.begun`), and takes its place when it is whole. So its
+folder holds one whole table or the one before, at any moment. Executors make the parts, each of
+which appears as a whole: a job that was killed leaves whole parts, and the same command makes the
+others.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from pipelines.files import locks, storage, versions
+from pipelines.files import locks, storage
+from pipelines.files.begun import lock_file
 from pipelines.files.folders import work_folder
-from pipelines.files.locations import Location, RemotePath, is_within
-from pipelines.files.ownership import Kind, check_ours
+from pipelines.files.locations import Location
 from pipelines.progress import WorkProgress
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.jobs import run_with_timeout
@@ -54,104 +51,12 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """A table that is begun.
-
-    Attributes:
-        aside: Where its first files are written.
-        folder: Where these are when all of them are there, until the table is whole.
-    """
-
-    aside: Location
-    folder: Location
-
-    def final(self, path: Location) -> Location:
-        """Return where a file will be that may be one of the first."""
-        if not is_within(path, self.aside):
-            return path
-        return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
-
-
-def next_folder(folder: Path) -> Path:
-    """Return where a table is made on a file system before it takes its place."""
-    return folder.parent / f".{folder.name}.next"
-
-
-def begun_folders(folder: Location) -> list[Location]:
-    """Return where there may be tables that have not taken their place, or have lost it."""
-    if isinstance(folder, Path):
-        return [next_folder(folder)]
-    return list(versions.begun(folder))
-
-
-def check_places(key: str, folder: Location, kind: Kind) -> None:
-    """Refuse a place that would be replaced, and where a table is begun, if the user's are there.
-
-    Raises:
-        InputError: See :func:`pipelines.files.ownership.check_ours`.
-    """
-    check_ours(key, folder, kind, whole=True)
-    if isinstance(folder, Path):
-        check_ours(key, next_folder(folder), kind, whole=True)
-
-
-@contextmanager
-def beginning(folder: Location) -> Iterator[Beginning]:
-    """Yield where a table is to be begun; an error inside leaves what was there before.
-
-    Args:
-        folder: The place that the table is to take; no other job works there.
-    """
-    if isinstance(folder, Path):
-        final = next_folder(folder)
-        with storage.built_folder(final) as aside:
-            yield Beginning(aside, final)
-        return
-    version = versions.begin(folder)
-    try:
-        yield Beginning(version, version)
-    except BaseException:
-        # What cannot be removed now, the next job removes.
-        with suppress(OSError):
-            versions.clear(version)
-        raise
-    versions.remove_begun(folder, but=version)
-
-
-def take_place(made: Location, folder: Location) -> None:
-    """Have a table that is whole take its place."""
-    if isinstance(made, RemotePath):
-        versions.publish(made)
-    else:
-        assert isinstance(folder, Path), "a table is made where it is to be"
-        storage.take_place(made, folder)
-
-
-def discard_begun(folder: Location) -> None:
-    """Remove tables that were begun and are not wanted any more."""
-    if isinstance(folder, RemotePath):
-        versions.remove_begun(folder)
-    elif next_folder(folder).is_dir():
-        # As a whole: half of it would have no mark, and nobody would know whose it is.
-        storage.remove_folder(next_folder(folder))
-
-
-def lock_file(folder: Location) -> Location:
-    """Return the lock of a table: beside a folder that is replaced, or in one of a store."""
-    if isinstance(folder, RemotePath):
-        return folder / locks.LOCK_FILE
-    real = folder.resolve()
-    return real.parent / f".{real.name}{locks.LOCK_FILE}"
-
-
 @contextmanager
 def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
     """Keep other jobs from the folder of a table, and finish what a killed one was replacing.
 
     Args:
         key: The setting that names the folder.
-        folder: Of the table.
         job: Name of the command.
 
     Raises:
@@ -163,18 +68,6 @@ def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
         yield
 
 
-def link(file: Location, target: Location) -> None:
-    """Give a file another name, by a hard link or by a store's own copy.
-
-    Raises:
-        OSError: The file system has no links, or there is no such file.
-    """
-    if isinstance(file, Path) and isinstance(target, Path):
-        target.hardlink_to(file)
-    elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
-        versions.copy_file(file, target)
-
-
 def missing_parts(folder: Location, rows: Mapping[str, int | None]) -> list[str]:
     """Return the names of the parts that are to be made.
 
@@ -183,7 +76,7 @@ def missing_parts(folder: Location, rows: Mapping[str, int | None]) -> list[str]
         rows: Of each part, by name, those that were left out included; None where it is not known.
     """
     names = {path.stem for path in folder.glob("part-*.parquet")} & rows.keys()
-    if isinstance(folder, RemotePath):
+    if not storage.can_grow(folder):
         # What is left of an upload that broke off has the name of the part.
         found = sorted(names)
         whole = in_threads(lambda name: _is_whole(folder / f"{name}.parquet", rows[name]), found)
@@ -210,8 +103,6 @@ def make_parts(
     """Have executors make files of a table; return the sum of what they yield.
 
     Args:
-        session: Has executors.
-        name: Of the work.
         folder: In which each part becomes `<name>.parquet`.
         rows: Of all parts, by name: what progress is counted in.
         tasks: The parts that are to be made, those of a task together.
@@ -249,8 +140,6 @@ def run_job(
     """Have Spark do a job.
 
     Args:
-        session: Does it.
-        name: What it is.
         act: Starts it, and returns when it has ended.
         state: Changes as it makes progress; by default what Spark says of its tasks.
         ending: Of the line of an error: what has been kept.
@@ -269,21 +158,9 @@ def _signs(attempts: Location) -> Callable[[], object]:
     def state() -> object:
         for lock in held:
             lock.check()
-        return running_tasks(), _states(attempts)
+        return running_tasks(), storage.signs_of_life(attempts)
 
     return state
-
-
-def _states(folder: Location) -> dict[str, object]:
-    """Return the bytes of the files that tasks are writing; in a store, their signs of life."""
-    if isinstance(folder, RemotePath):
-        return dict(folder.entries(recursive=False))
-    states: dict[str, object] = {}
-    for file in folder.iterdir():
-        # A part that is done has been renamed in the meantime.
-        with suppress(FileNotFoundError):
-            states[file.name] = file.stat().st_size
-    return states
 
 
 class PartsProgress:
@@ -292,7 +169,6 @@ class PartsProgress:
     Args:
         folder: Where each part becomes `<name>.parquet`.
         rows: Of all parts, by name; those that are there already count as done.
-        name: Of the work.
     """
 
     def __init__(self, folder: Location, rows: Mapping[str, int], name: str) -> None:
@@ -320,8 +196,8 @@ class PartsProgress:
         return sum(self._rows.get(file.stem, 0) for file in self._folder.glob("part-*.parquet"))
 
     def _watch(self) -> None:
-        in_store = isinstance(self._folder, RemotePath)
-        pause = SECONDS_BETWEEN_LISTINGS if in_store else SECONDS_BETWEEN
+        can_grow = storage.can_grow(self._folder)
+        pause = SECONDS_BETWEEN if can_grow else SECONDS_BETWEEN_LISTINGS
         while not self._ended.wait(pause):
             self._show()
 

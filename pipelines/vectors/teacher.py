@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 VECTORS = "teacher.vectors"
 TEXT, KEY, VECTOR = "text", "key", "vector"
+ALL = "all"
+"""Folder of texts that the teacher reads after one prompt."""
 _TEACHER_KEYS = ("model", "dimensions")
 _COMPUTED_AS = ("backend", "precision", "batch_tokens")
 
@@ -63,24 +65,8 @@ class TeacherSummary:
         return f"{self.texts} vectors of {self.width} for the texts of {self.examples} examples"
 
 
-@dataclass(frozen=True)
-class Role:
-    """Texts that the teacher reads after one prompt.
-
-    Attributes:
-        name: Of their folder.
-        prompt_name: As :meth:`~pipelines.tokens.start.Prompts.before` takes it.
-    """
-
-    name: str
-    prompt_name: str | None = None
-
-
-ALL = Role("all")
-
-
 def check_teacher(config: Config) -> None:
-    """Looks at the teacher before Spark starts; reads the model, as the embedding job does.
+    """Look at the teacher before Spark starts; reads the model, as the embedding job does.
 
     Raises:
         InputError: It cannot be used.
@@ -97,7 +83,7 @@ def check_teacher(config: Config) -> None:
 
 
 def teacher_digest(config: Config) -> str | None:
-    """Digest of what a teacher's vectors follow from besides the texts; None without a teacher.
+    """Return a digest of what a teacher's vectors follow from besides the texts, if there is one.
 
     A model's files are hashed, not read: the weights of a large one are more than a driver holds.
 
@@ -116,7 +102,7 @@ def teacher_digest(config: Config) -> str | None:
 
 
 def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
-    """Writes ``<prepared.folder>/teacher`` for ``<prepared.folder>/corpus``; runs on the driver.
+    """Write ``<prepared.folder>/teacher`` for ``<prepared.folder>/corpus``; runs on the driver.
 
     In that folder, which is replaced as a whole or left as it was:
 
@@ -128,6 +114,8 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
         InputError: The teacher cannot be used, or a text has no vector in its tables.
         PipelineError: Spark's job failed; what is embedded is kept.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
     prepared = PreparedFolder.of(config)
     if not prepared.corpus.pairs.is_dir():
         raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", AGAIN)
@@ -135,15 +123,17 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
     assert source is not None, "the stage is run only if there is a teacher"
     pairs = read_parquet(session, prepared.corpus.pairs)
     roles = _roles(config)
-    texts = _texts(pairs, roles)
+    texts = _texts(pairs, len(roles))
     if config.teacher.model is not None:
         tables = [
-            _embedded(session, texts, number, role, config) for number, role in enumerate(roles)
+            _embedded(session, texts.where(f"role = {number}"), name, prompt, config)
+            for number, (name, prompt) in enumerate(roles.items())
         ]
         found = [_keyed(session, [table], config) for table in tables]
     else:
         tables = _tables(config)
         found = [_keyed(session, tables, config)]
+    of_roles = [frame.withColumn("role", F.lit(number)) for number, frame in enumerate(found)]
     told = TeacherVectors(
         width=tables[0].dimensions, precision=config.teacher.precision, source=source
     )
@@ -152,7 +142,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
         storage.new_folder(prepared.teacher.path) as folder,
         Scratch(folder / "scratch") as scratch,
     ):
-        vectors = scratch.keep_counted(_by_role(found))
+        vectors = scratch.keep_counted(reduce(type(pairs).unionByName, of_roles))
         _check_all_there(texts, vectors.frame, config)
         written = TeacherFolder(folder)
         write_parquet(_by_example(texts, vectors.frame), written.examples)
@@ -161,7 +151,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
 
 
 def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
-    """Makes sure that lanes hold the vectors of the teacher that the settings name.
+    """Make sure that lanes hold the vectors of the teacher that the settings name.
 
     A teacher that is not there any more is not asked for: its vectors are in the lanes.
 
@@ -183,12 +173,12 @@ def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
 
 
 def forget_texts(config: Config) -> None:
-    """Has nothing left of texts that were in the corpus earlier, after it was prepared again.
+    """Have nothing left of texts that were in the corpus earlier, after it was prepared again.
 
     Without a teacher, which another preparation had, nothing of it stays.
     """
     prepared = PreparedFolder.of(config)
-    used = {role.name for role in _roles(config)} if config.teacher.model is not None else set()
+    used = _roles(config) if config.teacher.model is not None else {}
     for home in prepared.teacher_texts.iterdir() if prepared.teacher_texts.is_dir() else ():
         if home.name not in used:
             storage.remove_folder(home)
@@ -201,25 +191,25 @@ def forget_texts(config: Config) -> None:
         storage.remove_folder(teacher)
 
 
-def _roles(config: Config) -> tuple[Role, ...]:
-    """Anchors and other texts, where the teacher reads them after different prompts."""
+def _roles(config: Config) -> dict[str, str | None]:
+    """Return the prompts of anchors and of other texts, by folder; one where they are the same."""
     if config.teacher.model is None:
-        return (ALL,)
+        return {ALL: None}
     prompts = read_prompts(local_folder(teacher_folder(config)))
     query, document = (None, None) if reads_alike(config) else prompts.sides
     if prompts.before(query) == prompts.before(document):
-        return (Role(ALL.name, query),)
-    return Role("queries", query), Role("documents", document)
+        return {ALL: query}
+    return {"queries": query, "documents": document}
 
 
-def _texts(pairs: DataFrame, roles: Sequence[Role]) -> DataFrame:
-    """The texts of all examples: `id`, `place` (of the side), `role` (number), `key`, `text`."""
+def _texts(pairs: DataFrame, roles: int) -> DataFrame:
+    """Return the texts of all examples: `id`, `place` (of the side), `role`, `key`, `text`."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     none = F.array().cast("array<string>")
     sides = F.concat(F.array("anchor", "positive"), F.coalesce("negatives", none))
     there = F.filter(sides, lambda text: text.isNotNull())
-    role = F.least(F.col("place"), F.lit(len(roles) - 1))
+    role = F.least(F.col("place"), F.lit(roles - 1))
     return (
         pairs.select("id", F.posexplode(there).alias("place", TEXT))
         .withColumn("role", role)
@@ -228,14 +218,20 @@ def _texts(pairs: DataFrame, roles: Sequence[Role]) -> DataFrame:
 
 
 def _embedded(
-    session: SparkSession, texts: DataFrame, number: int, role: Role, config: Config
+    session: SparkSession, texts: DataFrame, name: str, prompt: str | None, config: Config
 ) -> VectorTable:
-    """The table of the vectors of the texts of a role, brought up to date."""
+    """Bring the table of the vectors of texts up to date, and return it.
+
+    Args:
+        texts: With `key` and `text`.
+        name: Of the folder of the table.
+        prompt: Name of the one that stands before them.
+    """
     prepared, settings = PreparedFolder.of(config), config.teacher
-    home = prepared.teacher_texts / role.name
+    home = prepared.teacher_texts / name
     record = prepared.stage_record("corpus")
     known = storage.read_json(record) if record.is_file() else None
-    rows = _written(texts.where(f"role = {number}"), home / "texts", known)
+    rows = _written(texts, home / "texts", known)
     asked = EmbeddingSettings(
         model=str(teacher_folder(config)) if settings.model == START else settings.model,
         inputs=(str(rows),),
@@ -243,7 +239,7 @@ def _embedded(
         key_column=KEY,
         output=str(home / "vectors"),
         output_column=VECTOR,
-        prompt_name=role.prompt_name,
+        prompt_name=prompt,
         dimensions=settings.dimensions,
         **_computed_as(config),
     )
@@ -255,12 +251,12 @@ def _embedded(
 
 
 def _computed_as(config: Config) -> dict[str, Any]:
-    """How the teacher computes: as `embedding` says of every model that embeds."""
+    """Return how the teacher computes: as `embedding` says of every model that embeds."""
     return {key: getattr(config.embedding, key) for key in _COMPUTED_AS}
 
 
 def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
-    """Different texts as a table with their keys, which is not written anew for the same corpus.
+    """Write different texts as a table with their keys, but not anew for the same corpus.
 
     A job that goes on where it was stopped finds the files that it had planned.
 
@@ -281,7 +277,7 @@ def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
 
 
 def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config) -> DataFrame:
-    """The vectors of tables by the key of their text: `key`, `vector` (bytes)."""
+    """Return the vectors of tables by the key of their text: `key`, `vector` (bytes)."""
     from pyspark.sql import functions as F  # noqa: N812
 
     frames = []
@@ -290,7 +286,7 @@ def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config)
         name = table.text if of_text else table.key
         assert name is not None, "the tables have been looked at"
         told = TeacherVectors(width=table.dimensions, precision=config.teacher.precision, source="")
-        columns = [name, table.vector, *([table.scale] if table.scale else [])]
+        columns = [name, *table.vector_columns]
         rows = read_columns_of_any(session, [file.path for file in table.files], columns)
         stored = partial(stored_batches, columns=columns, told=told, are_texts=of_text)
         kind = "string" if of_text else "long"
@@ -306,7 +302,7 @@ def stored_batches(
     told: TeacherVectors,
     are_texts: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Vectors of length 1 as they are stored; rows without one are left out. Runs on an executor.
+    """Yield vectors of length 1 as they are stored, of rows with one. Runs on an executor.
 
     Args:
         batches: Of a table of vectors.
@@ -323,16 +319,8 @@ def stored_batches(
         )
 
 
-def _by_role(found: Sequence[DataFrame]) -> DataFrame:
-    """The vectors of all roles, with the number of theirs."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    frames = [frame.withColumn("role", F.lit(number)) for number, frame in enumerate(found)]
-    return reduce(type(frames[0]).unionByName, frames)
-
-
 def _check_all_there(texts: DataFrame, vectors: DataFrame, config: Config) -> None:
-    """Makes sure that each text has a vector.
+    """Make sure that each text has a vector.
 
     Raises:
         InputError: A table that the settings name lacks some.
@@ -351,7 +339,7 @@ def _check_all_there(texts: DataFrame, vectors: DataFrame, config: Config) -> No
 
 
 def _by_example(texts: DataFrame, vectors: DataFrame) -> DataFrame:
-    """`id` and `teacher`: the vectors of an example's texts, in the order of its sides."""
+    """Return `id` and `teacher`: the vectors of an example's texts, in the order of its sides."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = texts.select("id", "place", "role", KEY).join(vectors, ["role", KEY])
@@ -360,7 +348,7 @@ def _by_example(texts: DataFrame, vectors: DataFrame) -> DataFrame:
 
 
 def _tables(config: Config) -> list[VectorTable]:
-    """The tables of vectors that the settings name.
+    """Open the tables of vectors that the settings name.
 
     Raises:
         InputError: One is not there, has no texts, or is of another model.
@@ -387,13 +375,13 @@ def _tables(config: Config) -> list[VectorTable]:
 
 
 def _table_digest(table: VectorTable) -> list[object]:
-    """What tells a table from others."""
+    """Return what tells a table from others."""
     files = [[file.path.name, file.rows, file.path.stat().st_size] for file in table.files]
     return [table.model_sha256, table.prompt_name, table.dimensions, files]
 
 
 def _renamed(error: InputError) -> InputError:
-    """An error of the embedding job, of the teacher's setting."""
+    """Return an error of the embedding job as one of the teacher's setting."""
     section, _, name = error.key.partition(".")
     is_ours = section == "embedding" and name in _TEACHER_KEYS
     return InputError(f"teacher.{name}" if is_ours else error.key, error.problem, error.remedy)

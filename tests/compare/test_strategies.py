@@ -1,6 +1,7 @@
 """The comparison of strategies: what is chosen, read, advised and predicted, and the command."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,8 +20,7 @@ from pipelines.compare.arithmetic import (
     products,
 )
 from pipelines.compare.command import named_workload
-from pipelines.compare.comparison import Record
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import Record, prepared
 from pipelines.compare.page import rule_points
 from pipelines.compare.processes import Usage
 from pipelines.compare.results import loss_at
@@ -143,7 +143,7 @@ def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path):
 @given(st.floats(0.1, 9), st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), max_size=3))
 def test_a_reading_is_what_its_json_says(rate, seconds):
     known = reading(rate=rate, step_seconds=tuple(seconds), exchange=tuple(seconds))
-    assert reading_of(json.loads(json.dumps(known.as_json()))) == known
+    assert reading_of(json.loads(json.dumps(asdict(known)))) == known
 
 
 def summary(strategy, workers, rate, loss=1.0, **told):
@@ -318,7 +318,7 @@ def test_workloads_change_what_is_trained():
 def test_a_workload_is_made_of_the_data_that_are_named(tmp_path, monkeypatch):
     (tmp_path / "captions-en-train.parquet").touch()
     asked = []
-    monkeypatch.setattr("pipelines.compare.data.prepare", asked.append)
+    monkeypatch.setattr("pipelines.compare.comparison.prepare", asked.append)
     config = parse({"prepared": {"folder": str(tmp_path / "lanes")}})
     masked = named_workload("masked")
     prepared(config, str(tmp_path), lambda config: masked(config, tmp_path))

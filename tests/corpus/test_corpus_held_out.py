@@ -23,12 +23,7 @@ from pipelines.corpus.funnel import check_adds_up
 from pipelines.corpus.held_out import draw_distractors, packages_to_hold_out, without_leaks
 from pipelines.settings import CorpusSettings
 
-SHARE = {
-    "format": "parquet",
-    "pairs": "columns",
-    "evaluation_share": 0.3,
-    "evaluation_pairs": 40,
-}
+SHARE = {"format": "parquet", "pairs": "columns", "evaluation_share": 0.3, "evaluation_pairs": 40}
 
 
 def test_only_similar_pairs_are_asked(spark, tmp_path):
@@ -39,13 +34,7 @@ def test_only_similar_pairs_are_asked(spark, tmp_path):
         score=[float(n % 2) for n in range(60)],
     )
     summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[path],
-        format="parquet",
-        pairs="columns",
-        score_column="score",
-        evaluation_share=0.5,
+        spark, tmp_path, path, pairs="columns", score_column="score", evaluation_share=0.5
     )
     queries, _ = evaluation_of(summary)
     asked = {int(re.search(r"number (\d+)", row["text"]).group(1)) for row in queries}
@@ -168,10 +157,10 @@ def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path,
     summary = prepared(
         spark,
         tmp_path,
-        inputs=[str(tmp_path / "captions.parquet")],
-        format="parquet",
+        str(tmp_path / "captions.parquet"),
         pairs="group",
         group_column="image",
+        evaluation_share=0.05,
         exclude=[str(path) for path in exclude],
     )
     check_adds_up(summary.funnel)

@@ -15,12 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.cleaning.paragraphs import split_paragraphs
-from pipelines.corpus.cleaning.prose import plain_markup, summary_pair
+from pipelines.corpus.cleaning.prose import split_paragraphs, summary_pair
 from pipelines.corpus.cleaning.rules import clean, segment, unescape
 from pipelines.corpus.readers import docstrings, streams
-from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
-from pipelines.corpus.readers.formats import Columns, Limits, Wanted
+from pipelines.corpus.readers.csv_files import WRONG_QUOTES
+from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 
 SIZES = (25_000, 100_000)
@@ -106,8 +105,8 @@ def test_a_text_twice_as_long_takes_twice_as_long(name):
     def work(text):
         (cleaned,) = clean(pa.array([text], pa.string())).to_pylist()
         summary_pair(text)
-        for paragraph in split_paragraphs(cleaned):
-            list(segment("en", paragraph.text))
+        for paragraph, _ in split_paragraphs(cleaned):
+            list(segment("en", paragraph))
 
     assert not grows_too_fast(work, TEXTS[name])
 
@@ -245,7 +244,7 @@ def test_an_open_record_takes_little_more_than_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "CHUNK", 1 << 16)
     path = tmp_path / "a.csv"
     path.write_bytes(b'text\n"' + b"ab\n" * (1 << 18))
-    wanted = Wanted("csv", Columns(("text",)), Limits(record=8 << 20))
+    wanted = Wanted("csv", Columns(("text",)), record=8 << 20)
     tracemalloc.start()
     next(read_splits([(str(path), 0, None)], wanted=wanted))
     _, most = tracemalloc.get_traced_memory()
@@ -297,21 +296,6 @@ def test_a_long_text_is_cut_as_a_short_one_is():
 
     assert len(text) > 20_000
     assert list(segment("en", text)) == list(sentencex.segment("en", text))
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("see :class:`Module` here", "see Module here"),
-        ("see :py:class:`~torch.nn.Module` and (:meth:`run`)", "see Module and (run)"),
-        ("a:func:`b` and x:y:z:`t`", "ab and xt"),
-        ("the `Title here <target>`_ and :doc:`Other  <o>`", "the Title here and Other"),
-        ("as follows::`x` and `y`", "as follows::x and y"),
-        ("said  [1]_ and [#note]_ done", "said and done"),
-    ],
-)
-def test_roles_and_links_become_their_words(text, plain):
-    assert plain_markup(text) == plain
 
 
 PARTS = st.sampled_from(

@@ -1,20 +1,24 @@
-"""Cleaning holds for any text."""
+"""Cleaning and its rules hold for any text, and keys found in Python are those of Spark."""
 
 import unicodedata
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.corpus.cleaning import prose, rules
 from pipelines.corpus.cleaning.rules import (
     TEXT_RULES,
     UNKNOWN,
+    ascii_keys,
     clean,
     clean_lines,
     compose,
     identify,
     repeated_share,
+    text_key,
     text_reasons,
 )
 from pipelines.settings import CorpusSettings
@@ -137,3 +141,91 @@ def test_repeated_share_is_of_words_in_repeated_triples(words):
 )
 def test_languages(text, language):
     assert identify(text) == language
+
+
+CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF]
+
+
+def whites(texts):
+    return pc.replace_substring_regex(texts, rules._WHITE, " ")
+
+
+def test_every_white_character_becomes_a_blank():
+    texts = pa.array([f"a{character}b" for character in CHARACTERS])
+    assert rules.single_spaces(texts).equals(whites(texts))
+
+
+def test_no_mark_comes_before_the_first_foreign_character():
+    texts = pa.array(CHARACTERS[:0x300])
+    assert not pc.any(pc.match_substring_regex(texts, r"\p{M}")).as_py()
+
+
+@given(st.lists(st.text(alphabet=st.sampled_from("a \t\x0b\xa0\u3000\n"), max_size=6)))
+def test_runs_of_white_space_become_one_blank(texts):
+    column = pa.array([*texts, None], pa.string())
+    expected = pc.utf8_trim(whites(column), characters=" ")
+    assert rules.single_spaces(column).equals(expected)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(alphabet="aB3 \t\x0b_-+\u00e9\u2013", max_size=9))))
+def test_symbols_are_counted_alike_in_any_text(texts):
+    column = pa.array(texts, pa.string()).slice(1)
+    settings = CorpusSettings(max_symbols=0.3)
+    expected = pc.greater(rules._symbols_of(column), pc.multiply(pc.utf8_length(column), 0.3))
+    found = pc.fill_null(rules._symbols(column, settings), False)
+    assert found.equals(pc.fill_null(expected, False))
+
+
+@given(st.text(alphabet="ab3 _-\n'", max_size=30))
+def test_words_of_ascii_are_counted_as_those_of_other_texts(text):
+    words = prose._WORD.findall(text)
+    spaced = text.encode().translate(prose._ONLY_LETTERS)
+    assert [word.decode() for word in spaced.split()] == words
+
+
+TEXTS = [
+    "A text.",
+    "a TEXT",
+    "",
+    "  ",
+    "...",
+    "3 + 4 = 7",
+    "caf\u00e9",
+    "\u0130stanbul",
+    "\U0001f600",
+    "\x00 \x7f",
+    "tab\tand\nline",
+    None,
+]
+
+
+def spark_keys(spark, texts, known=None):
+    rows = [*zip(texts, known or [None] * len(texts), strict=True)]
+    frame = spark.createDataFrame(rows, "text string, known long")
+    found = frame.select(text_key(frame["text"], frame["known"]).alias("key"))
+    return [row["key"] for row in found.collect()]
+
+
+def test_keys_of_ascii_are_those_of_spark_and_others_are_left_to_it(spark):
+    known = ascii_keys(pa.array(TEXTS, pa.string())).to_pylist()
+    keys = spark_keys(spark, TEXTS)
+    is_ascii = [text is not None and text.isascii() for text in TEXTS]
+    assert known == [key if ours else None for key, ours in zip(keys, is_ascii, strict=True)]
+    assert spark_keys(spark, TEXTS, known) == keys
+
+
+def test_case_and_signs_do_not_count():
+    one, other, third, sign, signs = ascii_keys(
+        pa.array(["A text.", "a-TEXT", "b text", "?", "??"])
+    ).to_pylist()
+    assert one == other != third
+    # Without letters a text is its own key.
+    assert sign != signs
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=9)), max_size=9), st.integers(0, 4))
+def test_a_slice_has_the_keys_of_its_texts(texts, begin):
+    whole = pa.array(texts, pa.string())
+    assert ascii_keys(whole[begin:]).to_pylist() == ascii_keys(whole).to_pylist()[begin:]
+    alone = [ascii_keys(pa.array([text], pa.string()))[0].as_py() for text in texts]
+    assert ascii_keys(whole).to_pylist() == alone

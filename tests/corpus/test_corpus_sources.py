@@ -138,10 +138,7 @@ def test_one_wrong_file_among_good_ones_is_quarantined(spark, tmp_path):
     (tmp_path / "c.csv").write_text("")
     rows = rows_of(spark, tmp_path, format="csv", pairs="single")
     found = {(row["file"][-5:], row["text_0"], row["quarantined"]) for row in rows}
-    assert found == {
-        ("a.csv", "title,other\na,b\n", "no column `text`"),
-        ("b.csv", "good", None),
-    }
+    assert found == {("a.csv", "title,other\na,b\n", "no column `text`"), ("b.csv", "good", None)}
 
 
 def test_a_file_that_vanishes_before_it_is_read(spark, tmp_path):
@@ -167,71 +164,43 @@ def test_docstrings_have_the_shape(spark, tmp_path):
     assert len(rows) == 3
 
 
-def no_readable_file(folder):
-    (folder / "a.txt").write_bytes(b"\x89PNG" + bytes(9))
-    (folder / "b.txt.gz").write_bytes(b"no gzip at all")
-    return {"format": "documents"}
-
-
-def first_line_broken(folder):
-    (folder / "a.json").write_text('[\n"text",\n"b"\n]')
-    return {"format": "jsonl"}
-
-
-def missing_jsonl_column(folder):
-    (folder / "a.jsonl").write_text('{"title": "a"}\n{"title": "a", "body": "b"}')
-    return {"format": "jsonl"}
-
-
-def missing_csv_columns(folder):
-    (folder / "a.csv").write_text("text,other\na,b\n")
-    (folder / "b.csv").write_text("text,more\na,b\n")
-    return {"format": "csv", "pairs": "title", "title_column": "name"}
-
-
-def no_csv_at_all(folder):
-    (folder / "a.csv").write_text("")
-    return {"format": "csv"}
-
-
-def empty_folder(folder):
-    (folder / "a.tsv").write_text("")
-    return {"format": "documents"}
-
-
-def settings_only(**settings):
-    def make(folder):
-        (folder / "a.md").write_text("text")
-        return settings
-
-    return make
+TEXT = {"a.md": b"text"}
+BINARIES = {"a.txt": b"\x89PNG" + bytes(9), "b.txt.gz": b"no gzip at all"}
+CSV = {"a.csv": b"text,other\na,b\n", "b.csv": b"text,more\na,b\n"}
 
 
 @pytest.mark.parametrize(
-    ("make", "key", "problem"),
+    ("files", "settings", "key", "problem"),
     [
-        (no_readable_file, "corpus.inputs", r"a.txt cannot be read \(binary\)"),
-        (first_line_broken, "corpus.inputs", "no JSON object in its first lines"),
-        (missing_jsonl_column, "corpus.text_column", "no column `text`, it has title, body"),
-        (missing_csv_columns, "corpus.title_column", "no column `name`, it has text, other"),
-        (no_csv_at_all, "corpus.inputs", r"a.csv cannot be read \(no header line\)"),
-        (empty_folder, "corpus.inputs", "holds no documents file"),
-        (settings_only(format="text", pairs="columns"), "corpus.pairs", "text files cannot give"),
-        (settings_only(format="text", pairs="title"), "corpus.pairs", "cannot give `title`"),
-        (settings_only(format="documents", group_column="x"), "corpus.group_column", "no columns"),
-        (settings_only(pairs="title"), "corpus.pairs", "docstrings cannot give `title`"),
+        (BINARIES, {"format": "documents"}, "inputs", r"a.txt cannot be read \(binary\)"),
+        ({"a.json": b'["text"]'}, {"format": "jsonl"}, "inputs", "no JSON object in its first"),
         (
-            settings_only(format="text", score_column="x"),
-            "corpus.score_column",
-            "pairs without scores",
+            {"a.jsonl": b'{"title": "a"}\n{"title": "a", "body": "b"}'},
+            {"format": "jsonl"},
+            "text_column",
+            "no column `text`, it has title, body",
         ),
+        (
+            CSV,
+            {"format": "csv", "pairs": "title", "title_column": "name"},
+            "title_column",
+            "no column `name`, it has text, other",
+        ),
+        ({"a.csv": b""}, {"format": "csv"}, "inputs", r"a.csv cannot be read \(no header line\)"),
+        ({"a.tsv": b""}, {"format": "documents"}, "inputs", "holds no documents file"),
+        (TEXT, {"format": "text", "pairs": "columns"}, "pairs", "text files cannot give"),
+        (TEXT, {"format": "text", "pairs": "title"}, "pairs", "cannot give `title`"),
+        (TEXT, {"format": "documents", "group_column": "x"}, "group_column", "no columns"),
+        (TEXT, {"pairs": "title"}, "pairs", "docstrings cannot give `title`"),
+        (TEXT, {"format": "text", "score_column": "x"}, "score_column", "pairs without scores"),
     ],
 )
-def test_what_the_user_can_mend_is_said_at_once(spark, tmp_path, make, key, problem):
-    settings = corpus(tmp_path, **{"pairs": "single", **make(tmp_path)})
+def test_what_the_user_can_mend_is_said_at_once(spark, tmp_path, files, settings, key, problem):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=problem) as raised:
-        read_rows(spark, settings)
-    assert raised.value.key == key
+        read_rows(spark, corpus(tmp_path, **{"pairs": "single", **settings}))
+    assert raised.value.key == f"corpus.{key}"
     assert "\n" not in str(raised.value)
 
 

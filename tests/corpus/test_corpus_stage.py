@@ -148,14 +148,12 @@ def test_groups_give_pairs_of_their_distinct_texts(spark, tmp_path):
     summary = prepared(
         spark,
         tmp_path,
-        inputs=[path],
-        format="parquet",
+        path,
         text_column="caption",
         pairs="group",
         group_column="image",
         pairs_per_group=6,
         min_characters=5,
-        evaluation_share=0,
     )
     rows = pairs_of(summary)
     per_group = {}
@@ -187,14 +185,7 @@ def test_scores_are_scaled_and_ranges_kept(spark, tmp_path):
         score=scores,
     )
     summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[path],
-        format="parquet",
-        pairs="columns",
-        score_column="score",
-        score_range=[0, 5],
-        evaluation_share=0,
+        spark, tmp_path, path, pairs="columns", score_column="score", score_range=[0, 5]
     )
     found = {row["anchor"]: row["score"] for row in pairs_of(summary)}
     assert found == {sentence(0): 0.0, sentence(1): 1.0, sentence(2): 0.5}
@@ -213,14 +204,7 @@ def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
         sentence2=["...", "short"],
     )
     summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[path],
-        format="parquet",
-        pairs="group",
-        group_column="image",
-        exclude=[exclude],
-        evaluation_share=0,
+        spark, tmp_path, path, pairs="group", group_column="image", exclude=[exclude]
     )
     texts = {text for pair in sides_of(summary) for text in pair}
     # The short text is dropped for its length, and still speaks for its group.
@@ -275,8 +259,7 @@ def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form):
     summary = prepared(
         spark,
         tmp_path,
-        inputs=[str(tmp_path / "odd.parquet")],
-        format="parquet",
+        str(tmp_path / "odd.parquet"),
         pairs=form,
         pair_columns=["text", "other"],
         triplet_columns=["text", "other", "kind"],
@@ -321,12 +304,7 @@ def test_schema_hashes_and_files_with_other_headers(spark, tmp_path):
     (tmp_path / "a.csv").write_text(f"text,other\n{sentence(1)},x\n")
     (tmp_path / "b.csv").write_text(f"other,text\nx,{sentence(2)}\n")
     summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[str(tmp_path)],
-        format="csv",
-        pairs="single",
-        evaluation_share=0.5,
+        spark, tmp_path, inputs=[str(tmp_path)], format="csv", pairs="single", evaluation_share=0.5
     )
     assert {anchor for anchor, _ in sides_of(summary)} == {sentence(1), sentence(2)}
     table = pq.read_table(summary.folder / "pairs.parquet")

@@ -1,4 +1,4 @@
-"""From raw rows to judged texts: nothing is lost between the two."""
+"""From raw rows to judged texts and pairs of documents: nothing is lost between the two."""
 
 import pyarrow as pa
 import pytest
@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.texts import RUN, UNITS, unit_batches, unit_of
+from pipelines.corpus.texts import (
+    LONGEST_PIECE,
+    RUN,
+    SHORTEST_PIECE,
+    TOO_FEW_WORDS,
+    UNITS,
+    cut_piece,
+    shortened,
+    unit_batches,
+    unit_of,
+)
 from pipelines.corpus.unit_rows import SCHEMA, hash_of
 from pipelines.settings import CorpusSettings
 
@@ -95,11 +105,7 @@ def test_pieces_without_prose_are_counted():
         pairs="adjacent",
     )
     counted = {(row["level"], row["reason"], row["rows"]) for row in rows if is_count(row)}
-    assert counted == {
-        (ROWS, "no prose", 1),
-        (ROWS, "no text", 1),
-        (PARAGRAPHS, "title line", 1),
-    }
+    assert counted == {(ROWS, "no prose", 1), (ROWS, "no text", 1), (PARAGRAPHS, "title line", 1)}
     assert sum(row["bytes"] for row in rows) == 20
 
 
@@ -194,3 +200,95 @@ def test_every_row_is_accounted_for(pairs, rows):
     assert sum(row["bytes"] or 0 for row in found) == 10 * len(rows)
     levels = {ROWS, PARAGRAPHS, UNITS[unit_of(CorpusSettings(pairs=pairs))].level}
     assert {row["level"] for row in found} <= levels | {SENTENCES}
+
+
+TEXT = "Valves of the heart open and close with every beat that the muscle makes."
+
+
+def documents(*rows, **settings):
+    """Anchor, positive and reason of documents, as `pairs: document` has them."""
+    found = units(raw(*rows), pairs="document", **settings)
+    return [(row["anchor"], row["positive"], row["reason"]) for row in found]
+
+
+def test_documents_are_counted_by_whether_a_title_stands_for_a_question():
+    rows = [
+        {"title": "On valves", "text_0": TEXT},
+        {"text_0": TEXT},
+        # A later part of a document, a title alone, and too few words for a piece.
+        {"title": "On valves", "place": 1, "text_0": TEXT},
+        {"title": "On valves"},
+        {"text_0": "Valves."},
+    ]
+    found = units(raw(*rows), pairs="document")
+    assert [row["titled"] for row in found] == [1, -1, None, None, None]
+
+
+def test_a_title_stands_with_the_whole_text():
+    (found,) = documents({"title": " On  valves", "text_0": f"{TEXT}\n\n{TEXT}"}, max_repeated=1)
+    assert found == ("On valves", f"{TEXT} {TEXT}", None)
+
+
+def test_without_a_title_a_piece_stands_with_the_rest():
+    for row in ({"text_0": TEXT}, {"title": "  ", "text_0": TEXT}):
+        ((piece, rest, reason),) = documents(row)
+        assert reason is None
+        assert piece in TEXT
+        assert sorted(f"{piece} {rest}".split()) == sorted(TEXT.split())
+
+
+def test_a_later_part_of_a_document_does_not_stand_under_its_title():
+    ((piece, _, reason),) = documents({"title": "On valves", "place": 1, "text_0": TEXT})
+    assert (piece in TEXT, reason) == (True, None)
+
+
+def test_what_gives_no_pair_says_why():
+    found = documents(
+        {"title": "A title alone"},
+        {"title": "A title alone", "text_0": " \n"},
+        {"text_0": "Too few words."},
+        {"title": "A title", "text_0": "short"},
+    )
+    assert [reason for _, _, reason in found] == [
+        "no text",
+        "empty text",
+        TOO_FEW_WORDS,
+        "too short",
+    ]
+
+
+def test_long_texts_are_cut_and_kept():
+    ((_, text, reason),) = documents({"title": "On valves", "text_0": TEXT}, max_characters=30)
+    assert (text, reason) == ("Valves of the heart open and", None)
+
+
+@given(st.text(min_size=1), st.integers(1, 40))
+def test_a_shortened_text_is_its_beginning(text, most):
+    found = shortened(text, most)
+    assert text.startswith(found)
+    assert len(found) <= most
+    assert found == text or len(text) > most
+
+
+@given(st.lists(st.text("abcß猫", min_size=1, max_size=6), min_size=8, max_size=200))
+def test_a_piece_is_of_some_words_and_half_of_the_text_at_most(words):
+    text = " ".join(words)
+    piece, rest, reason = cut_piece(text)
+    assert reason is None
+    length = len(piece.split(" "))
+    assert SHORTEST_PIECE <= length <= min(LONGEST_PIECE, len(words) // 2)
+    assert length + len(rest.split(" ")) == len(words)
+    assert any(
+        words[:at] + words[at + length :] == rest.split(" ")
+        and words[at : at + length] == piece.split(" ")
+        for at in range(len(words))
+    )
+    assert cut_piece(text) == (piece, rest, None)
+
+
+def test_scripts_without_blanks_are_cut_by_characters():
+    text = "心臓の弁は鼓動のたびに開いたり閉じたりして血液の逆流を防いでいる"
+    piece, rest, reason = cut_piece(text)
+    assert reason is None
+    assert piece in text
+    assert len(piece) + len(rest) == len(text)

@@ -23,21 +23,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus import kept_units as cutting
-from pipelines.corpus import unit_rows as sources
 from pipelines.corpus.kept_units import (
     Generation,
     KeptSource,
+    Source,
     claims,
     find_generations,
+    find_sources,
+    naming_for,
+    unchanged,
     write_generation,
 )
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 from pipelines.corpus.stage import prepare_corpus
 from pipelines.corpus.texts import unit_batches
-from pipelines.corpus.unit_rows import SCHEMA, Source, find_sources, naming_for, unchanged
+from pipelines.corpus.unit_rows import SCHEMA
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
+from pipelines.settings.corpus import SourceSettings
 from pipelines.settings.load import parse
 
 
@@ -51,7 +55,7 @@ def test_a_source_is_a_file_or_one_of_many_bundles(tmp_path, monkeypatch):
     files = write_texts(tmp_path, *(f"{number}.txt" for number in range(40)))
     apart = find_sources(files, naming_for(files, 1))
     assert [source.files for source in apart.values()] == [(file,) for file in files]
-    monkeypatch.setattr(sources, "MOST_SOURCES", 7)
+    monkeypatch.setattr(cutting, "MOST_SOURCES", 7)
     naming = naming_for(files, 1)
     bundles = find_sources(files, naming)
     assert len(bundles) <= 7
@@ -124,7 +128,10 @@ def test_settings_of_one_file_are_told_from_those_of_the_whole():
     assert cutting.settings_key(base.model_copy(update=same)) == key
     for changed in ({"min_characters": 20}, {"report_examples": 0}, {"csv_multiline": False}):
         assert cutting.settings_key(base.model_copy(update=changed)) != key
-    assert set(CorpusSettings.model_fields) >= cutting._SETTINGS_OF_THE_WHOLE
+    assert cutting.settings_of_corpus(base) == cutting.settings_of_corpus(
+        base.model_copy(update={"prompts": {"anchor": "query: "}})
+    )
+    assert {*CorpusSettings.model_fields, *SourceSettings.model_fields} >= {*cutting.COUNTS_FROM}
 
 
 def test_a_generation_is_read_as_it_was_written(tmp_path):

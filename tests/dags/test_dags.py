@@ -147,8 +147,8 @@ def chain(prepared, tmp_path_factory, described, ask_airflow) -> Callable[..., l
     """
     folder = tmp_path_factory.mktemp("chain")
     config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
-    promotion = config.promotion.model_copy(update={"target": str(folder / "served")})
-    (folder / "small.yaml").write_text(dump(config.model_copy(update={"promotion": promotion})))
+    config = config.changed("promotion", target=str(folder / "served"))
+    (folder / "small.yaml").write_text(dump(config))
     texts = pa.table({"text": ["a river", "two dogs", "a river in the snow"]})
     pq.write_table(texts, folder / "texts.parquet")
     embedding = [f"embedding.inputs=[{folder / 'texts.parquet'}]"]

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from engine_cases import resumed, trained_here
 from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
-from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
+from test_contract import ENDLESS, PROMPT_SECONDS, STALL_SECONDS, distance
 
 from pipelines.catalog import LOSSES
 from pipelines.engines.base import load_engine
@@ -26,7 +27,7 @@ from pipelines.engines.bigdl import dllib_engine as memory
 from pipelines.engines.bigdl import jars
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
-from pipelines.errors import EngineError, EngineUnavailable
+from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.reader import LaneReader
 from pipelines.losses.candidates import Picks
@@ -332,11 +333,11 @@ def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark
 
 IN_ONE_PROCESS = """
 import sys
-from pipelines import workflow
+import pipelines
 from pipelines.settings import load as config
 from pipelines.spark.session import stopped_at_the_end
 with stopped_at_the_end():
-    workflow.train(config.load(None, sys.argv[1:]))
+    pipelines.train(config.load(None, sys.argv[1:]))
 """
 
 
@@ -366,3 +367,24 @@ def test_it_trains_in_a_session_of_its_own_in_one_process(prepared, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"step 3/3  loss \d", done.stdout + done.stderr)
     assert (tmp_path / "run" / "model" / "modules.json").is_file()
+
+
+@pytest.mark.matrix
+def test_an_executor_that_is_stopped_ends_the_run(spark, make_run):
+    """Spark itself waits two minutes and more for it."""
+    run = make_run(ENDLESS, workers=2, framework="bigdl", stall_seconds=STALL_SECONDS)
+    stopped = []
+
+    def stop_once(line):
+        if line["step"] == 6 and not stopped:
+            stopped.extend((executors_process(spark, 1), time.monotonic()))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    named = rf"rank 1, host {re.escape(socket.gethostname())}, lane 1: nothing was heard of it for"
+    try:
+        with pytest.raises(WorkerLostError, match=named):
+            trained(spark, run, stop_once)
+        assert time.monotonic() - stopped[1] < PROMPT_SECONDS
+    finally:
+        os.kill(stopped[0], signal.SIGKILL)
+    assert spark.range(3).count() == 3, "the session lives on"

@@ -1,13 +1,11 @@
 """The Elephas engine on a cluster: strangers, failures, and what asynchrony costs."""
 
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 from engine_cases import resumed
-from pyspark import SparkConf
 from test_contract import check_state
 from unauthenticated import approach, tells_nothing
 
@@ -118,13 +116,8 @@ def test_after_failures_a_run_works_and_the_master_network_holds_its_result(
         np.testing.assert_array_equal(value, result[variable.name])
 
 
-def test_too_few_slots_and_speculation_are_refused(spark, make_run):
+def test_too_few_slots_are_refused(spark, make_run):
     run = make_run(2, mode="async", workers=50)
     with pytest.raises(EngineUnavailable, match=r"training\.workers: .* 50 tasks at once"):
         load_engine("elephas").check(spark, run.config)
     load_engine("elephas").check(spark, make_run(2).config)
-    speculating = SimpleNamespace(
-        getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
-    )
-    with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
-        load_engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)

@@ -17,9 +17,8 @@ from elephas.utils import bytes_to_weights, weights_to_bytes
 from elephas.utils.serialization import model_to_dict
 from unauthenticated import approach, tells_nothing
 
-from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.servers import MAX_HEAD_BYTES
-from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory
+from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory, encoder_model
 from pipelines.errors import PipelineError
 from pipelines.lanes.plan import BatchPlan
 from pipelines.models.bert.spec import BertSpec
@@ -31,7 +30,7 @@ from pipelines.settings import Config, TrainingSettings
 from pipelines.training.control import authenticated_server as doors
 from pipelines.training.control.authenticated_server import Identity, make_identity
 from pipelines.training.parameter_server.client import ServedParameters, ServedRounds
-from pipelines.training.parameter_server.updates import (
+from pipelines.training.parameter_server.server import (
     LENGTH,
     REQUEST,
     STORES,
@@ -166,12 +165,12 @@ def test_a_resumed_server_counts_on_and_keeps_the_moments():
         expected.update(gradients(step), 1e-2, step + 1)
     state = Checkpoint(3, SPEC, expected.weights, expected.moments)
     store = STORES["async"](run, state)
-    assert store.reading["progress"](Request(), {}).header == (3, 3)
+    assert store.reading["progress"](Request(), {}) == ((3, 3), None)
     for step in (3, 4):
-        answer = store.writing["update"](Request(step=step, amount=1e-2), gradients(step))
-        assert answer.header.updates == step + 1
+        header, _ = store.writing["update"](Request(step=step, amount=1e-2), gradients(step))
+        assert header.updates == step + 1
         expected.update(gradients(step), 1e-2, step + 1)
-    held = store.reading["state"](Request(), {}).arrays
+    _, held = store.reading["state"](Request(), {})
     assert_equal({name: held[f"weights/{name}"] for name in expected.weights}, expected.weights)
     assert_equal({name: held[name] for name in expected.moments}, expected.moments)
     with pytest.raises(ValueError, match="no gradient of step 2 is due"):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_checkpoints import FAMILIES, TEXTS, write_sentence_folder
 
-from pipelines import workflow
+import pipelines
 from pipelines.files.locations import location
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.step_metrics import read_metrics_lines
@@ -73,9 +73,9 @@ def test_two_workers_give_the_model_of_one_process(spark, tmp_path, name, encode
     start = write_sentence_folder(tmp_path / "start", FAMILIES[name])
     alone = job(tmp_path, start, encoder, "alone", engine="local", workers=1)
     both = job(tmp_path, start, encoder, "both", engine="torch", workers=2)
-    workflow.prepare(alone)
-    workflow.train(alone)
-    workflow.train(both)
+    pipelines.prepare(alone)
+    pipelines.train(alone)
+    pipelines.train(both)
 
     losses, found = (
         [line["loss"] for line in read_metrics_lines(location(tmp_path / run))]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,9 @@ from test_contract import ENDLESS, connections, listening, started, wait_until_g
 from unauthenticated import tells_nothing, visit
 
 from pipelines.engines.base import load_engine, monitor_for
-from pipelines.engines.horovod.ranks import RankMaker
+from pipelines.engines.horovod.ranks import train_rank
+from pipelines.engines.horovod.rendezvous import RendezvousClient
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
@@ -124,7 +127,7 @@ def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):
     task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
     died = r"rank 0, host .*the worker's process died \(exit code 3\)"
     with pytest.raises(EngineError, match=died), monitor:
-        RankMaker(task=task, rendezvous=("", 0), token="").start([0])
+        run_in_child(task, partial(train_rank, RendezvousClient(("", 0), "")))
         monitor.wait()
 
 

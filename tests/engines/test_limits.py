@@ -7,6 +7,9 @@ import pytest
 
 from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
+from pipelines.models.architecture import architecture_of, check_framework
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.static.architecture import StaticSpec
 from pipelines.settings import capabilities
 from pipelines.settings.capabilities import LIMITS
 from pipelines.settings.load import parse
@@ -25,6 +28,7 @@ ASKING = {
     "objective.negatives": {"objective": {"negatives": "step"}},
     "objective.name": {"objective": {"name": "mlm"}, "corpus": {"pairs": "single"}},
     "objective.dimensions": {"objective": {"dimensions": [32]}},
+    "objective.directions": {"objective": {"directions": ["query_to_doc", "doc_to_query"]}},
     "corpus.sources": {"corpus": {"sources": [{"name": "one"}, {"name": "two"}]}},
     "training.tokens_per_micro_batch": {"training": {"tokens_per_micro_batch": 512}},
     "training.activation_checkpointing": {"training": {"activation_checkpointing": True}},
@@ -43,6 +47,8 @@ TRAININGS = {
     capabilities.NOT_TOGETHER.name: {"engine": "elephas", "mode": "hogwild"},
     capabilities.SHARDED.name: TORCH | {"sharding": "parameters"},
     capabilities.STAGES.name: TORCH | {"pipeline_parallel": 2},
+    capabilities.DIVIDED.name: TORCH | {"model_parallel": 2},
+    capabilities.STAGES_ALONE.name: TORCH | {"pipeline_parallel": 2},
     capabilities.FED.name: {"engine": "tensorflowonspark", "feed": "spark"},
     capabilities.UNSHARDED.name: TORCH,
     capabilities.DLLIB.name: DLLIB,
@@ -88,3 +94,11 @@ def test_one_worker_of_elephas_sees_a_whole_step():
     training = {"engine": "elephas", "workers": 1}
     config = parse({"training": training, "objective": {"negatives": "step"}})
     check_fit(load_engine("elephas"), config)
+
+
+def test_an_encoder_that_the_layers_of_megatron_do_not_make_up_is_refused():
+    config = parse({"training": TRAININGS[capabilities.MEGATRON.name]})
+    bert = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32)
+    check_framework(architecture_of(bert), config)
+    with pytest.raises(InputError, match="static has no form in megatron, set it to torch"):
+        check_framework(architecture_of(StaticSpec(vocabulary=50, hidden=16)), config)

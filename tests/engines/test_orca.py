@@ -1,31 +1,11 @@
-"""What BigDL's Orca is asked, and what it leaves open."""
+"""What BigDL's Orca leaves open."""
 
 import psutil
 import pytest
 
-from pipelines.engines.base import check_conf
 from pipelines.engines.orca.engine import OrcaEngine
-from pipelines.errors import EngineUnavailable
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("spark.speculation", "true"),
-        ("spark.dynamicAllocation.enabled", "true"),
-        ("spark.task.resource.gpu.amount", "1"),
-        ("spark.task.resource.gpu.amount", "0.5"),
-    ],
-)
-def test_a_conf_that_does_not_fit_is_named(key, value):
-    with pytest.raises(EngineUnavailable, match=key):
-        check_conf({key: value}, "bigdl", OrcaEngine.rules)
-
-
-def test_a_conf_that_fits_passes():
-    check_conf({"spark.speculation": "false", "spark.task.cpus": "1"}, "bigdl", OrcaEngine.rules)
 
 
 def test_the_driver_listens_at_the_address_of_the_session_alone(spark, make_run):

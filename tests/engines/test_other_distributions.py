@@ -31,12 +31,12 @@ class ToyEngine(ForkEngine):
 """
 JOB = """
 import sys
-from pipelines import workflow
+import pipelines
 from pipelines.settings.load import load
 
 config = load(sys.argv[1])
-workflow.prepare(config)
-workflow.train(config)
+pipelines.prepare(config)
+pipelines.train(config)
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from corpus_factory import small_config
 from engine_cases import trained_here
 
-from pipelines import workflow
+import pipelines
 from pipelines.engines.base import load_engine
 from pipelines.losses.candidates import granule_targets
 from pipelines.runs.run import TrainingRun, WorkerTask
@@ -62,7 +62,7 @@ def test_triplets_train_a_model(triplets, tmp_path):
         triplets, engine="local", framework="torch", workers=1, epochs=4, max_steps=60
     )
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
-    model = workflow.train(config.model_copy(update={"run": run}))
+    model = pipelines.train(config.model_copy(update={"run": run}))
     assert (model / "model.safetensors").exists()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in lines]

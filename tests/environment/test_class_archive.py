@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import build_class_archive
 import pytest
-
-ENVIRONMENT = Path(__file__).resolve().parents[2] / "environment"
-sys.path.insert(0, str(ENVIRONMENT))
-
-import build_class_archive  # noqa: E402 - a script beside the package, found by the line above
-from build_class_archive import NO_ARCHIVE, ArchiveError, main  # noqa: E402
+from build_class_archive import NO_ARCHIVE, ArchiveError, main
 
 
 @pytest.fixture

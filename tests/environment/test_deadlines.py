@@ -7,15 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import build_horovod
 import psutil
 import pytest
-
-ENVIRONMENT = Path(__file__).resolve().parents[2] / "environment"
-sys.path.insert(0, str(ENVIRONMENT))
-
-import build_horovod  # noqa: E402 - a script beside the package, found by the line above
-from deadlines import ended  # noqa: E402
-from errors import PackageError  # noqa: E402
+from deadlines import ended
+from errors import PackageError
 
 
 def test_a_command_says_what_it_has_said_and_how_it_ended(tmp_path):

@@ -8,11 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-ENVIRONMENT = Path(__file__).resolve().parents[2] / "environment"
-sys.path.insert(0, str(ENVIRONMENT))
-
-from install import Display, main, run, state_of, uv_variables  # noqa: E402 - a script beside the package, found by the line above
+from install import Display, main, run, state_of, uv_variables
 
 
 @pytest.mark.parametrize(

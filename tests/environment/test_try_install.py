@@ -8,18 +8,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+import packages
 import pytest
+import try_install
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pipelines.libraries import EXTRAS
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "environment"))
-
-import packages  # noqa: E402 - a script beside the package, found by the line above
-import try_install  # noqa: E402
-
-from pipelines.libraries import EXTRAS  # noqa: E402
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What installs a library that is imported under another name.
 DISTRIBUTIONS = {

@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import versions
+from errors import PackageError
+from versions import Environment, Part
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "environment"))
-
-import versions  # noqa: E402 - a script beside the package, found by the line above
-from errors import PackageError  # noqa: E402
-from versions import Environment, Part  # noqa: E402
-
 ENVIRONMENTS, PARTS = versions.read_list(versions.LIST.read_text())
 LOCK = """# A comment
 a-b==1.0 \\

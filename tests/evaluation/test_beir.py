@@ -15,7 +15,6 @@ from sklearn.metrics import ndcg_score
 
 from pipelines.errors import InputError
 from pipelines.evaluation.beir import read_retrieval_set, set_name
-from pipelines.evaluation.rankings import ndcg_at
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.sets import evaluate
 from pipelines.settings.evaluation import EvaluationSettings
@@ -92,15 +91,6 @@ def test_grades_and_own_documents_count_as_in_beir(measured, reference) -> None:
         100 * ((1 + 2 * second) / (2 + 1 * second) + second) / 2
     )
     assert figures["mrr@10"] == pytest.approx(100 * (1 / 1 + 1 / 2) / 2)
-
-
-def test_gains_are_linear() -> None:
-    gains = {1: 3.0, 2: 1.0, 3: 2.0}
-    ranked = [2, 9, 1, 3]
-    scores, truth = np.array([[4, 3, 2, 1]]), np.array([[1, 0, 3, 2]])
-    assert ndcg_at(ranked, gains, 10) == pytest.approx(ndcg_score(truth, scores, k=10))
-    assert ndcg_at(ranked, gains, 2) == pytest.approx(ndcg_score(truth, scores, k=2))
-    assert ndcg_at(ranked, dict.fromkeys(gains, 1.0), 3) == ndcg_at(ranked, set(gains), 3)
 
 
 def test_equals_sentence_transformers_on_xquad(

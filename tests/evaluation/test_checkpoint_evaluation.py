@@ -16,11 +16,13 @@ import pytest
 from corpus_factory import small_config
 from test_beir import DOCUMENTS, QRELS, QUERIES, write_set
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
+from pipelines.evaluation.base import Forms
 from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.held_out import read_held_out_alone
-from pipelines.evaluation.retrieval import measure_nested
+from pipelines.evaluation.retrieval import arranged, measure
+from pipelines.evaluation.rows import SparkRows
 from pipelines.evaluation.sets import evaluate
 from pipelines.models.folder import write_encoder
 from pipelines.models.inference.embedder import load_embedder
@@ -107,7 +109,7 @@ def late_processes(monkeypatch) -> None:
 def test_the_figures_are_the_clusters_and_the_curve_stays(
     spark, measured_config, prepared, tmp_path, late_processes
 ) -> None:
-    workflow.train(measured_config)
+    pipelines.train(measured_config)
     run = tmp_path / "run"
     lines = read_evaluations(run)
     among = ["retrieval", "retrieval@4"]
@@ -124,22 +126,23 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
     # What one process searches in minutes is not what is trained on, too.
     held_out = read_held_out_alone(spark, measured_config, str(prepared / "corpus"))
     load = partial(load_embedder, str(tmp_path / "model"), precision="fp32")
-    forms = measure_nested(held_out, load, lambda *_: None, (4,), hybrid=False)
-    expected |= dict(zip(names, forms.values(), strict=False))
-    assert all(figures["documents"] < pool for figures in forms.values())
+    rows = {name: SparkRows(frame) for name, frame in arranged(held_out).items()}
+    alone = [found.figures for found in measure(rows, load, Forms((4,)))]
+    expected |= dict(zip(names, alone, strict=False))
+    assert all(figures["documents"] < pool for figures in alone)
     for line in lines:
         figures = {key: line[key] for key in line if key not in ("step", "evaluation")}
         assert figures == pytest.approx(expected[line["evaluation"]], abs=1e-3)
 
     # Start and model stand beside the checkpoint, on what is asked for then: one file of pairs.
-    figures = workflow.evaluate(replaced(measured_config, "evaluation", **PAIRS_ALONE))
+    figures = pipelines.evaluate(replaced(measured_config, "evaluation", **PAIRS_ALONE))
     assert [line["step"] for line in read_evaluations(run)] == [0] + [6] * len(names) + [12]
     assert read_evaluations(run)[-1] == {"step": 12, "evaluation": "sts", **figures["after"]["sts"]}
     assert set(figures["before"]) == set(figures["after"]) == {"sts"}
 
     alone = replaced(measured_config, "evaluation", every_checkpoints=0)
     alone = replaced(alone, "run", folder=str(tmp_path / "alone"))
-    workflow.train(alone.model_copy(update={"tracking": Config().tracking}))
+    pipelines.train(alone.model_copy(update={"tracking": Config().tracking}))
     assert losses(run) == losses(tmp_path / "alone")
 
 
@@ -149,7 +152,7 @@ def test_an_evaluation_that_fails_costs_one_line(
     every = replaced(measured_config, "evaluation", **PAIRS_ALONE, every_checkpoints=1)
     monkeypatch.setattr("pipelines.evaluation.during_training.MEASURE_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING):
-        workflow.train(every)
+        pipelines.train(every)
     warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert len([line for line in warnings if "was not measured, and training goes on" in line]) == 1
     assert len(losses(tmp_path / "run")) == 12
@@ -161,7 +164,7 @@ def test_what_cannot_be_read_is_refused_before_the_run_begins(
 ) -> None:
     wrong = replaced(measured_config, "evaluation", similarity=("nowhere.csv",))
     with pytest.raises(InputError, match=r"^evaluation.similarity: there is no file"):
-        workflow.train(wrong)
+        pipelines.train(wrong)
     assert not (tmp_path / "run").exists()
 
 

@@ -7,7 +7,7 @@ from measured_sets import write_set
 from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE, Form
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
-from pipelines.evaluation.rankings import Rankings, ndcg_at
+from pipelines.evaluation.retrieval import Rankings, ndcg_at
 from pipelines.evaluation.sets import digest_sets, evaluate, metric_named
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse

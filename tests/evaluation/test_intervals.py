@@ -1,9 +1,12 @@
-"""How sure a difference between two models is."""
+"""How sure a difference between two models is, and what is kept to tell it."""
 
 import time
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from pipelines.evaluation.intervals import (
@@ -13,9 +16,11 @@ from pipelines.evaluation.intervals import (
     holm,
     mean_intervals,
     pair_intervals,
+    read_observations,
+    write_observations,
 )
+from pipelines.evaluation.pairs import similarity_figures
 from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
-from pipelines.evaluation.similarity import similarity_figures
 
 RANDOM = np.random.default_rng(5)
 NOTHING = Interval(0.0, 0.0, 0.0, p=1.0, differing=0)
@@ -101,8 +106,8 @@ def test_intervals_of_unequal_groups_hold_the_true_difference(few_resamples):
     change += RANDOM.normal(0.0, 10.0, (tries, 23))[:, groups]
     before = of_means(**{str(place): np.zeros(len(groups)) for place in range(tries)})
     after = of_means(**{str(place): row for place, row in enumerate(change)})
-    for given, least in ((after, 0.0), (grouped(after, groups), 0.91)):
-        found = mean_intervals(before, given).values()
+    for model, least in ((after, 0.0), (grouped(after, groups), 0.91)):
+        found = mean_intervals(before, model).values()
         held = np.mean([one.low <= 1.0 <= one.high for one in found])
         assert held >= least
         # Queries taken for independent ones hold it in every second try.
@@ -177,11 +182,6 @@ def test_too_few_queries_and_what_is_no_number_have_none():
     assert list(mean_intervals(of_means(**both), of_means(**both))) == ["whole"]
 
 
-def test_equal_figures_differ_by_nothing():
-    ones = of_means(figure=np.arange(50.0))
-    assert mean_intervals(ones, ones) == {"figure": NOTHING}
-
-
 def test_other_items_are_not_compared():
     other = Observations(np.arange(1, 51), {"figure": np.zeros(50)})
     with pytest.raises(ValueError, match="same items"):
@@ -246,3 +246,44 @@ def test_figures_of_one_query_are_compared_with_those_of_the_same():
     assert mean_intervals(before, after) == dict.fromkeys(
         retrieval_metrics(first, found(first).queries.relevant), NOTHING
     )
+
+
+NUMBERS = st.lists(st.floats(allow_nan=False, width=64), min_size=1, max_size=6)
+
+
+@given(sets=st.dictionaries(st.text(min_size=1, max_size=5), NUMBERS, max_size=3))
+def test_what_is_written_is_read(sets, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "observations.parquet"
+    given_sets = {
+        name: Observations(
+            np.arange(len(numbers)) - 2, {"a": np.array(numbers), "b": -np.array(numbers)}
+        )
+        for name, numbers in sets.items()
+    }
+    write_observations(path, given_sets)
+    found = read_observations(path)
+    assert found.keys() == given_sets.keys()
+    for name, one in found.items():
+        assert list(one.values) == ["a", "b"]
+        np.testing.assert_array_equal(one.items, given_sets[name].items)
+        assert one.groups is None
+        for value, numbers in one.values.items():
+            np.testing.assert_array_equal(numbers, given_sets[name].values[value])
+
+
+def test_without_a_file_nothing_is_known(tmp_path):
+    assert read_observations(tmp_path / "observations.parquet") == {}
+
+
+def test_groups_are_kept_and_files_without_them_are_read(tmp_path):
+    path, items = tmp_path / "observations.parquet", np.arange(3)
+    values = {"a": np.zeros(3), "b": np.ones(3)}
+    grouped = Observations(items, values, np.array([7, 7, -1]))
+    write_observations(path, {"packages": grouped, "alone": Observations(items, values)})
+    found = read_observations(path)
+    np.testing.assert_array_equal(found["packages"].groups, [7, 7, -1])
+    assert found["alone"].groups is None
+    pq.write_table(pq.read_table(path).drop(["group"]), path)
+    earlier = read_observations(path)
+    assert earlier["packages"].groups is None
+    np.testing.assert_array_equal(earlier["packages"].items, items)

@@ -7,26 +7,28 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipelines import workflow
+import pipelines
 from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.report.verdict import metrics_table
 from pipelines.settings.load import parse
 
 FILE = """
-from pipelines.evaluation.base import Evaluation, Figure
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.evaluation.base import Evaluation, Figure, Measured
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 
 
-def measure(tables, load, on_retrieved):
-    count = tables["documents"].count()
-    longest = tables["documents"].selectExpr("max(length(text)) as longest").first()["longest"]
-    return {"documents": count, "longest_text": float(longest)}
+def lengths(batches):
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"length": pc.utf8_length(batch["text"])})
 
 
-def measure_snapshot(tables, load):
-    texts = [text for batch in tables("documents") for text in batch["text"].to_pylist()]
-    return {"documents": len(texts), "longest_text": float(max(map(len, texts)))}
+def measure(tables, load, forms):
+    found = [row["length"] for row in tables["documents"].map(lengths, "length int")]
+    return [Measured({"documents": len(found), "longest_text": float(max(found))})]
 
 
 EVALUATION = Evaluation(
@@ -36,16 +38,16 @@ EVALUATION = Evaluation(
     sets=held_out_sets,
     read=read_held_out,
     measure=measure,
-    measure_snapshot=measure_snapshot,
     held_out=True,
 )
 """
 
 
 @pytest.fixture
-def config(tmp_path, minilm, monkeypatch):
+def config(spark, tmp_path, minilm, monkeypatch):
     """A run of a model that was not trained, and nothing to measure but the new evaluation."""
     (tmp_path / "text_lengths.py").write_text(FILE)
+    spark.sparkContext.addPyFile(str(tmp_path / "text_lengths.py"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(EVALUATIONS.entries, "texts", "text_lengths:EVALUATION")
     held_out = tmp_path / "prepared" / "corpus" / "evaluation"
@@ -70,7 +72,7 @@ def test_it_is_measured_and_shown_like_all_others(spark, config, tmp_path) -> No
     expected = {"texts": {"documents": 2, "longest_text": 16.0}}
     card = tmp_path / "run" / "model" / "README.md"
     before = card.read_bytes() if card.is_file() else None
-    figures = workflow.evaluate(config)
+    figures = pipelines.evaluate(config)
     # That of a model that no run has made is not ours to write.
     assert (card.read_bytes() if card.is_file() else None) == before
     written = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -8,8 +8,14 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_tables
-from pipelines.evaluation.rankings import ranking_of
-from pipelines.evaluation.retrieval import embed_queries, rank_documents, retrieval_metrics
+from pipelines.evaluation.retrieval import (
+    arranged,
+    embed_queries,
+    rank_documents,
+    ranking_of,
+    retrieval_metrics,
+)
+from pipelines.evaluation.rows import SparkRows
 
 ANIMALS = ("cat", "dog", "horse", "sparrow", "salmon", "frog", "bee", "whale")
 ACTIONS = ("sleeps in the warm sun", "looks for food", "runs away from a man")
@@ -52,11 +58,13 @@ def test_equals_sentence_transformers_on_any_number_of_partitions(
 
     folder, queries, documents = tables
     load = reference_loader([*(text for text, _ in queries.values()), *documents.values()])
-    asked = embed_queries(spark.read.parquet(str(folder / "queries.parquet")), load)
     frame = spark.read.parquet(str(folder / "documents.parquet"))
-    found = rank_documents(frame, asked, load, widths=(WHOLE, 32))
+    read = {"asked": spark.read.parquet(str(folder / "queries.parquet")), "documents": frame}
+    rows = {name: SparkRows(one) for name, one in arranged(read).items()}
+    asked = embed_queries(rows, load)
+    found = rank_documents(rows["documents"], asked, load, widths=(WHOLE, 32))
     by_width = {width: ranking_of(one) for width, one in found.items()}
-    (elsewhere,) = rank_documents(frame.repartition(5), asked, load).values()
+    (elsewhere,) = rank_documents(SparkRows(frame.repartition(5)), asked, load).values()
     assert ranking_of(elsewhere) == by_width[WHOLE]
     ranked = by_width[WHOLE]
     assert list(ranked) == sorted(queries)

@@ -6,15 +6,23 @@ import os
 import pickle
 import re
 from itertools import pairwise
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.corpus.readers.streams import DECOMPRESSORS
 from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import copies, storage, versions
-from pipelines.files.locations import RemotePath, location
+from pipelines.files.locations import (
+    SUFFIXES,
+    RemotePath,
+    fixed_folder,
+    is_compressed,
+    location,
+    plain_suffix,
+)
 from pipelines.settings import StorageSettings
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1).filter(
@@ -37,6 +45,16 @@ def test_names_and_parents_are_those_of_paths(parts):
     assert [str(parent.key) for parent in remote.parents] == [str(one) for one in path.parents]
     assert remote.relative_to(RemotePath.parse("s3://bucket")) == path
     assert remote.parent / remote.name == remote
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [("a/b*/c", "a"), ("a/**/*.txt", "a"), ("[ab]", ""), ("a/b", "a/b")],
+)
+def test_what_is_above_the_first_wildcard_is_the_fixed_folder(pattern, folder):
+    assert fixed_folder(Path("/") / pattern) == Path("/") / folder
+    root = RemotePath.parse("s3://bucket")
+    assert fixed_folder(root / pattern) == (root / folder if folder else root)
 
 
 @given(st.lists(NAMES, min_size=1, max_size=4))
@@ -191,6 +209,9 @@ class TestFolders:
         for here, there in pairwise(places):
             storage.copy_folder(here, there)
             assert storage.digest_folder(there) == storage.digest_folder(source)
+            storage.link_or_copy(here / "a" / "b", there.with_name(f"{there.name}.file"))
+            assert there.with_name(f"{there.name}.file").read_text() == "text"
+            assert storage.signs_of_life(there.parent)
         storage.move_folder(root / "second", root / "third")
         assert not (root / "second").exists()
         assert storage.digest_folder(root / "third") == storage.digest_folder(source)
@@ -257,3 +278,16 @@ class TestCopies:
         storage.write_text(place / "weights", "second, longer")
         copies.local_folder(place)
         assert not first.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "compressed", "suffix"),
+    [("a.TXT.gz", True, ".txt"), ("b.csv", False, ".csv"), ("c.ZST", True, ""), ("d", False, "")],
+)
+def test_the_name_says_what_is_compressed(name, compressed, suffix):
+    assert is_compressed(Path(name)) == compressed
+    assert plain_suffix(Path(name)) == suffix
+
+
+def test_each_compression_has_a_reader():
+    assert set(DECOMPRESSORS) == set(SUFFIXES)

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.begun import discard_begun, next_folder
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import (
     FITTED,
@@ -26,9 +27,8 @@ from pipelines.files.ownership import (
 )
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.files.versions import begin, current, publish, put_bytes
+from pipelines.files.versions import Entry, begin, current, publish, put_bytes
 from pipelines.settings.load import parse
-from pipelines.vectors.table_job import discard_begun, next_folder
 from pipelines.vectors.teacher import forget_texts
 
 KEY = "a.folder"
@@ -259,8 +259,9 @@ def test_outcomes_need_no_mark(tmp_path):
 
 
 def ways_of(folder: object, root: Path) -> list[tuple[str, ...]]:
-    """The places that the properties of a folder give, but for those outside of it."""
-    names = [name for name, one in vars(type(folder)).items() if isinstance(one, property)]
+    """The places that the entries of a folder give, but for those outside of it."""
+    known = vars(type(folder)).items()
+    names = [name for name, one in known if isinstance(one, property | Entry)]
     found = [getattr(folder, name) for name in names]
     return [one.relative_to(root).parts for one in found if isinstance(one, Path)]
 
@@ -330,3 +331,17 @@ def test_what_is_removed_is_ours_whenever_a_job_is_killed(tmp_path, monkeypatch)
         check_ours(KEY, folder, PREPARED, whole=False)
     for gone in (next_folder(table), texts / "teacher_texts" / "all", teacher / "teacher"):
         assert not gone.exists()
+
+
+def test_all_that_a_run_writes_is_deleted_with_it() -> None:
+    folder = RunFolder(Path("/runs/first"))
+    entries = [name for name, one in vars(RunFolder).items() if isinstance(one, Entry)]
+    paths = {name: getattr(folder, name) for name in entries}
+    deleted = {*folder.contents, *folder.marks}
+    # Checkpoints go one by one, what they have in common behind them, and the plan stays until the
+    # next run replaces it. Attempts are never counted anew: a worker of the run before may still
+    # write.
+    kept = {folder.checkpoints, folder.frozen, folder.plan, folder.attempts}
+    assert set(paths.values()) - deleted == kept
+    assert deleted < set(paths.values())
+    assert {path.parent for path in deleted} == {folder.path}

@@ -14,7 +14,6 @@ from run_factory import settings, write_run
 
 from pipelines.errors import InputError
 from pipelines.promotion import served
-from pipelines.promotion import served as history
 from pipelines.promotion.stage import check_new, kept_runs, promote, roll_back
 
 
@@ -38,7 +37,7 @@ def actions(folder: Path) -> Iterator[Callable[[], object]]:
     target = folder / "served"
     config = settings(target, folder / "run-c")
     yield lambda: served.current(target)
-    yield lambda: history.read(target)
+    yield lambda: served.read_history(target)
     yield lambda: kept_runs(config)
     yield lambda: check_new(config, "another")
     yield lambda: served.rolled_back_version(target, "another")

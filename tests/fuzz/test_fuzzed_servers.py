@@ -41,12 +41,12 @@ from pipelines.settings.load import parse
 from pipelines.training.collectives.ring import Ring
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.parameter_server.client import SocketClient
-from pipelines.training.parameter_server.connections import ParameterServer
-from pipelines.training.parameter_server.updates import (
+from pipelines.training.parameter_server.server import (
     ACCEPTED,
     LENGTH,
     REFUSED,
     REQUEST,
+    ParameterServer,
     Request,
     SharedParameters,
 )

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_factory import small_config
 
-from pipelines import workflow
+import pipelines
 from pipelines.catalog import FORMATS
 from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
-from pipelines.jobs.stages import check_prepared_folder
+from pipelines.jobs.delete import delete
+from pipelines.jobs.prepare import check_prepared_folder
 from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.settings.load import dump
 
@@ -55,7 +56,7 @@ def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
     with held(folder / ".lock", "train"):
         told = rf"^{key}: {folder} is in use by `train`, process {os.getpid()} on .*, wait for its"
         with pytest.raises(PipelineError, match=told) as refused:
-            Context().run(getattr(workflow, job), config)
+            Context().run(getattr(pipelines, job), config)
         # A scheduler tries again what ends with 1, and not what ends with 2.
         assert not isinstance(refused.value, InputError)
 
@@ -66,7 +67,7 @@ def test_what_the_system_says_of_a_folder_is_one_line(tmp_path, job):
     config = small_config(tmp_path, engine="local").changed("run", folder=long)
     config = config.changed("prepared", folder=long)
     with pytest.raises(PipelineError, match=r"ing failed: File name too long \("):
-        getattr(workflow, job)(config)
+        getattr(pipelines, job)(config)
 
 
 @pytest.mark.parametrize("job", ["train", "run"])
@@ -75,7 +76,7 @@ def test_a_library_that_is_missing_is_told_before_spark_starts(tmp_path, monkeyp
     config = small_config(tmp_path, engine="horovod", framework="torch", workers=1)
     config = config.changed("run", folder=str(tmp_path / "run"))
     with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed, "):
-        getattr(workflow, job)(config)
+        getattr(pipelines, job)(config)
     assert not (tmp_path / "run").exists()
 
 
@@ -400,9 +401,9 @@ def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
 
 
 PREPARING = {
-    "prepare": workflow.prepare,
-    "run": workflow.run,
-    "delete": lambda config: workflow.delete(config, ["7"]),
+    "prepare": pipelines.prepare,
+    "run": pipelines.run,
+    "delete": lambda config: delete(config, ["7"]),
 }
 
 
@@ -441,7 +442,7 @@ def test_nothing_is_read_from_the_folder_that_is_prepared(tmp_path, key, way):
     section, _, name = key.partition(".")
     given = tuple(one.format(tmp_path / way) for one in READ[key])
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input .*"):
-        workflow.prepare(config.changed(section, **{name: given}))
+        pipelines.prepare(config.changed(section, **{name: given}))
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
@@ -455,7 +456,7 @@ def test_a_folder_around_the_prepared_one_gives_no_file_of_it(tmp_path, given):
     (tmp_path / "prepared" / "units" / "1" / "rows" / "part-a.jsonl").write_text("{}")
     config = small_config(tmp_path / "prepared", engine="local")
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input "):
-        workflow.prepare(config.changed("corpus", inputs=(given.format(tmp_path),)))
+        pipelines.prepare(config.changed("corpus", inputs=(given.format(tmp_path),)))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -478,5 +479,5 @@ def test_a_folder_with_other_files_is_refused_before_anything_is_prepared(tmp_pa
     config = small_config(tmp_path / "prepared", engine="local")
     config = config.changed("run", folder=str(tmp_path / "run"))
     with pytest.raises(InputError, match=r"^run\.folder: .* holds other files"):
-        workflow.run(config)
+        pipelines.run(config)
     assert not (tmp_path / "prepared").exists()

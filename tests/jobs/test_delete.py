@@ -11,7 +11,7 @@ from embedding_fixtures import small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import workflow
+import pipelines
 from pipelines.corpus import kept_units as cutting
 from pipelines.corpus.unit_rows import (
     DELETED,
@@ -23,7 +23,7 @@ from pipelines.corpus.unit_rows import (
 )
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.delete import Deletion, command, read_keys
+from pipelines.jobs.delete import Deletion, command, delete, read_keys
 from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
 from pipelines.vectors.store import open_table
@@ -104,11 +104,11 @@ def test_what_has_no_keys_or_is_not_prepared_is_refused(tmp_path):
     corpus = {"inputs": [str(tmp_path / "inputs")], "format": "jsonl"}
     config = {"corpus": corpus, "prepared": {"folder": str(tmp_path / "prepared")}}
     with pytest.raises(InputError, match="`delete` needs it") as raised:
-        workflow.delete(parse(config), ["a"])
+        delete(parse(config), ["a"])
     assert raised.value.key == "corpus.key_column"
     corpus["key_column"] = "user"
     with pytest.raises(InputError, match="there is no corpus") as raised:
-        workflow.delete(parse(config), ["a"])
+        delete(parse(config), ["a"])
     assert raised.value.key == "prepared.folder"
     assert not (tmp_path / "prepared").exists()
 
@@ -136,24 +136,19 @@ def write_rows(path, numbers, owner):
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
 
 
-def replaced(config, **settings):
-    embedding = config.embedding.model_copy(update=settings)
-    return config.model_copy(update={"embedding": embedding})
-
-
 def with_vectors(config, model, folder):
     """The same with a table of vectors of four users, which is made."""
     rows = {"user": [f"user {number}" for number in range(6, 10)], "text": ["a", "b", "c", "d"]}
     pq.write_table(pa.table(rows), folder / "users.parquet")
     inputs, output = (str(folder / "users.parquet"),), str(folder / "vectors")
-    config = replaced(config, inputs=inputs, output=output, model=str(model))
-    assert workflow.embed(config).rows == 4
+    config = config.changed("embedding", inputs=inputs, output=output, model=str(model))
+    assert pipelines.embed(config).rows == 4
     return config
 
 
 def without_users(config, folder):
     pq.write_table(pa.table({"text": ["e"]}), folder / "nobody.parquet")
-    return replaced(config, inputs=(str(folder / "nobody.parquet"),), overwrite=True)
+    return config.changed("embedding", inputs=(str(folder / "nobody.parquet"),), overwrite=True)
 
 
 def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, monkeypatch):
@@ -175,7 +170,7 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     corpus = type(base.corpus).model_validate(settings)
     teacher = TeacherSettings(model=str(small_model))
     config = base.model_copy(update={"corpus": corpus, "teacher": teacher})
-    workflow.prepare(config)
+    pipelines.prepare(config)
     told = everything_in(tmp_path / "prepared")
     assert "It says 7 times so." in told and "A broken secret" not in told
     read, read_files = [], cutting.read_files
@@ -184,13 +179,13 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     )
     before = (tmp_path / "prepared" / "lanes" / "manifest.json").read_text()
     config = with_vectors(config, small_model, tmp_path)
-    deletion = workflow.delete(config, ["user 7", "user 8", "nobody"])
+    deletion = delete(config, ["user 7", "user 8", "nobody"])
     assert (deletion.keys, deletion.rows, deletion.vectors) == (3, 12, 2)
     assert deletion.unmatched == ("nobody",)
     table = open_table(tmp_path / "vectors")
     assert pq.read_table(table.files[0].path)["user"].to_pylist() == ["user 6", "user 9"]
     with pytest.raises(InputError, match=r"^embedding.inputs: rows were deleted .* by `user`"):
-        workflow.embed(without_users(config, tmp_path))
+        pipelines.embed(without_users(config, tmp_path))
     assert any("models that were trained before" in line for line in deletion.not_covered)
     assert [[file.name for file in files] for files in read] == [["0.jsonl"]]
     told = everything_in(tmp_path / "prepared")
@@ -201,11 +196,11 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
         (tmp_path / "prepared" / "deleted_keys.json").read_text(), ""
     )
     # Deleted once more, from inputs that still hold them.
-    assert workflow.delete(config, ["user 8", "no one"]).unmatched == ("no one",)
+    assert delete(config, ["user 8", "no one"]).unmatched == ("no one",)
     assert [[file.name for file in files] for files in read] == [["0.jsonl"]]
     assert "It says 9 times so." in told and "It says 507 times so." in told
     assert (tmp_path / "prepared" / "lanes" / "manifest.json").read_text() != before
     # The inputs still hold them, and a preparation leaves them out.
-    workflow.prepare(config)
+    pipelines.prepare(config)
     kept = json.loads((tmp_path / "prepared" / "stages.json").read_text())
     assert all(stage["kept"] for stage in kept)

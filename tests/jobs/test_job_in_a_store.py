@@ -12,7 +12,7 @@ from corpus_factory import only_retrieval, small_config, write_docstrings
 from object_stores import Bucket
 from store_proxies import BUSY, EXPIRED, PASS, SLOW, store_proxy
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import PipelineError
 from pipelines.files.locations import RemotePath
 from pipelines.files.run_folder import RunFolder
@@ -41,10 +41,9 @@ def job_in(bucket: Bucket, tmp_path: Path) -> Config:
         "promotion": {"target": f"{bucket.address}/served"},
     }
     stores = bucket.options.model_copy(update={"cache_folder": str(tmp_path / "cache")})
-    sections = {
-        name: getattr(config, name).model_copy(update=place) for name, place in places.items()
-    }
-    return config.model_copy(update={**sections, "storage": stores})
+    for section, place in places.items():
+        config = config.changed(section, **place)
+    return config.model_copy(update={"storage": stores})
 
 
 def leftovers(root: RemotePath) -> list[str]:
@@ -68,10 +67,10 @@ def leftovers(root: RemotePath) -> list[str]:
 @pytest.mark.usefixtures("spark")
 def test_the_whole_job(any_bucket, tmp_path):
     config = job_in(any_bucket, tmp_path)
-    workflow.prepare(config)
-    workflow.train(config)
-    workflow.evaluate(config)
-    promotion = workflow.promote(config)
+    pipelines.prepare(config)
+    pipelines.train(config)
+    pipelines.evaluate(config)
+    promotion = pipelines.promote(config)
     folder = RunFolder.of(config)
     assert read_json(folder.metrics)["training"]["steps"] == STEPS
     served = current(config.promotion.target, config.storage)
@@ -102,23 +101,21 @@ def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tm
         changed = {"s3_endpoint": traffic.endpoint, "retry_seconds": 120.0}
         bucket = Bucket(s3_bucket.address, s3_bucket.options.model_copy(update=changed))
         config = job_in(bucket, tmp_path)
-        training = config.training.model_copy(update={"checkpoint_every": STEPS // 2})
-        config = config.model_copy(update={"training": training})
+        config = config.changed("training", checkpoint_every=STEPS // 2)
         traffic.decide = now_and_then
-        workflow.prepare(config)
+        pipelines.prepare(config)
         traffic.decide = until_a_checkpoint
         with pytest.raises(PipelineError) as ending:
-            workflow.train(config)
+            pipelines.train(config)
         said = str(ending.value)
         assert "\n" not in said
         assert "; renew the store's credentials, or let them read and write there" in said
         # As another shell with new ones does.
         traffic.decide = now_and_then
         assert checkpoint_steps(RunFolder.of(config).path) == [0]
-        again = config.training.model_copy(update={"resume": True})
-        config = config.model_copy(update={"training": again})
-        workflow.train(config)
-        workflow.evaluate(config)
-        assert workflow.promote(config).version.name == "00001"
+        config = config.changed("training", resume=True)
+        pipelines.train(config)
+        pipelines.evaluate(config)
+        assert pipelines.promote(config).version.name == "00001"
         assert traffic.struck > 9
         assert (current(config.promotion.target, config.storage) / "modules.json").is_file()

@@ -14,7 +14,7 @@ import pytest
 from corpus_factory import small_config, write_docstrings
 from embedding_fixtures import small_model
 
-from pipelines import workflow
+import pipelines
 from pipelines.settings.load import dump
 
 __all__ = ["small_model"]
@@ -58,28 +58,28 @@ def touched(prepared):
 
 
 def test_only_what_changed_is_run_again(folder, config, touched, small_model, caplog):
-    manifest = workflow.prepare(config)
+    manifest = pipelines.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
     before = digests(folder / "lanes")
     tokens = digests(folder / "tokens")
-    workflow.prepare(config.changed("lanes", seed=5))
+    pipelines.prepare(config.changed("lanes", seed=5))
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
     assert digests(folder / "lanes") != before
     taught = config.changed("teacher", model=str(small_model))
     assert "teacher.model" not in caplog.text
-    assert workflow.prepare(taught).teacher.width == 32
+    assert pipelines.prepare(taught).teacher.width == 32
     told = "teacher.model is set, and objective.name=in_batch_negatives uses no teacher"
     assert caplog.text.count(told) == 1
     assert stages(folder) == {"corpus": True, "tokens": True, "teacher": False, "lanes": False}
     # What the teacher is asked does not depend on the tokens.
-    workflow.prepare(taught.changed("tokens", max_length=24))
+    pipelines.prepare(taught.changed("tokens", max_length=24))
     assert stages(folder) == {"corpus": True, "tokens": False, "teacher": True, "lanes": False}
     touched()
-    assert workflow.prepare(config) == manifest
+    assert pipelines.prepare(config) == manifest
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
     assert digests(folder / "tokens") == tokens
-    workflow.prepare(config.changed("prepared", reuse=False))
+    pipelines.prepare(config.changed("prepared", reuse=False))
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
     assert digests(folder / "tokens") == tokens
@@ -91,8 +91,7 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     folder = tmp_path / "prepared"
     config = small_config(folder)
     # What is killed needs no cluster, whose executors would be more to start.
-    alone = config.spark.model_copy(update={"master": "local[1]"})
-    (tmp_path / "job.yaml").write_text(dump(config.model_copy(update={"spark": alone})))
+    (tmp_path / "job.yaml").write_text(dump(config.changed("spark", master="local[1]")))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
     # What is killed leaves its temporary files.
     temporary = tmp_path / "temporary"
@@ -108,7 +107,7 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
         os.killpg(job.pid, signal.SIGKILL)
         job.wait(timeout=60)
     assert not (folder / "lanes").exists()
-    workflow.prepare(config)
+    pipelines.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == digests(prepared / "lanes")
     assert not list(folder.glob(".*"))

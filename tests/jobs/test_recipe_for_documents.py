@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from corpus_runs import sentence
 
-from pipelines import workflow
+import pipelines
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.models.folder import read_encoder
 from pipelines.models.weights import TERMS
@@ -44,10 +44,10 @@ def test_only_titles_teach_the_encoder_and_words_stand_beside_it(tmp_path, title
             "run": {"folder": str(tmp_path / "run")},
         }
     )
-    workflow.prepare(config)
+    pipelines.prepare(config)
     known = json.loads(PreparedFolder.of(config).corpus.statistics.read_text())
     assert known["titled"] == (DOCUMENTS if titled else -DOCUMENTS)
-    model = workflow.train(config)
+    model = pipelines.train(config)
     (_, start), (_, made) = read_encoder(tmp_path / "run" / "start"), read_encoder(model)
     assert made[TERMS].any()
     changed = [name for name in start if not np.array_equal(start[name], made[name])]

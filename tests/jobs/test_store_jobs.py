@@ -45,13 +45,10 @@ def job(tmp_path_factory) -> Path:
         max_steps=STEPS,
         checkpoint_every=5,
     )
-    changed = {
-        "prepared": config.prepared.model_copy(update={"cache_gigabytes": CACHE_GIGABYTES}),
-        "run": config.run.model_copy(update={"folder": str(folder / "run")}),
-        "spark": config.spark.model_copy(update={"master": "local[2]"}),
-    }
+    config = config.changed("prepared", cache_gigabytes=CACHE_GIGABYTES)
+    config = config.changed("run", folder=str(folder / "run")).changed("spark", master="local[2]")
     path = folder / "job.yaml"
-    path.write_text(dump(config.model_copy(update=changed)))
+    path.write_text(dump(config))
     finished(started("run", path, []))
     return path
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_factory import small_config
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.adaptation import DOWN, UP
@@ -56,7 +56,7 @@ def config(prepared, tmp_path) -> Config:
 
 def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_path, caplog):
     caplog.set_level("INFO")
-    workflow.train(config)
+    pipelines.train(config)
     run = tmp_path / "run"
     assert "numbers are trained, and" in caplog.text
     # The last checkpoint is measured too, and the best is the model.
@@ -90,7 +90,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     found = json.loads((run / "best" / "best.json").read_text())
     storage.write_json(run / "best" / "best.json", found | {"step": 6, "value": -1000.0})
     forget_evaluations(run, 6)
-    workflow.train(config.changed("training", resume=True))
+    pipelines.train(config.changed("training", resume=True))
     assert {line["step"]: line["spearman"] for line in read_evaluations(run)} == measured
     told = storage.read_json(run / "metrics.json")["model"]
     assert (told["step"], told["value"]) == (12, measured[12])
@@ -99,10 +99,10 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     storage.write_json(run / "best" / "best.json", found | {"step": 3, "value": 1000.0})
     ask_to_end(run)
     more = config.changed("training", resume=True, max_steps=15, patience=2)
-    workflow.train(more)
+    pipelines.train(more)
     assert "the run has ended early, since 2 evaluations brought no gain" in caplog.text
     assert checkpoint_steps(run)[-1] == 12
-    workflow.train(more.changed("training", patience=4))
+    pipelines.train(more.changed("training", patience=4))
     assert checkpoint_steps(run)[-1] == 15
     assert not is_to_end(run)
     assert storage.read_json(run / "metrics.json")["model"]["value"] == 1000.0
@@ -110,7 +110,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared, config, tmp_path):
     with pytest.raises(InputError, match=r"^training\.keep_best: `sts\.ndcg@10` is not measured"):
-        workflow.train(config.changed("training", keep_best="sts.ndcg@10"))
+        pipelines.train(config.changed("training", keep_best="sts.ndcg@10"))
     assert not (tmp_path / "run").exists()
 
 
@@ -118,7 +118,7 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=2)
     config = config.changed("run", folder=str(tmp_path / "run"))
     asked = config.changed("encoder", lsa=LsaSettings(dimensions=6), max_length="corpus")
-    workflow.train(asked)
+    pipelines.train(asked)
     spec, weights = read_encoder(tmp_path / "run" / "model")
     state = load_checkpoint(tmp_path / "run", 2)
     assert spec.lsa == 6
@@ -132,7 +132,7 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     assert "sentence-transformers>=5.4" in card
     # It is no part of what is learnt: a run that has come to its end can do without.
     again = asked.changed("training", resume=True)
-    workflow.train(again.changed("encoder", lsa=LsaSettings()))
+    pipelines.train(again.changed("encoder", lsa=LsaSettings()))
     assert read_encoder(tmp_path / "run" / "model")[0].lsa == 0
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_stil
         prepared, engine="local", framework="torch", workers=1, max_steps=4, log_every=1
     )
     config = config.changed("run", folder=str(tmp_path / "run"))
-    workflow.train(config)
+    pipelines.train(config)
     run = tmp_path / "run"
     late = load_checkpoint(run, 4)
 
@@ -152,8 +152,8 @@ def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_stil
         save_checkpoint(run, replace(late, step=3), keep=9)
         return found
 
-    monkeypatch.setattr("pipelines.jobs.training.open_run_folder", opened_in_time)
-    workflow.train(config.changed("run", overwrite=True))
+    monkeypatch.setattr("pipelines.jobs.train.open_run_folder", opened_in_time)
+    pipelines.train(config.changed("run", overwrite=True))
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
     assert [path.name for path in (run / "checkpoints").glob("step-00000003*")] == []

@@ -12,7 +12,7 @@ import pytest
 from corpus_runs import sentence
 from engine_cases import trained_here
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.training_plan import batch_plan
@@ -140,17 +140,13 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(spark, tmp_path_factory) -> Trained:
     config = settings(tmp_path_factory.mktemp("sources"))
-    workflow.run(config)
+    pipelines.run(config)
     return Trained(config, Path(config.run.folder))
-
-
-def with_training(config: Config, **training) -> Config:
-    return config.model_copy(update={"training": config.training.model_copy(update=training)})
 
 
 def run_of(trained: Trained, folder: Path, steps: int, **training) -> TrainingRun:
     """A run of some steps, with its first checkpoint."""
-    config = with_training(trained.config, **training)
+    config = trained.config.changed("training", **training)
     manifest = trained.manifest
     spec, weights = start_encoder(config, manifest.vocabulary)
     save_checkpoint(folder, Checkpoint(0, spec, weights, {}), 9)
@@ -265,11 +261,10 @@ def test_frameworks_agree_on_every_objective(trained, tmp_path):
 
 
 def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
-    config = with_training(trained.config, engine="torch", workers=2)
-    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    config = trained.config.changed("training", engine="torch", workers=2)
     # What is measured meanwhile changes no loss.
-    evaluation = config.evaluation.model_copy(update={"every_checkpoints": 0})
-    workflow.train(config.model_copy(update={"run": run, "evaluation": evaluation}))
+    config = config.changed("evaluation", every_checkpoints=0)
+    pipelines.train(config.changed("run", folder=str(tmp_path / "run")))
     two = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in two] == [line["step"] for line in trained.lines]
     np.testing.assert_allclose(
@@ -346,7 +341,7 @@ def test_a_run_with_other_weights_or_objectives_is_another(trained):
     tree["corpus"]["sources"][1]["objective"] = {"name": "cosine_regression"}
     tree["training"]["resume"] = True
     with pytest.raises(InputError, match=r"^corpus\.sources\.similar\.objective: the run was beg"):
-        workflow.train(parse(tree))
+        pipelines.train(parse(tree))
 
 
 def test_lanes_of_other_sources_are_refused(trained):

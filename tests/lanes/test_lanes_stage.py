@@ -111,10 +111,7 @@ def settings_for(folder: Path, granule: int, lanes: int) -> Config:
 
 # Each example is a whole Spark job, so there are few of them and no shrinking.
 @settings(
-    max_examples=2,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    max_examples=2, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(
     count=st.integers(120, 500),

@@ -18,8 +18,9 @@ from pipelines.lanes.plan import (
     share,
     steps_by_weight,
 )
-from pipelines.lanes.stage import Arrangement, first_rows_of, lanes_for
+from pipelines.lanes.stage import Arrangement, check_rows, lanes_for
 from pipelines.settings.load import parse
+from pipelines.tokens.summary import SourceTokens
 
 weights = st.floats(0.001, 1000)
 
@@ -175,9 +176,10 @@ def test_the_smallest_source_decides_how_many_lanes_there_are_at_most():
 def test_a_source_that_fills_no_row_is_refused():
     planned = plan_sources([{8: 40}, {8: 3}, {8: 16}], 2, 4)
     arrangement = Arrangement(2, 4, planned, {}, 0, None)
-    sources = [{"name": name, "examples": n} for name, n in (("a", 40), ("b", 3), ("c", 16))]
+    sources = [SourceTokens(name, n, 0, 0, {}) for name, n in (("a", 40), ("b", 3), ("c", 16))]
     told = r"^lanes\.granule: 3 examples of source b do not fill a row of 2 lanes x 4, at most 2, "
     with pytest.raises(InputError, match=told):
-        first_rows_of(arrangement, sources)
+        check_rows(arrangement, sources, None, None)
     whole = Arrangement(2, 4, planned[::2], {}, 0, None)
-    assert first_rows_of(whole, sources[::2]) == (0, 5)
+    check_rows(whole, sources[::2], None, None)
+    assert whole.first_rows == (0, 5)

@@ -55,11 +55,9 @@ def test_each_weight_has_a_stage(stages, name):
         assert stage == stages - 1
 
 
-def asked(objective=None, encoder=None, **training):
-    training = {"engine": "torch", "framework": "torch", "granules_per_step": 12} | training
-    sections = {"training": training, "objective": objective or {}, "encoder": encoder or {}}
-    corpus = {"corpus": {"pairs": "single"}} if objective else {}
-    return parse(sections | corpus)
+def asked(**training):
+    torch = {"engine": "torch", "framework": "torch", "granules_per_step": 12}
+    return parse({"training": torch | training})
 
 
 @pytest.mark.parametrize(
@@ -76,21 +74,6 @@ def asked(objective=None, encoder=None, **training):
             StaticSpec(vocabulary=50, hidden=16),
             {"model_parallel": 2},
             "architecture static cannot be divided, .*training.sharding: parameters",
-        ),
-        (
-            SPEC,
-            {"model_parallel": 2, "objective": {"name": "mlm"}},
-            "`mlm` has texts written out again",
-        ),
-        (
-            SPEC,
-            {"model_parallel": 2, "encoder": {"lora": {"rank": 2}}},
-            "LoRA's small matrices are not divided",
-        ),
-        (
-            SPEC,
-            {"pipeline_parallel": 2, "encoder": {"freeze": {"embeddings": True}}},
-            "a stage of frozen layers has no gradient",
         ),
     ],
 )

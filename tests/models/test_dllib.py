@@ -40,9 +40,9 @@ def in_torch(spec, weights, token_ids, lengths):
 @pytest.fixture(scope="module")
 def bigdl(spark):
     """The module, which needs a JVM."""
-    from pipelines.engines.bigdl import form as bigdl
+    import dllib_forward
 
-    return bigdl
+    return dllib_forward
 
 
 WITH_DENSE = {"dense": (Dense(width=20), Dense(width=12, bias=False, activation="identity"))}

@@ -16,7 +16,7 @@ from pipelines.models.folder import check_start, read_encoder, start_encoder, wr
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.weights import load_weights, save_weights
 from pipelines.settings.load import parse
-from pipelines.tokens.tokenizer_files import applied, check_word_pieces
+from pipelines.tokens.model_files import applied, check_word_pieces
 from pipelines.tokens.vocabulary import changed_tokenizer, copy_tokenizer
 from pipelines.vectors.embedding import embedding_options
 

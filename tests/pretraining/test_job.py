@@ -9,7 +9,7 @@ from corpus_factory import small_config
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 
-from pipelines import workflow
+import pipelines
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.runs.checkpoint import checkpoint_path
 from pipelines.settings.objective import objective
@@ -48,7 +48,7 @@ def losses_of(folder):
 
 
 def test_checkpoints_hold_what_the_model_leaves_out(config, tmp_path):
-    model = workflow.train(config)
+    model = pipelines.train(config)
     run = tmp_path / "run"
     in_checkpoint = names_in(run / "checkpoints" / "step-00000012" / "model.safetensors")
     own = {name for name in in_checkpoint if name.startswith(OBJECTIVE)}
@@ -63,5 +63,5 @@ def test_checkpoints_hold_what_the_model_leaves_out(config, tmp_path):
     # The second half once more, from the checkpoint between them.
     shutil.rmtree(checkpoint_path(run, STEPS))
     again = config.training.model_copy(update={"resume": True})
-    workflow.train(config.model_copy(update={"training": again}))
+    pipelines.train(config.model_copy(update={"training": again}))
     np.testing.assert_allclose(losses_of(run)[-6:], losses[-6:], rtol=1e-5)

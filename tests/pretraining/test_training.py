@@ -212,8 +212,11 @@ def test_a_step_of_any_source_trains_them():
     settings = sources({"name": "tsdae"}, {"name": "tsdae"})
     settings["training"] |= {"precision": "fp32"}
     config, alone = parse(settings), made("tsdae", {"dropout": 0.1})
-    each = [SimpleNamespace(config=one, sides=("anchor",)) for one in config.by_source()]
-    run = SimpleNamespace(config=config, by_source=each, special_ids=IDS)
+    each = [
+        SimpleNamespace(config=one, sides=("anchor",), special_ids=IDS)
+        for one in config.by_source()
+    ]
+    run = SimpleNamespace(config=config, by_source=each)
     mixed = TorchStepper(SimpleNamespace(run=run), alone.checkpoint(0), SingleProcess())
     for source in range(2):
         work = StepWork(source, 0, [granule(source)], source=source)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
-from pipelines.evaluation.classification import FIGURES, classification_figures
 from pipelines.evaluation.intervals import Interval
+from pipelines.evaluation.pairs import CLASSIFICATION_FIGURES, classification_figures
 from pipelines.promotion.gate import Judgement, compared_metrics, evaluations, judge
 from pipelines.settings import PromotionSettings
 
@@ -187,7 +187,7 @@ def test_a_figure_that_is_not_better_higher_is_refused(metric):
 def test_a_model_that_gives_no_numbers_is_refused():
     cosines, labels = np.full(10, np.nan), np.array([1] * 5 + [0] * 5)
     measured = {"paws": classification_figures(cosines, labels)}
-    for name in (figure.name for figure in FIGURES):
+    for name in (figure.name for figure in CLASSIFICATION_FIGURES):
         if not name.endswith("_threshold"):
             [judgement] = judge(PromotionSettings(), (f"paws.{name}",), measured, None)
             assert "is nan" in str(judgement.refusal)

@@ -12,11 +12,10 @@ import pytest
 from forks import forks
 from run_factory import IN_ORDER, content_of, names, settings, write_run
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.promotion import served
-from pipelines.promotion import served as history
 from pipelines.promotion.stage import promote, roll_back
 
 pytestmark = pytest.mark.slow
@@ -121,7 +120,7 @@ def test_a_promotion_killed_at_any_step_is_made_by_the_next(killed, step, folder
         verdict = storage.read_json(folder / "c" / "promotion.json")
         assert (verdict["promoted"], verdict["version"]) == (True, version)
         assert turns(target) == [("promoted", "a"), ("promoted", "b"), ("promoted", "c")]
-        assert all(line["who"] and line["when"] for line in history.read(target))
+        assert all(line["who"] and line["when"] for line in served.read_history(target))
         assert_in_order(target)
         kept = [content_of(target / "versions" / name) for name in served.versions(target)]
         assert kept == ["b", "c"]
@@ -139,7 +138,7 @@ def test_a_first_promotion_killed_at_any_step_is_made_by_the_next(killed, step, 
         assert found is None or content_of(found) == "c"
         version = run(folder, "c")
         assert found is None or found.name == version
-        assert [line["version"] for line in history.read(target)] == [version]
+        assert [line["version"] for line in served.read_history(target)] == [version]
         assert_in_order(target)
         assert content_of(target / "current") == "c"
         run(folder, "d")
@@ -206,10 +205,10 @@ def test_a_link_turned_by_hand_is_noted_by_nobody(tmp_path):
     (target / "current").unlink()
     (target / "current").symlink_to("versions/00001")
     run(tmp_path, "c")
-    noted = history.read(target)[2]
+    noted = served.read_history(target)[2]
     assert (noted["what"], noted["before"], noted["version"]) == ("rolled back", "00002", "00001")
     assert noted["who"] is None
-    assert noted["when"] >= history.read(target)[1]["when"]
+    assert noted["when"] >= served.read_history(target)[1]["when"]
 
 
 def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch):
@@ -222,7 +221,7 @@ def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch)
 
     monkeypatch.setattr(shutil, "copytree", copytree)
     with pytest.raises(InputError) as caught:
-        workflow.promote(settings(target, run))
+        pipelines.promote(settings(target, run))
     assert str(caught.value) == (
         f"promotion.target: {target} is full (No space left on device), "
         "make room, or name another folder"

@@ -16,7 +16,6 @@ from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files.locations import RemotePath
 from pipelines.models.folder import digest_model
 from pipelines.promotion import served
-from pipelines.promotion import served as history
 
 
 def promote(target: Path, model: Path, **record) -> str:
@@ -27,6 +26,14 @@ def promote(target: Path, model: Path, **record) -> str:
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
     return version
+
+
+def promoted(folder: Path, contents: str) -> tuple[Path, Path]:
+    """Promotes models of these contents; returns the target and the folder of the models."""
+    target, model = folder / "served", folder / "model"
+    for content in contents:
+        promote(target, write_model(model, content))
+    return target, model
 
 
 def test_current_leads_to_the_newest_version_and_back(tmp_path):
@@ -54,8 +61,7 @@ def test_current_leads_to_the_newest_version_and_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
-    target = tmp_path / "served"
-    promote(target, write_model(tmp_path / "model", "0"))
+    target, _ = promoted(tmp_path, "0")
     done = threading.Event()
 
     def read() -> set[tuple[int, ...]]:
@@ -85,18 +91,14 @@ def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
 
 
 def test_a_number_is_given_once(tmp_path):
-    target, model = tmp_path / "served", tmp_path / "model"
-    for content in "ab":
-        promote(target, write_model(model, content))
+    target, model = promoted(tmp_path, "ab")
     served.put_in_service(target, "00001", "rolled back")
     shutil.rmtree(target / "versions" / "00002")
     assert promote(target, write_model(model, "c")) == "00003"
 
 
 def test_versions_are_kept_as_far_as_they_are_in_service_or_were_before(tmp_path):
-    target, model = tmp_path / "served", tmp_path / "model"
-    for content in "abcd":
-        promote(target, write_model(model, content))
+    target, _ = promoted(tmp_path, "abcd")
     served.put_in_service(target, "00001", "rolled back")
     served.prune(target, keep=0)
     assert served.versions(target) == ["00001", "00002", "00003", "00004"]
@@ -134,46 +136,26 @@ def test_versions_with_files_of_the_hub_are_pruned(tmp_path):
     assert served.versions(target) == ["00002"]
 
 
-def foreign_current(target: Path) -> Path:
-    (target / "releases" / "7").mkdir(parents=True)
-    (target / "current").symlink_to("releases/7")
-    return target / "current"
-
-
-def foreign_current_above(target: Path) -> Path:
-    (target.parent / "mine").mkdir(parents=True)
-    target.mkdir()
-    (target / "current").write_text("../mine")
-    return target / "current"
-
-
-def foreign_history(target: Path) -> Path:
-    target.mkdir()
-    (target / "history.jsonl").write_text("what I did\non Monday\n")
-    return target / "history.jsonl"
-
-
-def foreign_lines(target: Path) -> Path:
-    target.mkdir()
-    (target / "history.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    return target / "history.jsonl"
-
-
-def foreign_versions(target: Path) -> Path:
-    target.mkdir()
-    (target / "versions").write_text("1, 2, 3")
-    return target / "versions"
-
-
 @pytest.mark.parametrize(
-    "make",
-    [foreign_current, foreign_current_above, foreign_history, foreign_lines, foreign_versions],
+    ("name", "content"),
+    [
+        ("current", "../mine"),
+        ("history.jsonl", "what I did\non Monday\n"),
+        ("history.jsonl", '{"step": 1}\n{"step": 2}\n'),
+        ("versions", "1, 2, 3"),
+        ("current", None),
+    ],
 )
-def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, make):
+def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, name, content):
     target = tmp_path / "served"
-    mine = make(target)
-    before = names(target)
-    with pytest.raises(InputError, match=rf"^promotion\.target: {mine} .*, move it elsewhere, or"):
+    (target / "releases" / "7").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    if content is None:
+        (target / name).symlink_to("releases/7")
+    else:
+        (target / name).write_text(content)
+    before, found = names(target), rf"^promotion\.target: {target / name} .*, move it elsewhere, or"
+    with pytest.raises(InputError, match=found):
         served.check_target(target)
     assert names(target) == before
 
@@ -263,9 +245,7 @@ def test_a_promotion_keeps_its_own_copy_in_a_store_without_locks(tmp_path):
 
 @pytest.mark.parametrize("replaced", ["00003", "00002"], ids=["itself", "each other"])
 def test_records_that_replace_one_another_in_a_circle_come_to_an_end(tmp_path, replaced):
-    target, model = tmp_path / "served", tmp_path / "model"
-    for content in "abc":
-        promote(target, write_model(model, content))
+    target, _ = promoted(tmp_path, "abc")
     for version, before in (("00003", replaced), ("00002", "00003")):
         record = target / "versions" / version / "promotion.json"
         record.write_text(json.dumps(json.loads(record.read_text()) | {"replaces": before}))
@@ -279,8 +259,7 @@ def test_records_that_replace_one_another_in_a_circle_come_to_an_end(tmp_path, r
     "damage", ['{"replaces": 7}', "[]", '{"model": ', '{"figures": 1}', "\ud800"]
 )
 def test_a_damaged_record_is_named(tmp_path, damage):
-    target = tmp_path / "served"
-    promote(target, write_model(tmp_path / "model", "a"))
+    target, _ = promoted(tmp_path, "a")
     record = target / "versions" / "00001" / "promotion.json"
     record.write_bytes(damage.encode("utf-8", "surrogatepass"))
     with pytest.raises(DamagedFileError, match=f"^{re.escape(str(record))} is damaged "):
@@ -288,14 +267,13 @@ def test_a_damaged_record_is_named(tmp_path, damage):
 
 
 def test_a_record_without_a_name_has_its_line_added_all_the_same(tmp_path):
-    target = tmp_path / "served"
-    promote(target, write_model(tmp_path / "model", "a"))
+    target, _ = promoted(tmp_path, "a")
     # What a process writes that is killed before it adds its line; `when` was lost with the file.
     (target / "history.jsonl").unlink()
     (target / "versions" / "00001" / "promotion.json").write_text('{"who": "a@b"}')
     with served.exclusive(target):
         pass
-    (line,) = history.read(target)
+    (line,) = served.read_history(target)
     assert (line["what"], line["version"], line["who"]) == ("rolled back", "00001", None)
 
 
@@ -305,9 +283,8 @@ def test_a_record_without_a_name_has_its_line_added_all_the_same(tmp_path):
     ids=["deep", "long", "number", "before", "no text"],
 )
 def test_lines_of_the_history_that_are_none_are_passed_over(tmp_path, line):
-    target = tmp_path / "served"
-    promote(target, write_model(tmp_path / "model", "a"))
+    target, _ = promoted(tmp_path, "a")
     path = target / "history.jsonl"
     path.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n" + path.read_bytes())
-    assert [one["version"] for one in history.read(target)] == ["00001"]
+    assert [one["version"] for one in served.read_history(target)] == ["00001"]
     assert promote(target, write_model(tmp_path / "model", "b")) == "00002"

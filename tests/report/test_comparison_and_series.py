@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import DamagedFileError
 from pipelines.report.comparison import compare, read_lines, smoothed, thinned
-from pipelines.report.page_parts import funnel_bars
+from pipelines.report.page_parts import LOST, funnel_levels
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -71,30 +71,13 @@ def test_half_a_last_line_is_dropped_but_no_other(tmp_path) -> None:
 
 
 def test_funnel_bars_hang_from_what_is_left() -> None:
-    rows = [("in", 100), ("dropped", 30), ("dropped", 10), ("kept", 50), ("kept", 10)]
+    rows = [("in", 100), ("dropped", 25), ("quarantined", 5), ("dropped", 10), ("kept", 50)]
     lines = [
-        {
-            "level": "pairs",
-            "kind": kind,
-            ("reason" if kind == "dropped" else "stage"): kind,
-            "rows": n,
-        }
-        for kind, n in rows
+        {"level": "pairs", "kind": kind, "reason" if kind in LOST else "stage": "name", "rows": n}
+        for kind, n in [*rows, ("kept", 10)]
     ]
-    bars = funnel_bars(lines)["pairs"]
-    assert [bar.start for bar in bars] == pytest.approx([0.0, 0.7, 0.6, 0.0, 0.5])
-    assert [bar.share for bar in bars] == pytest.approx([1.0, 0.3, 0.1, 0.5, 0.1])
-    assert [bar.name for bar in bars] == [kind for kind, _ in rows]
-
-
-def test_what_is_quarantined_is_taken_off_like_what_is_dropped() -> None:
-    rows = [("in", "stage", 10), ("dropped", "reason", 3), ("quarantined", "reason", 2)]
-    lines = [
-        {"level": "rows", "kind": kind, label: "name", "rows": count} for kind, label, count in rows
-    ]
-    bars = funnel_bars(lines)["rows"]
-    assert [(bar.kind, bar.start) for bar in bars] == [
-        ("in", 0.0),
-        ("dropped", pytest.approx(0.7)),
-        ("quarantined", pytest.approx(0.5)),
-    ]
+    bars = funnel_levels(lines)["pairs"]
+    assert [bar.start for bar in bars] == pytest.approx([0.0, 0.75, 0.7, 0.6, 0.0, 0.5])
+    assert [bar.length for bar in bars] == pytest.approx([1.0, 0.25, 0.05, 0.1, 0.5, 0.1])
+    assert [bar.kind for bar in bars] == [kind for kind, _ in rows] + ["kept"]
+    assert [bar.name for bar in bars[:3]] == ["name", "dropped: name", "quarantined: name"]

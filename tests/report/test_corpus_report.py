@@ -1,11 +1,11 @@
 """The page of a corpus: whole, self-contained, safe to open, and of what there is."""
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from page_reader import read
 
 from pipelines.corpus.funnel import FunnelLine, level_lines
 from pipelines.files import storage
@@ -14,45 +14,8 @@ from pipelines.lanes.plan import plan_segments
 from pipelines.report.comparison import MAX_CHARACTERS, shown
 from pipelines.report.corpus_page import text_level, write_corpus_report
 
-VOID = {"meta", "br", "img", "input", "link", "hr"}
 HOSTILE = "</li><script>alert('a')</script>\u202egnp.exe\u2066 \ud800 \x00<img src=x onerror=b>"
 SECTIONS = ["Corpus", "What is lost", "Could not be read", "Languages", "Lengths", "Time"]
-
-
-class Reader(HTMLParser):
-    """Collects elements and text, and checks that elements nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.words: list[str] = []
-        self.headings: list[str] = []
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.seen.add(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on")
-            if name in ("src", "href", "xlink:href", "action"):
-                assert value.startswith("#")
-
-    def handle_endtag(self, tag) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data) -> None:
-        if self.open and self.open[-1] == "h2" and data.strip():
-            self.headings.append(data.strip())
-        self.words.append(data.strip())
-
-
-def read(path) -> Reader:
-    reader = Reader()
-    reader.feed(path.read_text(encoding="utf-8"))
-    reader.close()
-    assert reader.open == []
-    return reader
 
 
 @pytest.fixture
@@ -148,6 +111,7 @@ def test_hostile_text_stays_text(prepared) -> None:
     path = write_corpus_report(prepared)
     page = read(path)
     assert "img" not in page.seen
+    assert all(address.startswith("#") for address in page.addresses)
     # One script, which is the page's own.
     assert path.read_text(encoding="utf-8").count("<script") == 1
     assert shown(HOSTILE) in page.words

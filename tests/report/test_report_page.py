@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from logged_runs import made_samples, write_run
-from page_reader import read
+from page_reader import Reader, read
 
 from pipelines.errors import DamagedFileError
 from pipelines.files import storage
@@ -57,6 +58,16 @@ def logged(run) -> Path:
     return run
 
 
+def page_of(run: Path) -> Reader:
+    return read(write_report(run, run.parent / "prepared"))
+
+
+def change_lines(run: Path, change: Callable[[dict], dict]) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    text = "".join(json.dumps(change(json.loads(line))) + "\n" for line in lines)
+    storage.write_text(run / "metrics.jsonl", text)
+
+
 def test_shows_everything_there_is(whole_page) -> None:
     page = read(whole_page)
     assert page.headings == HEADINGS
@@ -99,14 +110,12 @@ def test_what_was_cut_is_told_on_both_pages(measured) -> None:
 def test_staleness_is_shown_where_there_was_any(logged, whole_page) -> None:
     title = "Staleness, updates (mean)"
     assert title not in read(whole_page).words
-    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
-    aged = [line | {"staleness_mean": 0.75, "staleness_max": 2} for line in lines]
-    text = "".join(json.dumps(line) + "\n" for line in aged)
-    storage.write_text(logged / "metrics.jsonl", text)
+    staleness = {"staleness_mean": 0.75, "staleness_max": 2}
+    change_lines(logged, lambda line: line | staleness)
     figures = storage.read_json(logged / "metrics.json")
-    figures["training"] |= {"staleness_mean": 0.75, "staleness_max": 2}
+    figures["training"] |= staleness
     storage.write_json(logged / "metrics.json", figures)
-    words = read(write_report(logged, logged.parent / "prepared")).words
+    words = page_of(logged).words
     assert title in words
     assert "mean staleness" in words
 
@@ -151,7 +160,7 @@ def test_leaves_out_what_is_missing(run, missing, headings) -> None:
     (run.parent / missing).unlink()
     # Charts take their time.
     (run / "metrics.jsonl").unlink(missing_ok=True)
-    page = read(write_report(run, run.parent / "prepared"))
+    page = page_of(run)
     headings = headings | {"Training", "Where the time went"}
     assert page.headings == [name for name in HEADINGS if name not in headings]
 
@@ -167,7 +176,7 @@ def test_few_steps_are_shown_as_they_are(logged) -> None:
     def words_of(count: int) -> list[str]:
         text = "".join((logged / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
         storage.write_text(logged / "metrics.jsonl", text)
-        return read(write_report(logged, logged.parent / "prepared")).words
+        return page_of(logged).words
 
     assert "smoothed" in words_of(12)
     assert "smoothed" not in words_of(2)
@@ -206,7 +215,7 @@ def test_alarms_and_what_was_tested_stand_with_the_verdict(measured) -> None:
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) | {"loss": float("nan")}
     storage.write_text(run / "metrics.jsonl", json.dumps(line) + "\n")
-    headings = read(write_report(run, run.parent / "prepared")).headings
+    headings = page_of(run).headings
     assert headings == HEADINGS
 
 
@@ -216,14 +225,14 @@ def test_a_run_that_was_killed_says_so_and_shows_what_there_is(run) -> None:
     (run / "samples.json").unlink()
     with (run / "metrics.jsonl").open("a") as torn:
         torn.write('{"step": 1')
-    page = read(write_report(run, run.parent / "prepared"))
+    page = page_of(run)
     assert any("its last logged step is 120." in words for words in page.words)
     assert {"Training", "Where the time went"} <= set(page.headings)
 
 
 def test_a_run_without_an_evaluation_says_so(logged) -> None:
     storage.write_json(logged / "metrics.json", {"training": {"steps": 3}})
-    page = read(write_report(logged, logged.parent / "prepared"))
+    page = page_of(logged)
     assert any("Nothing has been measured" in words for words in page.words)
     assert not any("has not finished" in words for words in page.words)
 
@@ -242,7 +251,7 @@ def test_hostile_texts_stay_texts(run) -> None:
     storage.write_json(run / "metrics.json", figures)
     line = {"step": 10, "evaluation": HOSTILE, "$ndcg$": 3.0}
     storage.write_text(run / "evaluations.jsonl", json.dumps(line) + "\n")
-    page = read(write_report(run, run.parent / "prepared"))
+    page = page_of(run)
     # The page's own: of the map, and of the pictures.
     assert page.seen.count("script") == 2
     assert "img" not in page.seen
@@ -254,7 +263,7 @@ def test_hostile_texts_stay_texts(run) -> None:
 
 def test_the_map_shows_each_pair_twice_and_counts_what_is_found(run) -> None:
     (run / "metrics.jsonl").unlink()
-    page = read(write_report(run, run.parent / "prepared"))
+    page = page_of(run)
     assert page.seen.count("circle") == 2 * 2 * len(made_samples()["pairs"])
     assert "1 of 6 found first" in page.words
     assert "5 of 6 found first" in page.words
@@ -268,7 +277,7 @@ def test_a_model_whose_embeddings_are_no_numbers_has_a_page(run) -> None:
         pair["after"] = {"rank": None, "places": [[None, None], [None, None]]}
         pair["after"] |= {"cosine": None, "strange_cosine": None}
     storage.write_json(run / "samples.json", samples)
-    assert "0 of 6 found first" in read(write_report(run, run.parent / "prepared")).words
+    assert "0 of 6 found first" in page_of(run).words
 
 
 def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None:
@@ -281,7 +290,7 @@ def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None
     lines += [{"step": step, "evaluation": "before and after", "f1": 1.0} for step in (0, 30)]
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": None}, {"evaluation": 3}])
     storage.write_text(run / "evaluations.jsonl", text)
-    page = read(write_report(run, run.parent / "prepared"))
+    page = page_of(run)
     titles = [words for words in page.words if words.endswith("over the steps")]
     assert titles == [
         "paraphrases over the steps",
@@ -293,24 +302,18 @@ def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None
 
 
 def test_workers_that_did_not_measure_their_time_are_told_of(logged) -> None:
-    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
-    text = "".join(json.dumps(line | {"workers": []}) + "\n" for line in lines)
-    storage.write_text(logged / "metrics.jsonl", text)
-    page = read(write_report(logged, logged.parent / "prepared"))
+    change_lines(logged, lambda line: line | {"workers": []})
+    page = page_of(logged)
     assert "Where the time went" in page.headings
     assert any("does not tell" in words for words in page.words)
     assert "communication" not in page.words
 
 
 def test_time_that_is_not_told_apart_is_shown_as_one(logged) -> None:
-    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        for worker in line["workers"]:
-            worker["arithmetic_and_communication"] = worker.pop("arithmetic") + worker.pop(
-                "communication"
-            )
-    storage.write_text(logged / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    page = read(write_report(logged, logged.parent / "prepared"))
+    parts = {"data": 0.1, "arithmetic_and_communication": 1.75, "other": 0.15}
+    worker = {"examples": 640, "tokens": 9000, "seconds": 2.0, **parts}
+    change_lines(logged, lambda line: line | {"workers": [{"rank": 0, **worker}]})
+    page = page_of(logged)
     assert "arithmetic and communication" in page.words
     assert "87.5 %" in page.words
 
@@ -319,7 +322,7 @@ def test_lost_workers_are_told_of(measured) -> None:
     lost = {"made": 1234, "time": "2026-11-20T03:04:05+00:00", "engine": "torch", "lane": 7}
     lost |= {"rank": 1, "host": "<node-3>", "cause": "the worker's process died\nTraceback"}
     add_restart(measured, Restart(step=1200, workers=3, **lost))
-    page = read(write_report(measured, measured.parent / "prepared"))
+    page = page_of(measured)
     assert "Lost workers" in page.headings
     for words in (
         "2026-11-20T03:04:05+00:00",
@@ -430,3 +433,51 @@ def test_a_fault_that_no_record_has_is_not_laid_at_ones_door(run) -> None:
 
     with pytest.raises(KeyError, match="nothing of the records"):
         drawn(broken)
+
+
+def test_the_contents_lead_to_each_section_that_there_is(run) -> None:
+    def sections() -> tuple[list[str], list[str]]:
+        text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+        nav = text[text.index("<nav") : text.index("</nav>")]
+        return re.findall(r'href="#(\w+)"', nav), re.findall(r'<section id="(\w+)"', text)
+
+    named, there = sections()
+    assert named == there
+    assert len(named) == 9
+    (run / "samples.json").unlink()
+    (run / "metrics.jsonl").unlink()
+    named, there = sections()
+    assert named == there
+    assert "map" not in named
+
+
+def test_links_lead_on_when_all_is_moved(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    page = write_report(run, run.parent / "prepared")
+    moved = run.parent.parent / f"{run.parent.name} moved"
+    run.parent.rename(moved)
+    page = moved / page.relative_to(run.parent)
+    links = [one for one in read(page).addresses if not one.startswith("#")]
+    assert [(page.parent / one).resolve() for one in links] == [
+        moved / "first-run" / "model",
+        moved / "prepared" / "report.html",
+    ]
+
+
+def test_the_stages_say_what_they_took_and_the_commands_where_they_ran(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    words = page_of(run).words
+    for told in (
+        "prepare: corpus",
+        "kept",
+        "1m 10s",
+        "train (2 times, 1 without an end, not counted)",
+        "1h 05m",
+        "train: 2026-11-23 20:47 UTC, has not ended",
+        "train: 2026-11-23 20:50 UTC, 1h 02m; evaluate: 2026-11-23 21:55 UTC, 1m 35s",
+        "host node-1",
+        "host node-1, commit 16f5033c4333-dirty",
+        "sentence-pipelines run --config '<job>.yaml'",
+        "Called from Python.",
+    ):
+        assert told in words

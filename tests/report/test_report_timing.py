@@ -10,7 +10,6 @@ from pipelines.report.run_charts import (
     MAX_WORKERS,
     PARTS,
     paces_by_group,
-    shares,
     shares_by_group,
     time_spent,
     together,
@@ -41,9 +40,9 @@ def test_totals_of_each_worker_and_of_all() -> None:
     assert (second.rank, second.examples, second.seconds) == (1, 20, 10.0)
     assert second.parts == {"arithmetic": 4.0, "communication": 4.0, "data": 1.0, "other": 1.0}
     assert (second.examples_per_second, second.own_pace) == (2.0, 5.0)
-    everybody = together([first, second])
+    everybody = together(LINES)
     assert (everybody.rank, everybody.examples, everybody.seconds) == (None, 30, 15.0)
-    assert shares(everybody)["arithmetic"] == pytest.approx(7 / 15)
+    assert everybody.shares["arithmetic"] == pytest.approx(7 / 15)
 
 
 def test_over_the_steps() -> None:
@@ -63,7 +62,7 @@ SECONDS = st.floats(0, 1e5)
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=5))
 def test_shares_are_of_the_whole(seconds: list[tuple[float, float]]) -> None:
     line = {"workers": [worker(rank, *both) for rank, both in enumerate(seconds)]}
-    whole = shares(together(worker_times([line])))
+    whole = together([line]).shares
     assert whole.keys() <= PARTS.keys()
     assert math.fsum(whole.values()) == pytest.approx(1.0)
     assert all(0 <= share <= 1 for share in whole.values())

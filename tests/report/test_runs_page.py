@@ -10,13 +10,19 @@ import pytest
 from logged_runs import write_run
 from page_reader import read
 
-from pipelines import workflow
 from pipelines.cli import main
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.jobs.report import report
 from pipelines.report.pages import write_page
-from pipelines.report.recorded_runs import MOST_RUNS, read_runs, run_names
-from pipelines.report.runs_page import differences, figure_groups, write_comparison
+from pipelines.report.runs_page import (
+    MOST_RUNS,
+    differences,
+    figure_groups,
+    read_runs,
+    run_names,
+    write_comparison,
+)
 from pipelines.settings.load import dump, load, parse
 
 HEADINGS = ["Runs", "Figures", "Curves", "Settings", "Time", "Environment"]
@@ -84,7 +90,7 @@ def test_shows_what_runs_share_and_only_what_differs(runs, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_needs_nothing_from_elsewhere_and_leads_to_the_reports(runs, tmp_path):
-    workflow.report(load(None, [f"run.folder={runs[0]}"]))
+    report(load(None, [f"run.folder={runs[0]}"]))
     page = read(write_comparison(runs, tmp_path / "pages" / "both.html"))
     beside = [one for one in page.addresses if not one.startswith("#")]
     assert beside == ["../one/first-run/report.html"]
@@ -134,7 +140,7 @@ def test_the_preparation_of_a_run_of_an_earlier_release_is_what_its_settings_nam
     (runs[0] / "metrics.jsonl").unlink()
     settings = load(None, ["prepared.folder=two/prepared"])
     storage.write_text(runs[0] / "config.yaml", dump(settings))
-    page = read(workflow.report(load(None, []), [str(runs[0])]))
+    page = read(report(load(None, []), [str(runs[0])]))
     assert "../../two/prepared/report.html" in page.addresses
 
 
@@ -163,7 +169,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(runs, tmp_path, capsys, giv
 def test_runs_that_share_nothing_are_drawn(runs, tmp_path):
     edit(runs[1] / "metrics.json", before={}, after={"dev": {"pairs": 7, "spearman": 80.0}})
     groups = figure_groups(read_runs(runs))
-    told = [(group.evaluation, [line.run for line in group.lines]) for group in groups]
+    told = [(group.first.evaluation, [run for run, _ in group.lines]) for group in groups]
     assert told == [("retrieval", [0]), ("dev", [1])]
     assert read(write_comparison(runs, tmp_path / "page.html")).headings == HEADINGS
 
@@ -177,7 +183,7 @@ def test_figures_of_other_data_are_said_to_be_so(measured, tmp_path):
     (group,) = figure_groups(read_runs(measured))
     assert group.is_of_other_data
     assert group.basis == ""
-    assert [line.basis for line in group.lines] == [
+    assert [figure.basis for _, figure in group.lines] == [
         "5 queries, 9 documents",
         "6 queries, 9 documents",
     ]
@@ -270,4 +276,3 @@ def test_differences_are_told_as_settings_files_have_them():
         "c": ("[1, true]", "[1, false]", "[1, true]"),
         "e": ("–", "3", "–"),  # noqa: RUF001 - what is shown
     }
-    assert rows["c"].groups == (0, 1, 0)

@@ -17,13 +17,13 @@ from steppers import SPEC, keep_small_numbers
 
 from pipelines.errors import PipelineError
 from pipelines.files import storage
+from pipelines.files.owners import check_own
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.weights import random_weights
 from pipelines.runs.attempts import (
     SupersededError,
     accepted_checkpoints,
     begin_attempt,
-    check_current,
     checkpoint_name,
     fenced,
     read_attempts,
@@ -183,9 +183,10 @@ def test_of_several_that_begin_at_once_each_has_a_number_of_its_own(tmp_path):
         driver.join(60)
     assert numbers == [1, 2, 3, 4, 5, 6]
     for number in numbers[:-1]:
-        with pytest.raises(SupersededError):
-            check_current(tmp_path, number)
-    check_current(tmp_path, numbers[-1])
+        with pytest.raises(SupersededError), fenced(tmp_path, number):
+            check_own(tmp_path / "late")
+    with fenced(tmp_path, numbers[-1]):
+        check_own(tmp_path / "in time")
 
 
 @dataclass

@@ -53,7 +53,7 @@ def forget_files(path):
     path.write_text(json.dumps(state))
 
 
-SEEN_BY_SIZE = [
+DAMAGES = [
     ("model.safetensors", truncate, "of .* bytes"),
     ("optimizer.safetensors", truncate, "of .* bytes"),
     ("model.safetensors", os.remove, "missing"),
@@ -61,14 +61,12 @@ SEEN_BY_SIZE = [
     ("state.json", os.remove, "missing"),
     ("state.json", truncate, "cannot be read"),
     ("state.json", forget_files, "does not list"),
-]
-SEEN_BY_CONTENT = [
     ("model.safetensors", flip, "checksum"),
     ("optimizer.safetensors", flip, "checksum"),
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "cause"), SEEN_BY_SIZE + SEEN_BY_CONTENT)
+@pytest.mark.parametrize(("name", "damage", "cause"), DAMAGES)
 def test_the_newest_whole_one_takes_the_place_of_a_torn_one(run, caplog, name, damage, cause):
     assert newest_checkpoint(run) == 20
     assert caplog.messages == []
@@ -79,14 +77,9 @@ def test_the_newest_whole_one_takes_the_place_of_a_torn_one(run, caplog, name, d
     assert str(torn) in message
     assert caplog.records[0].levelname == "WARNING"
     assert newest_whole_checkpoint(run, latest=9) == 0
-
-
-@pytest.mark.parametrize(("name", "damage", "cause"), SEEN_BY_SIZE)
-def test_nobody_goes_on_from_a_torn_one(run, name, damage, cause):
-    torn = checkpoint_path(run, 20) / name
-    damage(torn)
-    with pytest.raises(TornCheckpoint, match=rf"^{torn}.*{cause}"):
-        load_checkpoint(run, 20)
+    if cause != "checksum":
+        with pytest.raises(TornCheckpoint, match=rf"^{torn}.*{cause}"):
+            load_checkpoint(run, 20)
 
 
 def test_without_a_whole_one_there_is_nothing_to_resume(run):

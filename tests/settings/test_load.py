@@ -103,12 +103,25 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         ("training.workers=true", r"^training\.workers: `true` is no number"),
         ("training.start_share=.inf", r"^training\.start_share: `\.inf` does not fit"),
         ("training=3", r"^training: "),
+        (
+            "card.start_name=../folder",
+            r"^card\.start_name: `\.\./folder` is no name on the hub, wri",
+        ),
+        ("card.datasets=[a/b, a b]", r"^card\.datasets: `a b` is no name on the hub, write OWNER"),
+        ("card.languages=[en, English]", r"^card\.languages: `English` is no ISO 639 code, two"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_its_key(override, message):
     with pytest.raises(InputError, match=message) as caught:
         load(None, [override])
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_hub_takes():
+    names = ["card.start_name=bert-base-uncased", "card.datasets=[BeIR/scifact, squad]"]
+    card = load(None, [*names, "card.languages=[en, deu, multilingual, code]"]).card
+    assert card.datasets == ("BeIR/scifact", "squad")
+    assert len(card.languages) == 4
 
 
 @pytest.mark.parametrize(
@@ -124,19 +137,15 @@ def test_a_wrong_file_is_named(tmp_path, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_asynchronous_workers_need_not_share_a_step_evenly():
-    config = load(overrides=["training.mode=async", "training.workers=3"])
-    assert (config.training.workers, config.training.granules_per_step) == (3, 2)
-
-
-def test_one_process_has_the_whole_step():
-    config = load(None, ["training.engine=local", "training.granules_per_step=1"])
-    assert (config.training.workers, config.training.processes) == (2, 1)
-
-
-def test_a_static_encoder_has_no_heads():
-    config = load(overrides=["encoder.start=random", "encoder.kind=static", "encoder.hidden=250"])
-    assert config.encoder.hidden == 250
+def test_some_choices_make_others_free():
+    # Asynchronous workers need not share a step evenly, and one process has all of it.
+    training = load(None, ["training.mode=async", "training.workers=3"]).training
+    assert (training.workers, training.granules_per_step) == (3, 2)
+    training = load(None, ["training.engine=local", "training.granules_per_step=1"]).training
+    assert (training.workers, training.processes) == (2, 1)
+    # A static encoder has no heads.
+    given = ["encoder.start=random", "encoder.kind=static", "encoder.hidden=250"]
+    assert load(None, given).encoder.hidden == 250
 
 
 def test_a_config_cannot_be_changed():
@@ -215,15 +224,22 @@ def test_a_path_is_on_a_file_system_or_in_a_store(key):
         load(None, [*trackers, f"{key}={given.format(path)}"])
     with pytest.raises(InputError, match=rf"^{key}: .* is the home of a user who is not here"):
         load(None, [*trackers, f"{key}={given.format('~nobody-of-this-name/x')}"])
+    for path in ("${DATA}/x", "$DATA/x", "a/$x", "s3://${BUCKET}/x"):
+        with pytest.raises(InputError, match=rf"^{key}: `.*` names a variable, and a setting"):
+            load(None, [*trackers, f"{key}={path}"])
 
 
 @pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])
-def test_tables_may_have_addresses(section):
-    loaded = load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=delta"])
-    assert getattr(loaded, section).inputs == ("s3a://lake/pairs",)
+def test_tables_have_addresses_or_paths(monkeypatch, section):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for given, inputs in (("s3a://lake/pairs",) * 2, ("~/pairs", "/home/somebody/pairs")):
+        loaded = load(None, [f"{section}.inputs=[{given}]", f"{section}.format=delta"])
+        assert getattr(loaded, section).inputs == (inputs,)
     told = rf"^{section}\.inputs: .* is (in no kind of store|on lake)"
     with pytest.raises(InputError, match=told):
         load(None, [f"{section}.inputs=[lake://pairs]", f"{section}.format=parquet"])
+    with pytest.raises(InputError, match=rf"^{section}\.inputs: .* names a variable"):
+        load(None, [f"{section}.inputs=$DATA", f"{section}.format=delta"])
 
 
 WRONG_ADDRESSES = {
@@ -305,12 +321,9 @@ def test_the_spark_conf_of_a_file_takes_truth_values_in_all_spellings(tmp_path):
         load_text(tmp_path, "lanes: {seed: Yes}\n")
 
 
-def test_an_engine_that_is_a_list_is_no_text(tmp_path):
+def test_a_list_is_no_text_and_one_without_items_is_refused_with_its_form(tmp_path):
     with pytest.raises(InputError, match=r"^training\.engine: `\['deepspeed'\]` does not fit"):
         load_text(tmp_path, "training: {engine: [deepspeed]}\n")
-
-
-def test_a_list_without_items_is_refused_with_its_form(tmp_path):
     with pytest.raises(InputError, match=r"^corpus\.inputs: null .* is no list, write \[VALUE\]"):
         load_text(tmp_path, "corpus:\n  inputs:\n")
 
@@ -419,22 +432,6 @@ def test_a_section_of_the_command_line_is_merged_with_that_of_the_file(tmp_path)
     assert (loaded.encoder.layers, loaded.encoder.lora.rank, loaded.encoder.lora.alpha) == (2, 2, 3)
     assert (loaded.corpus.inputs, loaded.corpus.format) == (("b",), "csv")
     assert loaded.promotion.minimum == {"retrieval.ndcg@10": 1, "retrieval.mrr@10": 2}
-
-
-@pytest.mark.parametrize("key", PATHS)
-def test_a_variable_in_a_path_is_refused(key):
-    for path in ("${DATA}/x", "$DATA/x", "a/$x", "s3://${BUCKET}/x"):
-        with pytest.raises(InputError, match=rf"^{key}: `.*` names a variable, and a setting"):
-            load(None, [f"{key}={path}", "tracking.trackers=[tensorboard]"])
-
-
-@pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])
-def test_the_home_of_a_table_is_found(monkeypatch, section):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    given = [f"{section}.inputs=~/pairs", f"{section}.format=delta"]
-    assert getattr(load(None, given), section).inputs == ("/home/somebody/pairs",)
-    with pytest.raises(InputError, match=rf"^{section}\.inputs: .* names a variable"):
-        load(None, [f"{section}.inputs=$DATA", f"{section}.format=delta"])
 
 
 def test_a_store_of_mlflow_and_the_spark_conf_know_no_home_or_variable(monkeypatch):

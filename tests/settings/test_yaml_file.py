@@ -33,9 +33,6 @@ def test_aliases_of_aliases_are_refused_before_they_are_written_out(tmp_path, ki
     seconds = []
     for levels in (8, 32):
         path = tmp_path / "bomb.yaml"
-        path.write_text(
-            "spark:\n" + bomb(levels, kind).replace("v", "  v", 0).replace("\n", "\n  ")
-        )
         path.write_text("spark:\n  " + bomb(levels, kind).replace("\n", "\n  "))
         start = time.process_time()
         with pytest.raises(InputError, match=r"--config: .*its aliases stand for too many values"):
@@ -96,34 +93,8 @@ def test_an_error_shows_the_beginning_of_a_long_value():
 
 
 YAML_PARTS = [
-    "a: ",
-    "&a ",
-    "*a",
-    "<<: ",
-    "[",
-    "]",
-    "{",
-    "}",
-    ", ",
-    "\n",
-    "  ",
-    "- ",
-    "1",
-    "0b_",
-    "'",
-]
-YAML_PARTS += [
-    "!!int ",
-    "12:30",
-    "2001-99-99",
-    "? ",
-    "---\n",
-    "%YAML 9\n",
-    "|\n",
-    '"',
-    "\\x",
-    "é",
-    "\t",
+    *("a: ", "&a ", "*a", "<<: ", "[", "]", "{", "}", ", ", "\n", "  ", "- ", "1", "0b_", "'"),
+    *("!!int ", "12:30", "2001-99-99", "? ", "---\n", "%YAML 9\n", "|\n", '"', "\\x", "é", "\t"),
 ]
 
 

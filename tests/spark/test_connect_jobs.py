@@ -14,7 +14,7 @@ from connected import needs_connect, said_in_a_session
 from corpus_factory import small_config
 from embedding_fixtures import lines, small_model
 
-from pipelines import workflow
+import pipelines
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.spark.frames import shape_of
@@ -26,7 +26,7 @@ __all__ = ["lines", "small_model"]
 JOBS = """
 import json, sys
 from dataclasses import astuple
-from pipelines import workflow
+import pipelines
 from pipelines.errors import PipelineError
 from pipelines.vectors import search as text_search
 from pipelines.settings.load import load
@@ -36,15 +36,15 @@ text_search.IN_PROCESS_BYTES = -1
 QUERIES = ["print the help", "a list of arguments"]
 
 def search(config):
-    exact = workflow.search(config, QUERIES, 3)
-    indexed = workflow.search(config, QUERIES, 3, indexed=True)
-    hybrid = workflow.search(config, QUERIES, 3, hybrid=True)
+    exact = pipelines.search(config, QUERIES, 3)
+    indexed = pipelines.search(config, QUERIES, 3, indexed=True)
+    hybrid = pipelines.search(config, QUERIES, 3, hybrid=True)
     return [list(map(astuple, hits)) for hits in (exact, indexed, hybrid)]
 
 done = {}
 for given in sys.argv[1:]:
     job, _, path = given.partition("=")
-    work = search if job == "search" else getattr(workflow, job)
+    work = search if job == "search" else getattr(pipelines, job)
     try:
         done[given] = work(load(path, []))
     except PipelineError as error:
@@ -130,8 +130,8 @@ def in_folder(config: Config, section: str, folder: Path) -> Config:
 
 @needs_connect
 def test_prepare_train_and_evaluate(spark, prepared, training, tmp_path):
-    workflow.train(training)
-    figures = workflow.evaluate(training)
+    pipelines.train(training)
+    figures = pipelines.evaluate(training)
     anew = in_folder(in_folder(training, "run", tmp_path / "anew"), "prepared", tmp_path / "lanes")
     engine = training.training.model_copy(update={"engine": "torch"})
     refused = in_folder(training, "run", tmp_path / "no").model_copy(update={"training": engine})
@@ -174,11 +174,11 @@ def test_embed_mine_and_search(spark, tmp_path, small_model, lines):
     for kind, path in write_texts(tmp_path, lines[:100]).items():
         embedding = {"model": str(small_model), "inputs": [str(path)], "format": kind}
         embedding |= {"part_rows": 40, "key_column": "id"}
-        workflow.embed(parse({"embedding": embedding | {"output": str(tmp_path / kind)}}))
+        pipelines.embed(parse({"embedding": embedding | {"output": str(tmp_path / kind)}}))
         again = parse({"embedding": embedding | {"output": str(tmp_path / f"connected-{kind}")}})
         jobs.append(f"embed={written(tmp_path, kind, again)}")
     mined = [mining_of(tmp_path, small_model, name) for name in ("mined", "connected-mined")]
-    workflow.mine(mined[0])
+    pipelines.mine(mined[0])
     jobs.append(f"mine={written(tmp_path, 'mine', mined[1])}")
     searching = f"search={tmp_path / 'csv.yaml'}"
     exact, indexed, hybrid = said_in_a_session(JOBS, *jobs, searching)[searching]

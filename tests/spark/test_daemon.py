@@ -122,7 +122,7 @@ def preloads():
 
 def test_what_engines_preload_computes_nothing():
     modules = dict.fromkeys(preloads())
-    assert {"pipelines.engines.distributor", "pipelines.training.steppers.tensorflow"} <= set(
+    assert {"pipelines.engines.barrier_engine", "pipelines.training.steppers.tensorflow"} <= set(
         modules
     )
     subprocess.run([sys.executable, "-c", COMPUTES_NOTHING, *modules], check=True, timeout=300)

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings import Config
 from pipelines.spark import shell
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
+from pipelines.spark.shell import encrypting_key
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +119,7 @@ def test_the_homes_of_a_node_are_no_matter_under_spark_submit(monkeypatch, tmp_p
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    monkeypatch.setattr("pipelines.spark.session._is_running", lambda: False)
+    monkeypatch.setattr("pipelines.spark.session.active_context", lambda: None)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
     for name in ("JAVA_HOME", "SPARK_HOME"):
@@ -191,3 +193,30 @@ def test_what_a_jvm_prints_that_does_not_start_is_in_the_log(monkeypatch, tmp_pa
     log = Path(str(caught.value).rpartition("log: ")[2])
     assert "no such thing: -Xodd" in log.read_text()
     log.unlink()
+
+
+class Context:
+    def __init__(self, conf):
+        self._conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+
+    def getConf(self):  # noqa: N802 - as PySpark calls it
+        return self._conf
+
+
+@pytest.mark.parametrize(
+    ("conf", "key"),
+    [
+        ({}, None),
+        ({"spark.authenticate": "true"}, None),
+        ({"spark.ssl.enabled": "false"}, None),
+        ({"spark.ssl.enabled": "true"}, "spark.ssl.enabled"),
+        ({"spark.ssl.rpc.enabled": "true"}, "spark.ssl.rpc.enabled"),
+        ({"spark.network.crypto.enabled": "TRUE"}, "spark.network.crypto.enabled"),
+        (
+            {"spark.ssl.enabled": "true", "spark.network.crypto.enabled": "true"},
+            "spark.network.crypto.enabled",
+        ),
+    ],
+)
+def test_any_key_that_asks_for_encryption_is_enough(conf, key):
+    assert encrypting_key(Context(conf)) == key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.settings.load import parse
 from pipelines.spark import jobs as stalls
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.jobs import called_off_when_stalled, stall_failures
+from pipelines.spark.jobs import called_off_when_stalled, run_with_timeout, stall_failures
 
 DEADLINE = 60.0
 
@@ -105,3 +106,39 @@ def test_a_job_of_one_task_that_is_slow_is_seen_to_move(spark):
     # Executors tell every ten seconds what their tasks have done.
     with stall_failures("preparing", deadlines(25)):
         assert spark.range(1, numPartitions=1).mapInArrow(slowly, "id long").count() == 400_000
+
+
+def test_a_job_that_stands_still_is_called_off(spark) -> None:
+    def hangs(rows):
+        time.sleep(600)
+        return rows
+
+    context = spark.sparkContext
+    act = context.parallelize([0], 1).mapPartitions(hangs).count
+    began = time.monotonic()
+    with pytest.raises(PipelineError, match=r"^embedding was called off: nothing was written for"):
+        run_with_timeout(spark, "embedding", act, lambda: None, stall_seconds=2.0)
+    assert time.monotonic() - began < 200
+    deadline = time.monotonic() + 60
+    while context.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not context.statusTracker().getActiveJobsIds()
+
+
+def test_a_job_that_moves_goes_on(spark) -> None:
+    beats = itertools.count()
+    act = spark.sparkContext.parallelize([4], 1).map(time.sleep).count
+    found = run_with_timeout(spark, "slow", act, lambda: next(beats), stall_seconds=1.5)
+    assert found == 1
+
+
+def test_errors_pass(spark) -> None:
+    def fails(rows):
+        raise ValueError(f"no {sum(rows)}")
+
+    act = spark.sparkContext.parallelize([3, 4], 1).mapPartitions(fails).count
+    with (
+        pytest.raises(PipelineError, match=r"^adding failed on an executor: ValueError: no 7$"),
+        executor_failures("adding"),
+    ):
+        run_with_timeout(spark, "adding", act, lambda: None)

@@ -16,7 +16,10 @@ def sentence(number):
     return f"The {first} and {rest} animal number {number} runs."
 
 
-def prepared(spark, folder, **corpus):
+def prepared(spark, folder, *files, **corpus):
+    """Runs the stage; on Parquet files that are named, without an evaluation, unless told."""
+    if files:
+        corpus = {"inputs": files, "format": "parquet", "evaluation_share": 0, **corpus}
     config = parse(
         {
             "corpus": corpus,

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.files.begun import beginning
 from pipelines.files.locations import Location
 from pipelines.files.versions import current
 from pipelines.settings import Config
@@ -31,7 +32,7 @@ from pipelines.vectors.plan import (
 )
 from pipelines.vectors.row_deletion import read_deleted, write_deleted
 from pipelines.vectors.store import VectorTable, open_table
-from pipelines.vectors.table_job import ATTEMPTS, KEPT, beginning
+from pipelines.vectors.table_job import ATTEMPTS, KEPT
 
 Rows = Sequence[tuple[int, str | None]]
 SLOTS = 2

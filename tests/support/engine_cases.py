@@ -136,9 +136,9 @@ def engine_case(
     )
 
 
-def distributor_case(name: str, **known) -> EngineCase:
-    """An engine that starts its workers by Spark's distributor of torchrun."""
-    return engine_case(name, framework="torch", launch="distributor", **known)
+def barrier_case(name: str, **known) -> EngineCase:
+    """An engine that starts its workers in the tasks of a barrier job."""
+    return engine_case(name, framework="torch", launch="barrier", **known)
 
 
 # What makes steps of several workers differ from those of one: dropout, whose masks belong to
@@ -206,12 +206,12 @@ VARIANTS = {
         ),
     ],
     "torch": [
-        distributor_case("torch-ddp", harder=OF_WHOLE_STEPS),
-        distributor_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
-        distributor_case("torch-tensor", model_parallel=2, trains=False, faults=False),
-        distributor_case("torch-pipeline", pipeline_parallel=2, trains=False),
-        distributor_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
-        distributor_case(
+        barrier_case("torch-ddp", harder=OF_WHOLE_STEPS),
+        barrier_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
+        barrier_case("torch-tensor", model_parallel=2, trains=False, faults=False),
+        barrier_case("torch-pipeline", pipeline_parallel=2, trains=False),
+        barrier_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
+        barrier_case(
             "torch-tensor-fsdp",
             model_parallel=2,
             sharding="parameters",
@@ -221,10 +221,10 @@ VARIANTS = {
         ),
     ],
     "deepspeed": [
-        distributor_case("deepspeed-zero1", sharding="optimizer", trains=False, faults=False),
-        distributor_case("deepspeed-zero2", sharding="gradients", trains=False, faults=False),
-        distributor_case("deepspeed-zero3", sharding="parameters", faults=False),
-        distributor_case(
+        barrier_case("deepspeed-zero1", sharding="optimizer", trains=False, faults=False),
+        barrier_case("deepspeed-zero2", sharding="gradients", trains=False, faults=False),
+        barrier_case("deepspeed-zero3", sharding="parameters", faults=False),
+        barrier_case(
             "deepspeed-pipeline",
             sharding="optimizer",
             pipeline_parallel=2,
@@ -239,15 +239,15 @@ VARIANTS = {
         ),
     ],
     "megatron": [
-        distributor_case("megatron-tensor", model_parallel=2, faults=False, marks=(WITH_MEGATRON,)),
-        distributor_case(
+        barrier_case("megatron-tensor", model_parallel=2, faults=False, marks=(WITH_MEGATRON,)),
+        barrier_case(
             "megatron-pipeline",
             pipeline_parallel=2,
             trains=False,
             faults=False,
             marks=(WITH_MEGATRON,),
         ),
-        distributor_case(
+        barrier_case(
             "megatron-replicas",
             model_parallel=2,
             workers=4,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 
-from pipelines.corpus.readers.csv_format import record_of, said_lines
-from pipelines.corpus.readers.csv_parser import decoded
-from pipelines.corpus.readers.formats import FileNames, Form, Format
+from pipelines.corpus.readers.formats import FileNames, Form, Format, record_of, text_lines
 from pipelines.corpus.readers.rows import Record, quarantined_record
 
 
@@ -20,16 +18,16 @@ def values_of(text):
 
 
 def records(reading):
-    encoding, wanted = reading.probe.encoding, reading.wanted
-    for line in said_lines(reading.own, encoding):
-        text = decoded(line, encoding) if isinstance(line, tuple) else line
-        if not isinstance(text, str):
-            yield text
+    wanted = reading.wanted
+    for found in text_lines(reading):
+        if not isinstance(found, tuple):
+            yield found
             continue
+        line, text = found
         try:
             values = values_of(text)
         except ValueError:
-            yield quarantined_record(*line, encoding.codec, "no key=value")
+            yield quarantined_record(*line, reading.encoding.codec, "no key=value")
             continue
         if wanted.as_rows:
             yield Record(*line[:2], (json.dumps(values),))

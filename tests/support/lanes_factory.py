@@ -7,9 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.lanes.files import LaneManifest, TeacherVectors, index_path, part_path
+from pipelines.lanes.files import (
+    COUNTED,
+    LaneManifest,
+    TeacherVectors,
+    index_path,
+    part_path,
+    write_lanes,
+)
 from pipelines.lanes.plan import plan_segments
-from pipelines.lanes.writer import COUNTED, write_lanes
 
 VOCABULARY = 900
 

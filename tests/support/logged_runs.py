@@ -72,7 +72,10 @@ def write_run(tmp_path: Path) -> Path:
     """Writes the folder of a whole run, and the funnel of its corpus beside it."""
     folder = tmp_path / "first-run"
     folder.mkdir()
-    storage.write_text(folder / "config.yaml", dump(load(None, ["training.workers=2"])))
+    storage.write_text(
+        folder / "config.yaml",
+        dump(load(None, ["training.engine=tensorflowonspark", "training.workers=2"])),
+    )
     storage.write_json(folder / "environment.json", {"python": "3.11.7", "host <b>": "a & b"})
     lines = [
         {

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import workflow
+import pipelines
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.vectors.mine import MiningSummary
@@ -58,4 +58,4 @@ def mined(spark, small_model, pair_file, tmp_path_factory) -> MiningSummary:
     """What such a job has made."""
     folder = tmp_path_factory.mktemp("of-all") / "mined"
     inputs = [str(pair_file)]
-    return workflow.mine(configured(model=str(small_model), inputs=inputs, output=str(folder)))
+    return pipelines.mine(configured(model=str(small_model), inputs=inputs, output=str(folder)))

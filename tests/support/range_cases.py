@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.corpus.readers.csv_parser import RFC_4180
-from pipelines.corpus.readers.formats import Columns, Limits, Wanted
+from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 from pipelines.corpus.readers.rows import ROW_SCHEMA
 
@@ -15,12 +14,9 @@ def read(path: Path, kind: str, *, split: int | None = None, columns=("text",), 
 
     `more` are limits, `multiline`, `dialect`, and columns besides those of texts.
     """
-    limits = Limits(
-        **{name: more.pop(name) for name in {"record", "piece", "document"} & more.keys()}
-    )
-    multiline = more.pop("multiline", True)
-    dialect = more.pop("dialect", RFC_4180)
-    wanted = Wanted(kind, Columns(columns, **more), limits, multiline=multiline, dialect=dialect)
+    names = {"record", "piece", "document", "multiline", "dialect"} & more.keys()
+    options = {name: more.pop(name) for name in names}
+    wanted = Wanted(kind, Columns(columns, **more), **options)
     size = path.stat().st_size if path.is_file() else 0
     starts = list(range(0, max(size, 1), split)) if split else [0]
     stops = [*starts[1:], None]

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+import pytest
 import torch
 
 STEPS, MIDDLE, GRANULES = 3, 1, 4
@@ -44,6 +46,54 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
             with suppress(ProcessLookupError):
                 os.killpg(workers.pid, signal.SIGKILL)
     return pickle.loads((folder / "result").read_bytes())
+
+
+def one_process(objective, training, spec, **more):
+    """The stepper of one process that holds all of the state."""
+    from steppers import stepper
+
+    return stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=spec, **more)
+
+
+def check_whole(
+    result: dict, alone, *, exact: bool, arrays: bool = True, rtol: float = 1e-7, spared: str = "-"
+) -> None:
+    """Compares what workers have made with the updates of one process.
+
+    Args:
+        result: Of a way; see :func:`train_ranks`.
+        alone: The stepper of one process, which has made no step.
+        exact: Whether they compute in fp32.
+        arrays: Whether the weights and moments are compared.
+        rtol: Of weights.
+        spared: End of the names of arrays that are not compared.
+    """
+    expected = curve(alone, range(STEPS), 0, GRANULES)
+    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
+    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
+    # Matrix products may be summed in another order where memory lies otherwise.
+    again = result["losses"][MIDDLE:]
+    np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)
+    found, last = result["last"], alone.checkpoint(STEPS)
+    atol = 1e-5 if exact else 1e-2
+    for some, whole, near in (
+        (found.weights, last.weights, rtol),
+        (found.moments, last.moments, 1e-3),
+    ):
+        assert some.keys() == whole.keys()
+        for name, array in whole.items():
+            if arrays and not name.endswith(spared):
+                np.testing.assert_allclose(some[name], array, near, atol, err_msg=name)
+
+
+def check_resumed(last, way, spec) -> None:
+    """One process goes on from a checkpoint of several workers, as from its own."""
+    whole, steps = one_process(*way, spec), range(STEPS, STEPS + 2)
+    curve(whole, range(STEPS), 0, GRANULES)
+    resumed = one_process(*way, spec, checkpoint=last)
+    np.testing.assert_allclose(
+        curve(resumed, steps, 0, GRANULES), curve(whole, steps, 0, GRANULES), rtol=1e-5
+    )
 
 
 def curve(each, steps, first, last, rate=3e-3):

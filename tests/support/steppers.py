@@ -170,6 +170,7 @@ def stepper(
     own = LOSSES.load(config.objective.name).reconstruction
     sides = sides if own is None else sides[:1]
     run = SimpleNamespace(config=config, sides=sides, special_ids=IDS)
+    run.by_source = (run,)
     placement = config.training.placement
     place, workers = placement.place(rank), placement.workers
     task = SimpleNamespace(run=run, rank=rank, workers=workers, placement=placement, place=place)

@@ -1,4 +1,4 @@
-"""Texts become the ids that the library gives them, chunk by chunk."""
+"""Texts become the ids that the library gives them, chunk by chunk, whatever ends they have."""
 
 import gzip
 import json
@@ -11,11 +11,24 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_checkpoints import SPECIAL, tokenizer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from pipelines.errors import InputError
+from pipelines.models.start import check_tokenizer
+from pipelines.settings.load import parse
 from pipelines.tokens import encoding as chunks
-from pipelines.tokens.encoding import ChunkCache, ChunkEncoder, LibraryEncoder, open_encoder, split
+from pipelines.tokens.encoding import (
+    NO_TOKEN,
+    ChunkCache,
+    ChunkEncoder,
+    LibraryEncoder,
+    open_encoder,
+    shortened,
+    special_ends,
+    split,
+)
 from pipelines.tokens.examples import words_of_columns
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import learn_bpe, learn_unigram, load_tokenizer, save_subwords
@@ -48,15 +61,19 @@ TEXTS = st.one_of(
 )
 
 
+BERT = {
+    "uncased": {},
+    "cased": {"lowercase": False},
+    "cased, accents stripped": {"lowercase": False, "strip_accents": True},
+    "uncased, accents kept": {"strip_accents": False},
+    "no Chinese": {"handle_chinese_chars": False},
+    "not cleaned": {"clean_text": False},
+}
+
+
 def bert(**options):
     tokenizer = load_tokenizer(default_start())
-    kept = {
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-        "lowercase": True,
-    }
-    tokenizer.normalizer = normalizers.BertNormalizer(**kept | options)
+    tokenizer.normalizer = normalizers.BertNormalizer(**options)
     return tokenizer
 
 
@@ -72,12 +89,7 @@ def subwords(folder, learn, **options):
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
     return {
-        "uncased": bert(),
-        "cased": bert(lowercase=False),
-        "cased, accents stripped": bert(lowercase=False, strip_accents=True),
-        "uncased, accents kept": bert(strip_accents=False),
-        "no Chinese": bert(handle_chinese_chars=False),
-        "not cleaned": bert(clean_text=False),
+        **{kind: bert(**options) for kind, options in BERT.items()},
         "bpe": subwords(tmp_path_factory.mktemp("bpe"), learn_bpe, lowercase=True),
         "unigram": subwords(tmp_path_factory.mktemp("unigram"), learn_unigram, lowercase=False),
     }
@@ -93,16 +105,7 @@ def encoders(tokenizers):
     }
 
 
-KINDS = (
-    "uncased",
-    "cased",
-    "cased, accents stripped",
-    "uncased, accents kept",
-    "no Chinese",
-    "not cleaned",
-    "bpe",
-    "unigram",
-)
+KINDS = ("bpe", "unigram", *BERT)
 
 
 def library_ids(tokenizer, texts, max_length):
@@ -232,47 +235,32 @@ class TestCache:
         assert asked == [b"abc", b"d", b"d", b"abc"]
 
 
-def lowercase_only(tokenizer):
-    tokenizer.normalizer = normalizers.Lowercase()
-
-
-def white_space_only(tokenizer):
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-
-
-def no_normalizer(tokenizer):
-    tokenizer.normalizer = None
-
-
-def no_last_token(tokenizer):
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", 101)]
-    )
-
-
-def token_of_normalised_text(tokenizer):
-    tokenizer.add_tokens([AddedToken("écrit dehors", normalized=True)])
-
-
-def random_merges(tokenizer):
-    pieces = {piece: number for number, piece in enumerate(["[UNK]", "a", "b", "ab"])}
-    tokenizer.model = models.BPE(pieces, [("a", "b")], unk_token="[UNK]", dropout=1.0)
+NO_LAST_TOKEN = TemplateProcessing(
+    single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", 101)]
+)
+RANDOM_MERGES = models.BPE(
+    {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")], unk_token="[UNK]", dropout=1.0
+)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("part", "value"),
     [
-        lowercase_only,
-        white_space_only,
-        no_normalizer,
-        no_last_token,
-        token_of_normalised_text,
-        random_merges,
+        ("normalizer", normalizers.Lowercase()),
+        ("normalizer", None),
+        ("pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        ("post_processor", NO_LAST_TOKEN),
+        ("model", RANDOM_MERGES),
+        (None, AddedToken("écrit dehors", normalized=True)),
     ],
+    ids=["lower case alone", "no normaliser", "white space", "no last token", "merges", "token"],
 )
-def test_other_tokenizers_are_left_to_the_library(change):
+def test_other_tokenizers_are_left_to_the_library(part, value):
     tokenizer = bert()
-    change(tokenizer)
+    if part is None:
+        tokenizer.add_tokens([value])
+    else:
+        setattr(tokenizer, part, value)
     encoder = open_encoder(tokenizer, 64)
     assert isinstance(encoder, LibraryEncoder)
     texts = ["ab Écrit, DEHORS!", None, ""]
@@ -286,3 +274,55 @@ def test_a_token_added_to_the_vocabulary_is_found_in_a_text():
     encoder = open_encoder(tokenizer, 16)
     assert isinstance(encoder, ChunkEncoder)
     assert_same(encoder, tokenizer, ["These are two words.", "two", "words two words", None], 16)
+
+
+ENDED = ["one two three four five six seven eight nine ten", "one", "", None, "</s> one <s> two"]
+ENDS = [
+    ((), ()),
+    (("<s>",), ()),
+    ((), ("</s>",)),
+    (("<s>",), ("</s>",)),
+    (("<s>", "<unk>"), ("</s>", "</s>")),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), ENDS)
+def test_ends_are_counted(before, after):
+    assert special_ends(tokenizer_of(before, after)) == (len(before), len(after))
+
+
+@pytest.mark.parametrize("most", [5, 8, 64])
+@pytest.mark.parametrize(("before", "after"), ENDS)
+def test_texts_are_cut_as_the_library_cuts_them(before, after, most):
+    tokenizer = tokenizer_of(before, after)
+    found = library_ids(tokenizer, ENDED, most)
+    expected = [None if ids is None else ids or [NO_TOKEN] for ids in found]
+    texts = pa.array(ENDED, pa.string())
+    assert ids_of(open_encoder(tokenizer, most).encode(texts).ids) == expected
+    whole = open_encoder(tokenizer, 1000).encode(texts).ids
+    assert ids_of(shortened(whole, most, len(after))[0]) == expected
+
+
+def test_a_vocabulary_without_the_letter_a_is_asked_for_another():
+    tokenizer = Tokenizer(models.BPE({"b": 0}, []))
+    assert special_ends(tokenizer) == (0, 0)
+
+
+def test_one_that_knows_no_text_is_refused(tmp_path):
+    Tokenizer(models.BPE({}, [])).save(str(tmp_path / "tokenizer.json"))
+    config = parse({"encoder": {"start": "random"}, "tokens": {"vocabulary": str(tmp_path)}})
+    with pytest.raises(InputError, match=r"^tokens\.vocabulary: .*makes no token of any text"):
+        check_tokenizer(config)
+
+
+@pytest.mark.parametrize("kind", ["bert", "static"])
+def test_only_what_leaves_the_ends_out_needs_one_at_either_end(tmp_path, kind):
+    tokenizer_of((), ("</s>",)).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": SPECIAL[1]}))
+    encoder = {"start": "random", "kind": kind}
+    config = parse({"encoder": encoder, "tokens": {"vocabulary": str(tmp_path)}})
+    if kind == "bert":
+        assert check_tokenizer(config) == tmp_path
+        return
+    with pytest.raises(InputError, match=r"^tokens\.vocabulary: .* adds no \[CLS\] or \[SEP\]"):
+        check_tokenizer(config)

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from pipelines.errors import InputError
-from pipelines.jobs.stages import tokenise
+from pipelines.jobs.prepare import tokenise
 from pipelines.models.start import model_length
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
@@ -22,7 +21,7 @@ from pipelines.spark.parquet_parts import find_parts, read_part
 from pipelines.tokens.examples import SCHEMA as EXAMPLES
 from pipelines.tokens.stage import check_tokens, tokenise_parts
 from pipelines.tokens.start import default_start
-from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size
+from pipelines.tokens.vocabulary import vocabulary_size
 
 NASTY = [
     "",
@@ -230,14 +229,6 @@ def test_examples_with_fewer_hard_negatives_are_refused(spark, config, tmp_path)
     assert not (tmp_path / "tokens").exists()
 
 
-def test_a_corpus_of_an_earlier_release_is_refused(spark, config, tmp_path):
-    write_corpus(tmp_path, REAL[:5])
-    (path,) = (tmp_path / "corpus" / "pairs.parquet").glob("*-abcd.parquet")
-    pq.write_table(pq.read_table(path).drop_columns(["negatives"]), path)
-    with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format"):
-        tokenise(spark, config())
-
-
 def test_the_same_corpus_gives_the_same_bytes_in_any_shares(spark, config, tmp_path, monkeypatch):
     write_corpus(tmp_path, REAL, REAL[::-1])
     summary = tokenise(spark, config())
@@ -335,26 +326,20 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("model", ["wordpiece", "bpe", "unigram"])
-def test_a_trained_vocabulary_covers_the_words(spark, config, tmp_path, model):
+def test_a_trained_vocabulary_covers_the_words_and_comes_again(spark, config, tmp_path, model):
     transformers = pytest.importorskip("transformers")
     write_corpus(tmp_path, REAL, REAL[::-1])
     sections = TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}}
     summary = tokenise(spark, config(**sections))
-    examples = read_examples(tmp_path)
+    examples, first = read_examples(tmp_path), files_of(tmp_path / "tokens")
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "tokens/tokenizer"))
     assert loaded(REAL, truncation=True)["input_ids"] == ids_of(examples["anchor"])
     assert summary.vocabulary == len(loaded) <= 400
     assert not any(loaded.unk_token_id in ids for ids in ids_of(examples["anchor"]))
-
-
-@pytest.mark.parametrize("model", ["wordpiece", "bpe"])
-def test_a_trained_vocabulary_is_the_same_again(spark, config, tmp_path, model):
-    write_corpus(tmp_path, REAL, REAL[::-1])
-    trained = config(**TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}})
-    summary = tokenise(spark, trained)
-    first = files_of(tmp_path / "tokens")
-    assert tokenise(spark, trained) == summary
-    assert files_of(tmp_path / "tokens") == first
+    # Not promised of unigrams.
+    if model != "unigram":
+        assert tokenise(spark, config(**sections)) == summary
+        assert files_of(tmp_path / "tokens") == first
 
 
 def test_a_folder_with_only_a_word_list_is_enough(spark, config, tmp_path):
@@ -386,14 +371,3 @@ def test_what_cannot_be_tokenised_is_refused_and_leaves_nothing(
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} <= {"corpus"}
-
-
-def test_static_embeddings_refuse_a_tokenizer_without_special_tokens(spark, config, tmp_path):
-    bare = load_tokenizer(default_start())
-    bare.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
-    (tmp_path / "bare").mkdir()
-    bare.save(str(tmp_path / "bare" / "tokenizer.json"))
-    write_corpus(tmp_path, REAL)
-    vocabulary, encoder = str(tmp_path / "bare"), {"start": "random", "kind": "static"}
-    with pytest.raises(InputError, match="CLS"):
-        tokenise(spark, config(tokens={"vocabulary": vocabulary}, encoder=encoder))

@@ -15,7 +15,7 @@ from test_tracking_tensorboard import events, scalars
 from pipelines.errors import InputError
 from pipelines.settings import StorageSettings, TrackingSettings
 from pipelines.tracking import check_trackers
-from pipelines.tracking import proxy as link
+from pipelines.tracking import run_tracking as link
 from pipelines.tracking.base import RunStart
 from pipelines.tracking.run_tracking import RunTracking
 
@@ -115,7 +115,7 @@ def test_a_process_that_cannot_be_ended_holds_nobody_up(tmp_path, monkeypatch, c
 
 
 def test_trackers_that_are_not_there_are_refused(monkeypatch):
-    with pytest.raises(InputError, match=r"tracking.trackers: there is no `wandb`, one of mlflow"):
+    with pytest.raises(InputError, match=r"tracking.trackers: there is no tracker `wandb`, one"):
         check_trackers(TrackingSettings(trackers=("wandb",)))
     monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'is not installed, pip install "sentence-pipelines\[ten'):

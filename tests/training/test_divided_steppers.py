@@ -2,10 +2,9 @@
 
 from functools import cache
 
-import numpy as np
 import pytest
-from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_ranks
-from steppers import KINDS, stepper
+from rank_pair import check_resumed, check_whole, one_process, train_ranks
+from steppers import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -73,20 +72,8 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize(("group", "number"), CASES, ids=str)
 def test_parts_make_the_updates_of_the_whole(found, group, number):
     _, objective, training, *kind = WAYS[group][number]
-    result, spec = found(group)[number], KINDS[kind[0] if kind else DEEP]
-    alone = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=spec)
-    expected = curve(alone, range(STEPS), 0, GRANULES)
-    exact = "precision" not in training
-    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
-    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
-    again = result["losses"][MIDDLE:]
-    np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)
-    last = alone.checkpoint(STEPS)
-    assert result["last"].weights.keys() == last.weights.keys()
-    assert result["last"].moments.keys() == last.moments.keys()
-    for name, array in last.weights.items():
-        atol = 1e-5 if exact else 1e-2
-        np.testing.assert_allclose(result["last"].weights[name], array, atol=atol, err_msg=name)
+    alone = one_process(objective, training, KINDS[kind[0] if kind else DEEP])
+    check_whole(found(group)[number], alone, exact="precision" not in training)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +81,5 @@ def test_parts_make_the_updates_of_the_whole(found, group, number):
     [("two", 6), *(pytest.param("four", way, marks=MATRIX) for way in (4, 6))],
 )
 def test_one_process_goes_on_from_their_checkpoint(found, group, number):
-    _, objective, training = WAYS[group][number]
-    last = found(group)[number]["last"]
-    whole = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=KINDS[DEEP])
-    curve(whole, range(STEPS), 0, GRANULES)
-    resumed = stepper(
-        "torch", objective, TRAINING | {"workers": 1} | training, checkpoint=last, spec=KINDS[DEEP]
-    )
-    steps = range(STEPS, STEPS + 2)
-    np.testing.assert_allclose(
-        curve(resumed, steps, 0, GRANULES), curve(whole, steps, 0, GRANULES), rtol=1e-5
-    )
+    _, *way = WAYS[group][number]
+    check_resumed(found(group)[number]["last"], way, KINDS[DEEP])

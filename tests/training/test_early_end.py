@@ -1,14 +1,15 @@
 """A training ends at a checkpoint before its last step when the driver has asked for it."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planned_runs import make_run, make_task
+from planned_runs import make_run
 
 from pipelines.runs.model_choice import ask_to_end
-from pipelines.training.loop import EarlyEnd
+from pipelines.training.loop import ends_early
 
 PATIENCE = {
     "training": {"workers": 2, "granules_per_step": 2, "patience": 1, "checkpoint_every": 3}
@@ -30,26 +31,26 @@ def end(run, rank, others=0):
         asked.append(int(own[0]))
         return np.array([*own, others])
 
-    return EarlyEnd(make_task(run, rank), SimpleNamespace(rank=rank, all_gather=all_gather)), asked
+    return partial(ends_early, run, SimpleNamespace(rank=rank, all_gather=all_gather)), asked
 
 
 def test_one_worker_looks_and_all_hear_of_it(tmp_path):
     run = impatient_run(tmp_path)
     first, asked = end(run, 0)
-    assert [first.is_at(step) for step in (2, 3, 4, 6)] == [False] * 4
+    assert [first(step) for step in (2, 3, 4, 6)] == [False] * 4
     assert asked == [0, 0], "at checkpoints alone"
     ask_to_end(tmp_path)
-    assert not first.is_at(7)
-    assert first.is_at(9)
+    assert not first(7)
+    assert first(9)
     second, asked = end(run, 1, others=1)
-    assert second.is_at(3)
+    assert second(3)
     assert asked == [0]
 
 
 def test_without_patience_nobody_is_asked(tmp_path):
     ask_to_end(tmp_path)
     each, asked = end(make_run(9, folder=tmp_path, checkpoint_every=3), 0)
-    assert not each.is_at(3)
+    assert not each(3)
     assert asked == []
 
 

@@ -3,10 +3,9 @@
 from functools import cache
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
-from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_ranks
-from steppers import KINDS, stepper
+from rank_pair import check_resumed, check_whole, one_process, train_ranks
+from steppers import KINDS
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,42 +54,16 @@ def made(tmp_path_factory):
     return by
 
 
-def one_process(way, checkpoint=None):
-    _, objective, training, kind = way
-    settings = TRAINING | {"workers": 1} | training
-    return stepper("torch", objective, settings, checkpoint=checkpoint, spec=KINDS[kind])
-
-
 @pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
 def test_parts_make_the_updates_of_the_whole(made, workers, number):
-    way, result = WAYS[workers][number], made(workers)[number]
-    alone = one_process(way)
-    expected = curve(alone, range(STEPS), 0, GRANULES)
-    exact = "precision" not in way[2]
-    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
-    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
-    again = result["losses"][MIDDLE:]
-    np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)
-    last = alone.checkpoint(STEPS)
-    assert_like(result["last"].weights, last.weights, 2e-5 if exact else 1e-2)
-    assert_like(result["last"].moments, last.moments, 2e-5 if exact else 1e-2)
-
-
-def assert_like(arrays, expected, atol):
-    assert arrays.keys() == expected.keys()
-    for name, array in expected.items():
-        # Scores do not depend on it: its gradient is rounding alone, which AdamW takes for large.
-        if not name.endswith("attention.self.key.bias"):
-            np.testing.assert_allclose(arrays[name], array, rtol=1e-3, atol=atol, err_msg=name)
+    _, objective, training, kind = WAYS[workers][number]
+    alone = one_process(objective, training, KINDS[kind])
+    # Scores do not depend on it: its gradient is rounding alone, which AdamW takes for large.
+    spared = "attention.self.key.bias"
+    exact = "precision" not in training
+    check_whole(made(workers)[number], alone, exact=exact, rtol=1e-3, spared=spared)
 
 
 def test_one_process_goes_on_from_their_checkpoint(made):
-    way, last = WAYS[4][4], made(4)[4]["last"]
-    whole = one_process(way)
-    curve(whole, range(STEPS), 0, GRANULES)
-    steps = range(STEPS, STEPS + 2)
-    np.testing.assert_allclose(
-        curve(one_process(way, last), steps, 0, GRANULES),
-        curve(whole, steps, 0, GRANULES),
-        rtol=1e-5,
-    )
+    _, *way, kind = WAYS[4][4]
+    check_resumed(made(4)[4]["last"], way, KINDS[kind])

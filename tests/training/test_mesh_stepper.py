@@ -45,13 +45,14 @@ def train(made, first, last, replica=0, replicas=1):
 
 def work_as(rank, members, ports, answer):
     """A worker of a mesh; in a process of its own."""
-    from pipelines.engines.mesh.cluster import RingCollectives, _Place, _server
+    from pipelines.engines.mesh.cluster import MeshRing, _Place, _server
     from pipelines.engines.mesh.stepper import MeshStepper
     from pipelines.training.collectives.ring import Ring
 
     placement = Placement(replicas=len(ports) // members, members=members)
     config = parse({"training": TRAINING | {"workers": len(ports), "model_parallel": members}})
     run = SimpleNamespace(config=config, sides=PAIR, special_ids=IDS)
+    run.by_source = (run,)
     place = placement.place(rank)
     task = SimpleNamespace(run=run, rank=rank, placement=placement, place=place)
     with ExitStack() as stack:
@@ -59,7 +60,7 @@ def work_as(rank, members, ports, answer):
         ring = stack.enter_context(Ring(rank, addresses, "t" * TOKEN_BYTES))
         target = _server(task, [_Place("127.0.0.1", *both, None) for both in ports])
         ring.join(SECONDS, SECONDS)
-        made = MeshStepper(task, start(), RingCollectives(ring, target))
+        made = MeshStepper(task, start(), MeshRing(ring, target))
         found = train(made, 0, STEPS, place.replica, placement.replicas)
         answer.put((rank, found))
         # The others' servers are needed until the chief has its checkpoint.

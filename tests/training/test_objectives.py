@@ -56,6 +56,8 @@ def mixture(framework):
         SimpleNamespace(config=one, sides=sides)
         for one, sides in zip(config.by_source(), SIDES, strict=True)
     )
+    for one in alone:
+        one.by_source = (one,)
     return SimpleNamespace(config=config, by_source=alone)
 
 

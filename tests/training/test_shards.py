@@ -23,8 +23,7 @@ from pipelines.training.parameter_server.client import (
     shard,
     shard_shapes,
 )
-from pipelines.training.parameter_server.connections import ParameterServer
-from pipelines.training.parameter_server.updates import SharedParameters
+from pipelines.training.parameter_server.server import ParameterServer, SharedParameters
 from pipelines.training.steppers.adamw import AdamW
 
 TOKEN = "7" * 64

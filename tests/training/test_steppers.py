@@ -1,7 +1,5 @@
 """What every framework's stepper promises: updates, clipping, checkpoints, negatives of a step."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +17,13 @@ from steppers import (
     work,
 )
 from steppers import stepper as make_stepper
+from thread_pair import run_both
 
 from pipelines.lanes.files import Granule, Side
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
-    Checkpoint,
     checkpoint_steps,
     load_checkpoint,
-    newest_checkpoint,
     save_checkpoint,
 )
 from pipelines.training.steppers.adamw import AdamW
@@ -172,63 +169,19 @@ def test_a_teacher_tells_other_false_negatives_than_the_model(stepper):
     assert len({round(loss, 4) for loss in losses}) == 3
 
 
-class Meeting:
-    """Two workers of one process, each in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.parts = {}
-        self.barrier = threading.Barrier(2, timeout=60)
-
-
-class OneOfTwo:
-    """The exchange of one of them."""
-
-    workers = 2
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank = rank
-        self._meeting = meeting
-
-    def all_gather(self, tensor):
-        return like(tensor, np.concatenate(self._everybodys(tensor)))
-
-    def reduce_scatter(self, tensor):
-        return like(tensor, np.split(sum(self._everybodys(tensor)), 2)[self.rank])
-
-    def _everybodys(self, tensor):
-        meeting = self._meeting
-        meeting.parts[self.rank] = tensor
-        meeting.barrier.wait()
-        parts = [np.asarray(meeting.parts[rank]) for rank in (0, 1)]
-        meeting.barrier.wait()
-        return parts
-
-
-def like(tensor, array):
-    """The array as a tensor of the same framework."""
-    if isinstance(tensor, np.ndarray):
-        return array
-    if type(tensor).__module__.startswith("torch"):
-        return tensor.new_tensor(array)
-    import tensorflow as tf
-
-    return tf.constant(array)
-
-
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
 @PLAIN_OR_EVERYTHING
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
     objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
-    meeting = Meeting()
 
-    def part(rank):
-        each = stepper(objective, training, collectives=OneOfTwo(rank, meeting), sides=sides)
-        return each.gradients(work(0, *granules[2 * rank : 2 * rank + 2]), start)
+    def part(collectives):
+        each = stepper(objective, training, collectives=collectives, sides=sides)
+        own = granules[2 * collectives.rank :][:2]
+        return each.gradients(work(0, *own), start)
 
-    with ThreadPoolExecutor(2) as pool:
-        (loss, first), (other_loss, second) = pool.map(part, (0, 1))
+    ((loss, first), (other_loss, second)), _ = run_both(part)
     alone = stepper(objective, training, sides=sides)
     expected_loss, expected = alone.gradients(work(0, *granules), start)
     # Each worker has the loss of its own anchors.
@@ -278,14 +231,6 @@ def test_a_state_without_numbers_is_not_kept_though_its_loss_is_one(stepper, tmp
     with pytest.raises(FloatingPointError, match=r"after step 0 the weight .*lower training"):
         save_checkpoint(tmp_path, made.checkpoint(1), keep=2)
     assert checkpoint_steps(tmp_path) == []
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
-    for step in (0, 5, 10, 15):
-        checkpoint = Checkpoint(step, SPEC, random_weights(SPEC, 3), {})
-        save_checkpoint(tmp_path, checkpoint, keep=2)
-    assert checkpoint_steps(tmp_path) == [10, 15]
-    assert newest_checkpoint(tmp_path) == 15
 
 
 def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: Path):

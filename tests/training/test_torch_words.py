@@ -1,51 +1,15 @@
 """Of the words' gradient only rows that a worker touched travel; the mean is the same."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 from steppers import SPEC, STATIC, granule, stepper, work
+from thread_pair import OneOfTwo, run_both
 from torch.nn.functional import embedding
 
 from pipelines.models.weights import WORDS
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.steppers.torch import WordGradient
-
-
-class Pair:
-    """Two workers of one process, each in a thread of its own; counts what they average."""
-
-    def __init__(self) -> None:
-        self.parts = {}
-        self.barrier = threading.Barrier(2, timeout=60)
-        self.averaged = []
-
-    def everybodys(self, rank, value):
-        self.parts[rank] = value
-        self.barrier.wait()
-        parts = [self.parts[0], self.parts[1]]
-        self.barrier.wait()
-        return parts
-
-
-class OneOfTwo:
-    workers = 2
-
-    def __init__(self, rank: int, pair: Pair) -> None:
-        self.rank = rank
-        self._pair = pair
-
-    def all_reduce_mean(self, tensors):
-        own = [tensor.clone() for tensor in tensors]
-        one, other = self._pair.everybodys(self.rank, own)
-        if self.rank == 0:
-            self._pair.averaged.append([tuple(tensor.shape) for tensor in own])
-        return [(a + b).div_(2) for a, b in zip(one, other, strict=True)]
-
-    def all_gather(self, tensor):
-        return np.concatenate(self._pair.everybodys(self.rank, tensor))
 
 
 class Dense(OneOfTwo):
@@ -57,22 +21,21 @@ class Dense(OneOfTwo):
 
 def train_ranks(kind, spec, objective, steps=4):
     """Losses and last state of rank 0, and the shapes that were averaged."""
-    pair = Pair()
 
-    def worker(rank):
-        each = stepper("torch", objective, collectives=kind(rank, pair), spec=spec)
+    def worker(collectives):
+        each = stepper("torch", objective, collectives=collectives, spec=spec)
+        firsts = [4 * i + 2 * collectives.rank for i in range(steps)]
         losses = [
-            each.step(work(i, granule(4 * i + 2 * rank), granule(4 * i + 2 * rank + 1)), 1e-2)
-            for i in range(steps)
+            each.step(work(i, granule(first), granule(first + 1)), 1e-2)
+            for i, first in enumerate(firsts)
         ]
         return losses, each.checkpoint(steps)
 
-    with ThreadPoolExecutor(2) as pool:
-        (losses, last), (other_losses, other) = pool.map(worker, (0, 1))
+    ((losses, last), (other_losses, other)), meeting = run_both(worker, kind)
     assert losses == other_losses
     for name, value in last.weights.items():
         np.testing.assert_array_equal(other.weights[name], value, err_msg=name)
-    return losses, last, pair.averaged
+    return losses, last, meeting.averaged
 
 
 @pytest.mark.parametrize("spec", [SPEC, STATIC], ids=lambda spec: spec.kind)

@@ -1,12 +1,17 @@
-"""Members of a stage find out when they do not hold the same."""
+"""What a worker holds of a state that several hold together, and how they see that they differ."""
 
 import multiprocessing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from steppers import SPEC, start_weights
 
+from pipelines.models.arrays import LazyArrays, shapes_of
+from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
+from pipelines.settings.training import Placement
+from pipelines.training.steppers.model_parallel import OwnPart, check_members, worker_groups
 
 WORKERS = 4
 SETTINGS = {"framework": "torch", "engine": "torch", "model_parallel": 2, "granules_per_step": 4}
@@ -16,9 +21,6 @@ def _checked(folder, rank, differs):
     """What one worker of two replicas says of its state, in a process of its own."""
     import torch
     import torch.distributed as processes
-
-    from pipelines.runs.checkpoint import Checkpoint
-    from pipelines.training.steppers.model_parallel import check_members, worker_groups
 
     processes.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORKERS
@@ -73,3 +75,26 @@ def test_members_compare_the_weights_and_gradients_that_are_not_divided(tmp_path
         assert all(error.startswith(apart) for (error,) in errors[2:])
     else:
         assert errors[2:] == [[], []]
+
+
+def test_no_array_is_read_before_it_is_asked_for():
+    weights, read = start_weights(SPEC), []
+
+    def noted(name):
+        read.append(name)
+        return weights[name]
+
+    placement = Placement(replicas=2, members=2)
+    task = SimpleNamespace(placement=placement, place=placement.place(3))
+    whole = Checkpoint(0, SPEC, LazyArrays(shapes_of(weights), noted), {})
+    own = OwnPart(task, whole)
+    part = own.of(whole).weights
+    assert list(part) == list(weights)
+    shapes = shapes_of(part)
+    assert read == []
+    for name, array in part.items():
+        axis = own.axes.get(name)
+        expected = weights[name] if axis is None else np.array_split(weights[name], 2, axis)[1]
+        assert read.pop() == name
+        assert shapes[name] == array.shape
+        np.testing.assert_array_equal(array, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 from mining_cases import bytes_of, rows_of
 
-from pipelines import workflow
+import pipelines
 from pipelines.corpus.stage import prepare_corpus
 from pipelines.files.locations import location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -22,7 +22,7 @@ def test_prepared_pairs_become_triplets(spark, prepared, small_model, tmp_path) 
             "embedding": {"precision": "fp32"},
         }
     )
-    summary = workflow.mine(config)
+    summary = pipelines.mine(config)
     pairs = pq.read_table(PreparedFolder.of(config).corpus.pairs).to_pylist()
     assert summary.read == len(pairs) == summary.rows + summary.repeated + summary.short
     assert summary.of_own_group == 0.0
@@ -63,11 +63,14 @@ def test_pairs_and_negatives_lie_in_a_store(
     }
     stores = s3_bucket.options.model_copy(update={"cache_folder": str(tmp_path / "cache")})
     config = mining_job(**places).model_copy(update={"storage": stores})
-    summary = workflow.mine(config)
+    summary = pipelines.mine(config)
     folder = current(location(config.mining.output, stores))
     assert summary.folder == str(folder)
     files = {file.name: file.read_bytes() for file in folder.glob("part-*.parquet")}
     assert files == bytes_of(mined.folder)
     names = {path.name for path in folder.iterdir()} - set(files)
     assert names == {"_manifest.json", "_mining.json"}
-    assert workflow.mine(config).searched == 0
+    assert pipelines.mine(config).searched == 0
+    places["output"] += "-by-index"
+    indexed = mining_job(**places, search="index").model_copy(update={"storage": stores})
+    assert pipelines.mine(indexed).searched == summary.searched

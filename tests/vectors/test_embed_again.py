@@ -6,29 +6,17 @@ import shutil
 import threading
 from contextvars import Context
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import workflow
+import pipelines
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files import storage
+from pipelines.files.begun import lock_file, next_folder
 from pipelines.files.locks import held
 from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.store import open_table
-from pipelines.vectors.table_job import (
-    ATTEMPTS,
-    MANIFEST_FILE,
-    PLAN_FILE,
-    STAGED,
-    lock_file,
-    next_folder,
-)
-
-
-def bytes_of(folder) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+from pipelines.vectors.table_job import ATTEMPTS, MANIFEST_FILE, PLAN_FILE, STAGED
 
 
 def unfinished(folder) -> None:
@@ -38,30 +26,6 @@ def unfinished(folder) -> None:
     third.unlink()
     (folder / ATTEMPTS / "dead").mkdir(parents=True)
     (folder / ATTEMPTS / "dead" / f"{third.stem}.1").write_bytes(b"PAR1 and then nothing")
-
-
-def test_an_overwrite_that_is_refused_changes_nothing(spark, job, tmp_path) -> None:
-    embed_table(spark, job())
-    before = bytes_of(tmp_path / "table")
-    broken, empty = tmp_path / "broken.jsonl", tmp_path / "empty.parquet"
-    broken.write_text('{"text": "a"}\n{"text": \n')
-    pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
-    cases = [
-        {"inputs": [str(broken)], "format": "jsonl"},
-        {"inputs": [str(empty)]},
-        {"inputs": [str(tmp_path / "absent")]},
-        {"inputs": ["no_such_table"], "format": "table"},
-        {"text_column": "body"},
-        {"output_column": "id"},
-    ]
-    for settings in cases:
-        with pytest.raises(InputError):
-            embed_table(spark, job(overwrite=True, **settings))
-        assert bytes_of(tmp_path / "table") == before
-    assert {path.name for path in tmp_path.iterdir()} == {"table", broken.name, empty.name}
-    (tmp_path / "link").symlink_to(tmp_path / "table")
-    with pytest.raises(InputError, match=r"^embedding.output: .*link is a link, name .*table"):
-        embed_table(spark, job(overwrite=True, output=str(tmp_path / "link")))
 
 
 def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job, tmp_path) -> None:
@@ -97,10 +61,10 @@ def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) ->
         }
     )
     with pytest.raises(NothingNew, match=r"^run.only_new: .*table has been made of the same"):
-        workflow.embed(config)
+        pipelines.embed(config)
     (tmp_path / "served" / "current").unlink()
     with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
-        workflow.embed(config)
+        pipelines.embed(config)
     unfinished(tmp_path / "table")
     assert not EmbeddingJob.of(job()).is_up_to_date()
 

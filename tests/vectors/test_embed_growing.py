@@ -10,11 +10,12 @@ from embedding_rounds import embed_here
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.begun import next_folder
 from pipelines.vectors.embed import embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, search_index
 from pipelines.vectors.store import open_table
-from pipelines.vectors.table_job import MANIFEST_FILE, next_folder
+from pipelines.vectors.table_job import MANIFEST_FILE
 
 
 @pytest.fixture

@@ -124,8 +124,9 @@ def test_other_settings_or_inputs_are_refused(
     assert embed_table(spark, job(inputs=[str(copy)], overwrite=True)).embedded == 21
 
 
-@pytest.mark.parametrize("quantise", ["none", "int8"])
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "text"])
+@pytest.mark.parametrize(
+    ("kind", "quantise"), [("csv", "none"), ("jsonl", "int8"), ("text", "none")]
+)
 def test_other_formats(spark, job, tmp_path, lines, kind, quantise) -> None:
     frame = pd.DataFrame({"text": ["one, two", 'a "quoted" text', *lines[:8]], "n": range(10)})
     path = tmp_path / f"input.{'txt' if kind == 'text' else kind}"
@@ -161,7 +162,7 @@ def test_a_table_of_the_session(spark, job, small_model, tmp_path, lines) -> Non
     assert table.column("embedding").null_count == 1
 
 
-def test_what_cannot_be_read_is_refused_and_leaves_nothing(spark, job, tmp_path) -> None:
+def test_what_cannot_be_read_is_refused_and_changes_nothing(spark, job, tmp_path) -> None:
     fake = tmp_path / "fake.parquet"
     fake.write_text("just text\n")
     broken = tmp_path / "broken.jsonl"
@@ -180,17 +181,32 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(spark, job, tmp_path)
         ({"text_column": "tags"}, "embedding.text_column: `tags` of .* holds no text"),
         ({"output_column": "id"}, "embedding.output_column: .* has a column `id`"),
     ]
+    table = tmp_path / "table"
     for settings, message in cases:
         with pytest.raises(InputError, match=f"^{message}"):
             embed_table(spark, job(**settings))
         if "format" not in settings and "hold no rows" not in message:
             with pytest.raises(InputError, match=f"^{message}"):
                 EmbeddingJob.of(job(**settings)).check()
-        assert not (tmp_path / "table").exists()
-    (tmp_path / "table").mkdir()
-    (tmp_path / "table" / "letter.txt").write_text("mine")
+        assert not table.exists()
+    table.mkdir()
+    (table / "letter.txt").write_text("mine")
     with pytest.raises(InputError, match=r"^embedding.output: .* holds other files"):
         embed_table(spark, job(overwrite=True))
+    shutil.rmtree(table)
+    # Nor does an overwrite that is refused.
+    embed_table(spark, job())
+    before = {path: path.read_bytes() for path in table.iterdir()}
+    for settings, message in cases:
+        with pytest.raises(InputError, match=f"^{message}"):
+            embed_table(spark, job(overwrite=True, **settings))
+        assert {path: path.read_bytes() for path in table.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("table", fake.name, broken.name, empty.name)
+    }
+    (tmp_path / "link").symlink_to(table)
+    with pytest.raises(InputError, match=r"^embedding.output: .*link is a link, name .*table"):
+        embed_table(spark, job(overwrite=True, output=str(tmp_path / "link")))
 
 
 def test_what_the_user_has_put_beside_a_table_stays(spark, job, tmp_path) -> None:

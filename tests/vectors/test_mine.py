@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from mining_cases import bytes_of, rows_of
 
-from pipelines import workflow
+import pipelines
 from pipelines.cli import main
 from pipelines.corpus.unit_rows import add_deleted_keys
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.begun import next_folder
 from pipelines.files.prepared_folder import PreparedFolder, StageRecord
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
 from pipelines.vectors.mining_inputs import check_sources, read_pairs
 from pipelines.vectors.mining_texts import STAGED_FILE
-from pipelines.vectors.table_job import next_folder
 
 
 def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
@@ -115,7 +115,7 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
         with monkeypatch.context() as patched:
             patched.setattr("pipelines.vectors.mine.make_parts", dies)
             with pytest.raises(PipelineError, match="killed here"):
-                workflow.mine(config)
+                pipelines.mine(config)
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
     begun, files = next_folder(Path(config.mining.output)), bytes_of(mined.folder)
@@ -125,32 +125,32 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
     name = sorted(files)[1]
     (begun / name).write_bytes(files[name])
     with caplog.at_level(logging.INFO):
-        summary = workflow.mine(config)
+        summary = pipelines.mine(config)
     assert "going on with what" in caplog.text
     assert summary.embedded == 0
     assert 0 < summary.searched < 242
     assert bytes_of(config.mining.output) == files
-    again = workflow.mine(config)
+    again = pipelines.mine(config)
     assert (again.searched, again.rows, str(again)[:15]) == (0, summary.rows, "nothing to mine")
     # It may be killed when all is written, and before the table is in its place.
     Path(config.mining.output).rename(begun)
-    assert workflow.mine(config).searched == 0
+    assert pipelines.mine(config).searched == 0
     assert bytes_of(config.mining.output) == files
 
 
 def test_vectors_of_an_unfinished_table_serve_other_filters(spark, mining_job, tmp_path) -> None:
     with pytest.raises(InputError, match=r"^mining.negatives: no anchor has 100 documents that"):
-        workflow.mine(mining_job(negatives=100, max_score=-0.9))
+        pipelines.mine(mining_job(negatives=100, max_score=-0.9))
     assert not (tmp_path / "mined").exists()
     loose = {"same_group": True, "relative_margin": None, "choose": "random", "window": 9}
-    summary = workflow.mine(mining_job(**loose))
+    summary = pipelines.mine(mining_job(**loose))
     assert summary.embedded == 0
     assert summary.short == 0
     assert 0 < summary.of_own_group < 1
     told = r"^mining.negatives: .*mined was made with another value of it, set mining.overwrite"
     with pytest.raises(InputError, match=told):
-        workflow.mine(mining_job(**loose, negatives=1))
-    replaced = workflow.mine(mining_job(overwrite=True, relative_margin=0.9, fill="random"))
+        pipelines.mine(mining_job(**loose, negatives=1))
+    replaced = pipelines.mine(mining_job(overwrite=True, relative_margin=0.9, fill="random"))
     assert replaced.short == 0
     assert replaced.filled > 0
     for row in rows_of(replaced.folder):
@@ -176,7 +176,7 @@ def test_further_documents_prompts_and_other_formats(
     more = [{"body": quoted[n], "of": "g0" if n < 60 else None} for n in range(50, 90)]
     more.append({"body": " ", "of": "g0"})
     documents.write_text("".join(f"{json.dumps(row)}\n" for row in more))
-    summary = workflow.mine(
+    summary = pipelines.mine(
         mining_job(
             model=str(model),
             inputs=[str(pairs)],
@@ -222,7 +222,7 @@ def test_pairs_are_read_whatever_arrow_type_stores_them(spark, mining_job, tmp_p
 
 
 def test_an_index_finds_nearly_the_same(spark, mining_job, mined) -> None:
-    found = workflow.mine(mining_job(search="index"))
+    found = pipelines.mine(mining_job(search="index"))
     wanted = {(row["anchor"], row["positive"]): row for row in rows_of(mined.folder)}
     rows = rows_of(found.folder)
     same = [
@@ -237,7 +237,7 @@ def test_an_index_finds_nearly_the_same(spark, mining_job, mined) -> None:
 def test_what_cannot_be_mined_is_refused(mining_job, tmp_path, capsys, pair_file) -> None:
     def refused(**settings) -> str:
         with pytest.raises(InputError) as caught:
-            workflow.mine(mining_job(**settings))
+            pipelines.mine(mining_job(**settings))
         return str(caught.value)
 
     assert refused(model=str(tmp_path)).startswith("mining.model: ")

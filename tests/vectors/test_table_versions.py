@@ -12,11 +12,12 @@ from embedding_rounds import embed_here, write_lake
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.begun import next_folder
 from pipelines.settings.load import parse
 from pipelines.vectors.parts import RowRange
 from pipelines.vectors.plan import Plan, choose_work, publish, read_version
 from pipelines.vectors.store import open_table
-from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, next_folder
+from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE
 
 IDENTITY = {
     "embedding.model": "aa",

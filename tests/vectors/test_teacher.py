@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
-from pipelines.jobs.stages import STAGES, tokenise
+from pipelines.jobs.prepare import STAGES, tokenise
 from pipelines.lanes.files import TeacherVectors
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes

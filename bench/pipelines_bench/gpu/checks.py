@@ -128,7 +128,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="steps under dropout", function="torch_steps:under_dropout", short=True),
     Check(name="engine local", function="runs:local_engine", short=True),
     Check(name="checkpoint and resume", function="runs:resumed"),
-    *_by_argument("torchrun's agent, one rank", "ranks:under_torchrun", tuple(ALONE)),
+    *_by_argument("a worker of a task, one rank", "ranks:of_task", tuple(ALONE)),
     *_by_argument("ranks on one device", "ranks:several_ranks", tuple(SEVERAL)),
     Check(name="embedding", function="inference:embedding", short=True),
     Check(name="evaluation", function="inference:evaluation", short=True),

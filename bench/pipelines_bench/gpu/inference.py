@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.catalog import EVALUATIONS
+from pipelines.evaluation.base import Forms
+from pipelines.evaluation.rows import LocalRows
 from pipelines.models.inference.embedder import TextEmbedder, load_embedder
 from pipelines.models.spec import EncoderSpec
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, embed_batches, embedding_options
@@ -64,15 +65,11 @@ def evaluation(place: Place) -> Finding:
 
 def _figures(embedder: TextEmbedder, spec: EncoderSpec) -> dict[str, float]:
     """What the evaluations find, by their names and those of the figures."""
-
-    def rows_of(tables: Mapping[str, pa.Table], name: str) -> Iterator[pa.RecordBatch]:
-        yield from tables[name].to_batches()
-
-    figures = {}
+    figures: dict[str, float] = {}
     for name, tables in _tables(spec.vocabulary).items():
-        measure = EVALUATIONS.load(name).measure_snapshot
-        for figure, value in measure(partial(rows_of, tables), lambda: embedder).items():
-            figures[f"{name} {figure}"] = value
+        rows = {table: LocalRows(content.to_batches) for table, content in tables.items()}
+        (found,) = EVALUATIONS.load(name).measure(rows, lambda: embedder, Forms())
+        figures |= {f"{name} {figure}": value for figure, value in found.figures.items()}
     return figures
 
 
@@ -96,19 +93,18 @@ def _tables(vocabulary: int) -> Mapping[str, Mapping[str, pa.Table]]:
     documents = sentences(generator.integers(6, 40, 120).tolist(), vocabulary)
     queries = [" ".join(text.split()[1:5]) for text in documents[:40]]
     numbers = list(range(len(queries)))
-    asked = {
-        "query_id": pa.array(numbers, pa.int64()),
-        "text": queries,
-        "document_id": pa.array(numbers, pa.int64()),
-        "gain": [1.0] * len(queries),
-    }
+    ids = pa.array(numbers, pa.int64())
+    asked = {"query_id": ids, "document_id": ids, "gain": [1.0] * len(queries)}
+    texts = {"query_id": ids, "text": queries}
     held = {"document_id": pa.array(range(len(documents)), pa.int64()), "text": documents}
     pairs = {
         "text_0": documents[:80],
         "text_1": documents[40:120],
+        "pair": list(range(80)),
         "score": generator.random(80).tolist(),
     }
+    retrieval = {"asked": asked, "queries": texts, "documents": held}
     return {
-        "retrieval": {"asked": pa.table(asked), "documents": pa.table(held)},
+        "retrieval": {name: pa.table(one) for name, one in retrieval.items()},
         "similarity": {"pairs": pa.table(pairs)},
     }

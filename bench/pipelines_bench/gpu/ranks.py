@@ -28,9 +28,9 @@ MODULE = "pipelines_bench.gpu.torch_ranks"
 END_SECONDS = 20.0
 
 
-def under_torchrun(place: Place, name: str) -> Finding:
-    """A worker that is forked under torchrun's agent, and joins a group: NCCL's on a GPU."""
-    return _trained(place, "agent", ALONE[name], workers=1)
+def of_task(place: Place, name: str) -> Finding:
+    """A worker that is forked as in a task of Spark, and joins a group: NCCL's on a GPU."""
+    return _trained(place, "task", ALONE[name], workers=1)
 
 
 def several_ranks(place: Place, name: str) -> Finding:

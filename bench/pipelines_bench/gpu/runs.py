@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.engines.local import LocalEngine
-from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.files import COUNTED, LaneManifest, write_lanes
 from pipelines.lanes.plan import BatchPlan, plan_segments
-from pipelines.lanes.writer import COUNTED, write_lanes
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint

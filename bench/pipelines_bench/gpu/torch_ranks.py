@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as processes
 
-from pipelines.engines.torchrun import announce, open_listener, run_torchrun
+from pipelines.engines.barrier_engine import start_worker
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
@@ -23,7 +22,7 @@ from pipelines.training.collectives.process_group import (
     means_peer_lost,
     process_group_cleanup,
 )
-from pipelines.training.devices import worker_device
+from pipelines.training.devices import CUDA_DEVICES, worker_device
 from pipelines.training.loop import run_worker
 
 START_SECONDS = 60
@@ -36,21 +35,10 @@ def main() -> None:
     exit_without_finalization(0 if _WAYS[group](task, stepper, Path(folder)) else 1)
 
 
-def _under_agent(task: WorkerTask, stepper: str, folder: Path) -> bool:
+def _of_task(task: WorkerTask, stepper: str, folder: Path) -> bool:
     """As in a task of Spark, whose exchange of messages has one to tell here."""
-    os.environ["RANK"] = str(task.rank)
-    listener = open_listener(task)
-    announce(listener, lambda message: [message])
-    with tempfile.TemporaryDirectory() as logs:
-        arguments = [
-            f"--nnodes={task.workers}",
-            f"--node_rank={task.rank}",
-            f"--rdzv_endpoint={os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-            "--rdzv_id=0",
-            "--nproc_per_node=1",
-            f"--log_dir={logs}",
-        ]
-        run_torchrun(arguments, stepper, listener, task)
+    visible = os.environ.get(CUDA_DEVICES, "").split(",")
+    start_worker(stepper, task, [name for name in visible if name], lambda message: [message])
     return True
 
 
@@ -83,7 +71,7 @@ def _join(task: WorkerTask, folder: Path) -> GroupCollectives:
 
 
 _WAYS: dict[str, Callable[[WorkerTask, str, Path], bool]] = {
-    "agent": _under_agent,
+    "task": _of_task,
     "group": _in_group,
 }
 

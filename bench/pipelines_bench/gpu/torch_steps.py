@@ -145,7 +145,9 @@ def new_stepper(way: Way) -> tuple[TorchStepper, tuple[str, ...]]:
     own = LOSSES.load(config.objective.name).reconstruction
     sides = PAIR if own is None else PAIR[:1]
     ids = SpecialIds(special=(0, 1, 2, 3, 4), mask=4, vocabulary=VOCABULARY)
-    task: Any = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=ids))
+    run = SimpleNamespace(config=config, sides=sides, special_ids=ids)
+    run.by_source = (run,)
+    task: Any = SimpleNamespace(run=run)
     trained, frozen = split(config.encoder, random_weights(way.spec, 3), config.training.seed)
     fresh = {} if own is None else fresh_weights(own, way.spec, config.training.seed)
     checkpoint = Checkpoint(0, way.spec, {**trained, **fresh}, {}, frozen)

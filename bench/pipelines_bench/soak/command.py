@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.compare.data import prepared
+from pipelines.compare.comparison import prepared
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.progress import next_part

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines import workflow
+import pipelines
 from pipelines.settings import Config
 from pipelines.settings.load import load
 from pipelines.spark.session import spark_session, stopped_at_the_end
@@ -57,7 +57,7 @@ def train_often(
     for number in range(1, runs + 1):
         name = cases[(number - 1) % len(cases)]
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            workflow.train(case_settings(config, name, Path(folder) / "run", STEPS_OF_A_RUN))
+            pipelines.train(case_settings(config, name, Path(folder) / "run", STEPS_OF_A_RUN))
         gc.collect()
         # Spark forgets what nobody refers to when Java's garbage is collected.
         session.sparkContext._jvm.System.gc()  # type: ignore[union-attr]

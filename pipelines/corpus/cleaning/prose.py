@@ -1,25 +1,33 @@
-"""The first sentence of a text, and the prose that follows it.
+"""Prose in texts, and the reason for each part of one that is none.
 
-A text is cut into paragraphs at blank lines, and wherever something that is not prose begins
-(a list, a field, a code block). Named rules then say which paragraphs are no prose; the reading
-ends at the first section of parameters, results or examples.
+:func:`split_paragraphs` cuts a piece of a document, Markdown or a wiki's text, into paragraphs at
+blank lines. The lines between are one paragraph where they are hard-wrapped, as in Project
+Gutenberg's texts, and a paragraph each where they are not, as in WikiExtractor's output.
+
+:func:`summary_pair` finds the first sentence of a text, such as a docstring, and the prose that
+follows it. It cuts the text into blocks at blank lines, and wherever something that is not prose
+begins (a list, a field, code). It ends at the first section of parameters, results or examples.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
-from pipelines.corpus.cleaning.rules import segment
+from pipelines.corpus.cleaning.rules import segment, unescape
 
 NO_PROSE = "no prose"
 NOTHING_AFTER = "nothing after the first sentence"
+TITLE_LINE = "title line"
+
+_MIN_WORDS = 3
+_WORD = re.compile(r"[^\W\d_]+")
 
 # Only abbreviations differ between sentencex's languages; `en` cuts the others well enough.
 _LANGUAGE = "en"
-_MIN_WORDS = 3
-_MIN_LETTERS = 0.7
+_MIN_LETTERS_OF_BLOCK = 0.7
 # fmt: off
 _SECTIONS = frozenset(
     {
@@ -42,7 +50,6 @@ _FIELD = re.compile(
     r"[:@](param|type|rtype|return|returns|raise|raises|var|ivar|cvar|yield|yields|keyword|kwarg"
     r"|arg|since|meta)\w*\b|[*`]*[\w.]+[*`]* ?(\(.*\))? ?: ?(\w|\(|`|\{|$)"
 )
-_DIRECTIVE = re.compile(r"\.\.(\s|$)|:\w+:($|\s)|!!! |#[!:]|<!--|\{%")
 _HEADING = re.compile(r"#{1,6}\s|=+ .* =+$")
 _TABLE = re.compile(r"\|.*\||\+[-=+]{3,}|[=-]{3,}\s+[=-]{3,}|[┌├└│╞]")
 _CODE = re.compile(
@@ -50,56 +57,95 @@ _CODE = re.compile(
     r"|return \S+$|[\w.\[\], ]+ [-+*/|&]?= \S|@\w|\$ |% |<\/?\w[^>]*>$|[{}\[\]();]+$|.*[;{]$"
 )
 _LINK = re.compile(r"(see |cf\.? |from )?<?\w+://\S+$", re.IGNORECASE)
-_WORD = re.compile(r"[^\W\d_]+")
 _FENCE = re.compile(r"(```|~~~)")
 _LIST_START = re.compile(r">>> ?|\.\. |:\w[^:`]*:(?!`)|@\w+ ")
 
+# A role (`:class:`) is read once, from where its run of letters and colons begins, and what stands
+# in the run before it is put back.
+_ROLE = r"(?<![\w:+-])([\w+-]*+):[\w:+-]{2,}+(?<=:)"
+_INLINE_MARKUP: Sequence[tuple[re.Pattern[str], str]] = (
+    # :class:`Title <target>` and `Title <target>`_, then :meth:`~a.b.c`, then ``code``.
+    (re.compile(rf"(?:{_ROLE})?`([^`<>]*[^`<>\s])\s*<[^`<>]+>`_{{0,2}}"), r"\1\2"),
+    (re.compile(rf"{_ROLE}`~(?:[\w.]*\.)?(\w+)`"), r"\1\2"),
+    (re.compile(rf"{_ROLE}`!?([^`]*)`"), r"\1\2"),
+    (re.compile(r"``?([^`]+)``?_{0,2}"), r"\1"),
+    # ![picture](target) and [title](target).
+    (re.compile(r"!?\[([^\[\]]+)\]\([^()\s]*\)"), r"\1"),
+    # Emphasis: **word**, *word*.
+    (re.compile(r"(?<![\w*])(\*{1,2})(?=\S)([^*]+?)(?<=\S)\1(?![\w*])"), r"\2"),
+    # Footnote references: [1]_.
+    (re.compile(r"(?<!\s)\s*\[#?\w+\]_"), ""),
+)
 
-@dataclass(frozen=True)
-class SummaryPair:
-    """A sentence and what follows it, or the reason why there are none.
+# For paragraphs.
+_WIDEST = 120  # characters; lines that are longer were not wrapped by hand
+_WRAPPED_SHARE = 0.8
+_ENDED_SHARE = 0.5
+_SENTENCE_ENDS = (".", "!", "?", ":", "\u3002")
+_HEADING_WORDS = 5
+_LONGEST_HEADING = 80
+_LONGEST_BOILERPLATE = 400
+_MIN_LETTERS_OF_PARAGRAPH = 0.6
+_LOOKED_AT = 200
 
-    Attributes:
-        sentence: The first sentence of the text.
-        paragraph: The prose after it.
-        reason: Null where there are both.
-    """
+_BLANK_LINE = re.compile(r"\n[ ]*\n\s*")
+# ASCII, with a blank for all that is in no word: split, that is several times as fast.
+_ONLY_LETTERS = bytes(byte if chr(byte) in string.ascii_letters else 0x20 for byte in range(256))
+_NUMBERED = re.compile(
+    r"(chapter|book|part|act|scene|canto|volume|section|appendix|letter|stave)\b"
+    r"[\s.:]*([ivxlcdm]+|\d+|one|two|three|four|five|six|seven|eight|nine|ten|the \w+)\b",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|^[|!]|\|-|\|\||__[A-Z]{3,}__|\b(style|colspan|rowspan)\s*="
+)
+_BOILERPLATE = re.compile(
+    r"project gutenberg(™|-tm|'s| ebook| e-?text| license| literary)|\be-?text prepared by"
+    r"|transcriber.?s? note|all rights reserved|copyright (©|\(c\)|\d{4})|©\s*\d{4}"
+    r"|terms of (use|service)|privacy policy|(accept|consent|use).{0,40}\bcookies\b"
+    r"|\bcookies?\b.{0,40}\b(accept|consent|policy|browser)|click here"
+    r"|subscribe (to our|now)|sign up (for our|now)|^(jump|skip) to (content|navigation|main)"
+    r"|^retrieved from|^category:|^page \d+( of \d+)?\.?$"
+    r"|^advertisement\.?$|^(the )?end\.?$|^finis\.?$"
+)
+# A text without any of these cannot match; looking for them is much cheaper.
+_BOILERPLATE_SIGNS = (
+    "gutenberg", "text prepared", "transcriber", "rights reserved", "copyright", "©", "terms of",
+    "privacy policy", "cookie", "click here", "subscribe", "sign up", " to content",
+    " to navigation", " to main", "retrieved from", "category:", "page ", "advertisement", "end",
+    "finis",
+)  # fmt: skip
+_SIGNS = "[(<&*_\\>\uff08"
+_MARKUP_SIGNS = "{}[]|!_="
+# None of these looks past the next mark of its kind: a line may be megabytes of them.
+_REFERENCE = re.compile(r"<ref\b[^<>]*?(/>|>[^<]*</ref>)", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-zA-Z][\w-]*(\s[^<>]*)?/?>|<!--[^<]*?-->")
+_WIKI_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
+_EMPTY_BRACKETS = re.compile(r"[(\uff08\[][\s,;:\u2013-]*[)\uff09\]]")
+_EMPHASIS = re.compile(r"(?<![\w*_])(\*{1,3}|_{1,3})(?=\S)([^*_\n]+?)(?<=\S)\1(?![\w*_])")
+_MARKDOWN_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\s]*(?: \"[^\"]*\")?\)")
+_ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+\-.!>~|])")
 
-    sentence: str | None
-    paragraph: str | None
-    reason: str | None
+
+Block = Sequence[str]
+"""Lines as they were written, one at least."""
 
 
-Paragraph = Sequence[str]
+def _begins(pattern: str) -> Callable[[Block], bool]:
+    """Return a rule for the beginning of a block, without its indentation."""
+    match = re.compile(pattern).match
+    return lambda lines: match(lines[0].lstrip()) is not None
 
 
-def _is_doctest(lines: Paragraph) -> bool:
-    return lines[0].lstrip().startswith((">>>", "... ", "In ["))
-
-
-def _is_indented(lines: Paragraph) -> bool:
-    return lines[0].startswith("  ")
-
-
-def _is_directive(lines: Paragraph) -> bool:
-    return _DIRECTIVE.match(lines[0].lstrip()) is not None
-
-
-def _is_list(lines: Paragraph) -> bool:
-    return _BULLET.match(lines[0].lstrip()) is not None
-
-
-def _is_field(lines: Paragraph) -> bool:
+def _is_field(lines: Block) -> bool:
     # `Note: this is prose` begins with a capital; `axis : int` is followed by indented text.
-    matches = _FIELD.match(lines[0].lstrip()) is not None
-    return matches and (lines[0].lstrip()[0] in ":@" or any(map(_is_deeper, lines[1:])))
+    first = lines[0].lstrip()
+    return _FIELD.match(first) is not None and (
+        first[0] in ":@" or any(line.startswith("  ") for line in lines[1:])
+    )
 
 
-def _is_deeper(line: str) -> bool:
-    return line.startswith("  ")
-
-
-def _is_heading(lines: Paragraph) -> bool:
+def _is_heading(lines: Block) -> bool:
     return (
         _HEADING.match(lines[0]) is not None
         or _UNDERLINE.fullmatch(lines[0]) is not None
@@ -107,25 +153,25 @@ def _is_heading(lines: Paragraph) -> bool:
     )
 
 
-def _is_table(lines: Paragraph) -> bool:
+def _is_table(lines: Block) -> bool:
     return any(_TABLE.match(line.lstrip()) for line in lines)
 
 
-def _is_code(lines: Paragraph) -> bool:
+def _is_code(lines: Block) -> bool:
     if _FENCE.match(lines[0].lstrip()):
         return True
     return _CODE.match(lines[0].strip()) is not None and _CODE.match(lines[-1].strip()) is not None
 
 
-def _is_link(lines: Paragraph) -> bool:
+def _is_link(lines: Block) -> bool:
     return _LINK.match(" ".join(lines).strip()) is not None
 
 
-def _has_few_words(lines: Paragraph) -> bool:
+def _has_few_words(lines: Block) -> bool:
     text = "".join(lines)
     letters = sum(map(len, _WORD.findall(text)))
     visible = len("".join(text.split()))
-    return letters < _MIN_LETTERS * visible or not _is_wordy(" ".join(lines))
+    return letters < _MIN_LETTERS_OF_BLOCK * visible or not _is_wordy(" ".join(lines))
 
 
 def _is_wordy(text: str) -> bool:
@@ -134,10 +180,11 @@ def _is_wordy(text: str) -> bool:
     return len(words) >= _MIN_WORDS or any(ord(word[0]) > 0x2E7F for word in words)
 
 
-NOT_PROSE: Mapping[str, Callable[[Paragraph], bool]] = {
-    "doctest": _is_doctest,
-    "indented": _is_indented,
-    "directive": _is_directive,
+_is_list = _begins(_BULLET.pattern)
+NOT_PROSE: Mapping[str, Callable[[Block], bool]] = {
+    "doctest": _begins(r">>>|\.\.\. |In \["),
+    "indented": lambda lines: lines[0].startswith("  "),
+    "directive": _begins(r"\.\.(\s|$)|:\w+:($|\s)|!!! |#[!:]|<!--|\{%"),
     "heading": _is_heading,
     "list": _is_list,
     "field": _is_field,
@@ -146,40 +193,45 @@ NOT_PROSE: Mapping[str, Callable[[Paragraph], bool]] = {
     "link": _is_link,
     "few words": _has_few_words,
 }
-"""Name of a rule to whether it finds that a paragraph is no prose."""
+"""Name of a rule to whether it finds that a block is no prose."""
 
 
-def not_prose(paragraph: Paragraph) -> str | None:
-    """The first rule of :data:`NOT_PROSE` that a paragraph breaks, or None."""
-    return next((name for name, rule in NOT_PROSE.items() if rule(paragraph)), None)
+def not_prose(block: Block) -> str | None:
+    """Return the first rule of :data:`NOT_PROSE` that a block breaks, or None."""
+    return next((name for name, rule in NOT_PROSE.items() if rule(block)), None)
 
 
-def summary_pair(text: str) -> SummaryPair:
-    """The first sentence, with the rest of its paragraph or else the next prose.
+def summary_pair(text: str) -> tuple[str | None, str | None, str | None]:
+    """Return the first sentence, the rest of its block or else the next prose, and a reason.
 
     Args:
-        text: Lines as they were written, cleaned by
-            :func:`~pipelines.corpus.cleaning.rules.clean_lines`.
+        text: Lines as they were written, cleaned by :func:`.rules.clean_lines`.
+
+    Returns:
+        Sentence and prose, and None for the reason why there are none; or that reason alone.
     """
     sentence: str | None = None
-    for paragraph in paragraphs(text):
-        if _ends_reading(paragraph):
+    for block in blocks(text):
+        first = block[0].strip().strip("*#:= ").lower()
+        if first in _SECTIONS and (
+            len(block) == 1 or block[0].rstrip().endswith((":", "**")) or _is_heading(block)
+        ):
             break
-        if not_prose(paragraph):
+        if not_prose(block):
             continue
-        sentences = _sentences(plain_markup(" ".join(line.strip() for line in paragraph)))
+        sentences = _sentences(plain_markup(" ".join(line.strip() for line in block)))
         if sentence is None:
             if not sentences or not _is_wordy(sentences[0]):
                 continue
             sentence, *sentences = sentences
         following = " ".join(sentences)
         if _is_wordy(following):
-            return SummaryPair(sentence, following, None)
-    return SummaryPair(None, None, NO_PROSE if sentence is None else NOTHING_AFTER)
+            return sentence, following, None
+    return None, None, NO_PROSE if sentence is None else NOTHING_AFTER
 
 
-def paragraphs(text: str) -> Iterator[Paragraph]:
-    """Blocks of lines; one ends at a blank line or where a list, field or code begins."""
+def blocks(text: str) -> Iterator[Block]:
+    """Yield blocks of lines; one ends at a blank line or where a list, field or code begins."""
     block: list[str] = []
     fenced = False
     lines = text.split("\n")
@@ -200,34 +252,10 @@ def paragraphs(text: str) -> Iterator[Paragraph]:
 
 
 def plain_markup(text: str) -> str:
-    """Resolves the inline markup of reStructuredText and Markdown to the words in it."""
-    for pattern, replacement in _MARKUP:
+    """Resolve the inline markup of reStructuredText and Markdown to the words in it."""
+    for pattern, replacement in _INLINE_MARKUP:
         text = pattern.sub(replacement, text)
     return text
-
-
-# A role (`:class:`) is read once, from where its run of letters and colons begins, and what stands
-# in the run before it is put back.
-_ROLE = r"(?<![\w:+-])([\w+-]*+):[\w:+-]{2,}+(?<=:)"
-_MARKUP: Sequence[tuple[re.Pattern[str], str]] = (
-    # :class:`Title <target>` and `Title <target>`_, then :meth:`~a.b.c`, then ``code``.
-    (re.compile(rf"(?:{_ROLE})?`([^`<>]*[^`<>\s])\s*<[^`<>]+>`_{{0,2}}"), r"\1\2"),
-    (re.compile(rf"{_ROLE}`~(?:[\w.]*\.)?(\w+)`"), r"\1\2"),
-    (re.compile(rf"{_ROLE}`!?([^`]*)`"), r"\1\2"),
-    (re.compile(r"``?([^`]+)``?_{0,2}"), r"\1"),
-    # ![picture](target) and [title](target).
-    (re.compile(r"!?\[([^\[\]]+)\]\([^()\s]*\)"), r"\1"),
-    # Emphasis: **word**, *word*.
-    (re.compile(r"(?<![\w*])(\*{1,2})(?=\S)([^*]+?)(?<=\S)\1(?![\w*])"), r"\2"),
-    # Footnote references: [1]_.
-    (re.compile(r"(?<!\s)\s*\[#?\w+\]_"), ""),
-)
-
-
-def _ends_reading(paragraph: Paragraph) -> bool:
-    first = paragraph[0].strip().strip("*#:= ").lower()
-    alone = paragraph[0].rstrip().endswith((":", "**")) or _is_heading(paragraph)
-    return first in _SECTIONS and (alone or len(paragraph) == 1)
 
 
 def _starts_block(line: str, following: str) -> bool:
@@ -241,7 +269,7 @@ def _starts_block(line: str, following: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Sentences, without a last one that only introduces what is not prose."""
+    """Return the sentences, without a last one that only introduces what is not prose."""
     found: list[list[str]] = []
     inside_name = False
     for piece in segment(_LANGUAGE, text):
@@ -255,3 +283,123 @@ def _sentences(text: str) -> list[str]:
     while sentences and sentences[-1].endswith(":"):
         sentences.pop()
     return sentences
+
+
+def split_paragraphs(piece: str, title: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """Yield the paragraphs of a piece of a document in order, each on one line.
+
+    Args:
+        piece: Lines as written, cleaned by :func:`.rules.clean_lines`.
+        title: The title of the document, which is no prose where it stands in the text.
+
+    Yields:
+        The text, and the rule of :data:`PARAGRAPH_RULES` that drops it, or None.
+    """
+    for block in _BLANK_LINE.split(piece.strip("\n")):
+        lines = [line for line in block.split("\n") if line.strip()]
+        stripped = [line.strip() for line in lines]
+        for paragraph in [" ".join(stripped)] if is_hard_wrapped(lines) else stripped:
+            if title is not None and paragraph == title:
+                yield paragraph, TITLE_LINE
+                continue
+            text = plain(paragraph) if _has_any(paragraph, _SIGNS) else paragraph
+            yield text, next((name for name, rule in _RULES if rule(text)), None)
+
+
+def is_hard_wrapped(lines: list[str]) -> bool:
+    """Return whether lines were broken for their width alone.
+
+    They were if most of them could not have taken the first word of the next line without
+    getting longer than the longest, and do not end like a sentence.
+    """
+    if len(lines) < 2:
+        return False
+    width = max(map(len, lines))
+    if width > _WIDEST:
+        return False
+    full = ended = 0
+    for line, following in pairwise(lines):
+        word = following.split(None, 1)[0]
+        full += len(line.rstrip()) + 1 + len(word) > width
+        ended += line.rstrip().endswith(_SENTENCE_ENDS)
+    breaks = len(lines) - 1
+    return full >= _WRAPPED_SHARE * breaks and ended <= _ENDED_SHARE * breaks
+
+
+def plain(paragraph: str) -> str:
+    """Return a text without the mark-up of HTML, wikis and Markdown that can be resolved.
+
+    Entities, tags, references, links, emphasis, and brackets that lost what was in them.
+    """
+    if "&" in paragraph:
+        paragraph = unescape(paragraph)
+    if "<" in paragraph:
+        paragraph = _TAG.sub(" ", _REFERENCE.sub("", paragraph))
+    if "[" in paragraph or "(" in paragraph or "\uff08" in paragraph:
+        paragraph = _WIKI_LINK.sub(r"\1", _MARKDOWN_LINK.sub(r"\1", paragraph))
+        paragraph = _EMPTY_BRACKETS.sub("", paragraph)
+    if "*" in paragraph or "_" in paragraph:
+        paragraph = _EMPHASIS.sub(r"\2", paragraph)
+    if "\\" in paragraph:
+        paragraph = _ESCAPED.sub(r"\1", paragraph)
+    return " ".join(paragraph.split()).removeprefix("> ")
+
+
+def _has_any(text: str, characters: str) -> bool:
+    # Much faster than a class of a regular expression, since each search is one of bytes.
+    return any(character in text for character in characters)
+
+
+def _is_heading_line(paragraph: str) -> bool:
+    if paragraph[0] == "#" or (paragraph[0] == "=" and paragraph[-1] == "="):
+        return True
+    if len(paragraph) > _LONGEST_HEADING:
+        return False
+    if _NUMBERED.match(paragraph):
+        return True
+    capitals = sum(map(str.isupper, paragraph))
+    if 2 * capitals > len(paragraph) and not any(map(str.islower, paragraph)):
+        return True
+    # "Early life and education.": a heading as WikiExtractor leaves it, or without its full stop.
+    return (
+        paragraph.count(" ") < _HEADING_WORDS
+        and paragraph[0].isupper()
+        and paragraph[-1] not in "!?\"'\u201d\u2019\u00bb:;,"
+        and "," not in paragraph
+    )
+
+
+def _is_boilerplate(paragraph: str) -> bool:
+    # Long prose may well speak of cookies.
+    if len(paragraph) > _LONGEST_BOILERPLATE:
+        return False
+    text = paragraph.lower()
+    return any(sign in text for sign in _BOILERPLATE_SIGNS) and bool(_BOILERPLATE.search(text))
+
+
+def _has_few_words_in_line(paragraph: str) -> bool:
+    paragraph = paragraph[:_LOOKED_AT]
+    if paragraph.isascii():
+        spaced = paragraph.encode().translate(_ONLY_LETTERS)
+        letters, words = len(spaced) - spaced.count(b" "), len(spaced.split())
+    else:
+        found = _WORD.findall(paragraph)
+        letters, words = sum(map(len, found)), len(found)
+    if letters < _MIN_LETTERS_OF_PARAGRAPH * (len(paragraph) - paragraph.count(" ")):
+        return True
+    # Scripts without spaces give few, long words.
+    return words < _MIN_WORDS and (paragraph.isascii() or letters < 2 * _MIN_WORDS)
+
+
+PARAGRAPH_RULES: Mapping[str, Callable[[str], bool]] = {
+    "line of symbols": lambda text: not text[:1].isalnum() and not any(map(str.isalnum, text)),
+    "heading": _is_heading_line,
+    "list item": lambda text: len(text) <= _LONGEST_HEADING and _is_list([text]),
+    "table": lambda text: _is_table([text]),
+    "markup": lambda text: _has_any(text, _MARKUP_SIGNS) and _MARKUP.search(text) is not None,
+    "boilerplate": _is_boilerplate,
+    "link": lambda text: _is_link([text]),
+    "few words": _has_few_words_in_line,
+}
+"""Reason, as the funnel has it, to whether it drops a paragraph; the first one counts."""
+_RULES = tuple(PARAGRAPH_RULES.items())

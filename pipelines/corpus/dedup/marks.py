@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pipelines.corpus.cleaning.redaction import redact_batches
 from pipelines.corpus.cleaning.rules import clean_batches, text_key
 from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
-from pipelines.corpus.pairs import drops_duplicates, known_keys, text_columns
+from pipelines.corpus.pairs import drops_duplicates, is_kept, known_keys, text_columns
 from pipelines.corpus.texts import text_level
 from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import Kept, Scratch
@@ -33,25 +33,25 @@ MOST_BROADCAST = 1_000_000
 
 
 def threshold(settings: CorpusSettings) -> float:
-    """The similarity from which texts count as near duplicates; 0 means that none do."""
+    """Return the similarity from which texts are near duplicates; 0 means that none are."""
     if settings.near_duplicates is not None:
         return settings.near_duplicates
     return DEFAULT_THRESHOLD if drops_duplicates(settings) else 0.0
 
 
 def exclude_threshold(settings: CorpusSettings) -> float:
-    """The similarity from which a text is taken for one of `exclude`; 0: only equal ones are."""
+    """Return the similarity from which a text is one of `exclude`; 0: only equal ones are."""
     return DEFAULT_THRESHOLD if settings.near_duplicates is None else settings.near_duplicates
 
 
 def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Of texts that are cut out of documents, the first of equal ones stays.
+    """Keep the first of equal texts that are cut out of documents.
 
     Equal are texts with the same letters and digits, whatever their case.
     """
     if not drops_duplicates(settings):
         return rows
-    kept = _kept(settings)
+    kept = is_kept(settings)
     # Rows that are dropped already are spread: all the blank lines of a lake share one text.
     alone = F.xxhash64("run", "place", "anchor")
     key = F.when(kept, text_key(F.col("anchor"), F.col("anchor_key"))).otherwise(alone)
@@ -61,18 +61,17 @@ def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
-    """Of texts that are nearly the same, the first stays.
+    """Keep the first of texts that are nearly the same.
 
-    What is given back is cheap to compute again, if the rows lie in files.
-
-    The texts of a row count as one. Which is the first follows from their hashes, so that it does
-    not depend on the order of the files.
+    What is given back is cheap to compute again, if the rows lie in files. The texts of a row count
+    as one. Which is the first follows from their hashes, so that it does not depend on the order of
+    the files.
     """
     if not threshold(settings):
         return rows
     key = F.xxhash64(*_SIDES)
     texts = (
-        rows.where(_kept(settings))
+        rows.where(is_kept(settings))
         .select(key.alias("key"), F.concat_ws("\n", *_SIDES).alias("text"))
         .withColumn("order", F.col("key"))
     )
@@ -86,7 +85,7 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
 
 
 def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Texts of other files as those of the corpus are: redacted and cleaned, none of them empty.
+    """Return texts of other files as those of the corpus are: redacted and cleaned, none empty.
 
     Args:
         texts: With a column `text`; others are kept.
@@ -101,14 +100,13 @@ def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
 def mark_excluded(
     rows: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
 ) -> DataFrame:
-    """Drops what is to be kept out of the training corpus.
+    """Drop what is to be kept out of the training corpus.
 
     A sentence of a document is dropped alone; a row goes with its whole group, since the other
     texts of a group say the same. For that, rows that are dropped already count as well.
 
     Args:
         texts: One column `text`: what must not be trained on.
-        scratch: For what is computed in between.
     """
     named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
     reference = scratch.keep_counted(named.distinct())
@@ -138,17 +136,13 @@ def mark_excluded(
     return _mark_keys(rows, marks, owner, settings)
 
 
-def _kept(settings: CorpusSettings) -> Column:
-    return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
-
-
 def _mark_keys(rows: DataFrame, marks: Kept, key: Column, settings: CorpusSettings) -> DataFrame:
-    """Gives the rows that are kept the reason (`_reason`) of their key (`key`, each once)."""
+    """Give the rows that are kept the reason (`_reason`) of their key (`key`, each once)."""
     found = marks.frame.withColumnRenamed("key", "_found")
     # Spark would shuffle all rows before it sees how few keys there are.
     found = F.broadcast(found) if marks.rows <= MOST_BROADCAST else found
     marked = rows.join(found, key == F.col("_found"), "left")
-    return _with_reason(marked, F.when(_kept(settings), F.col("_reason")), rows.columns)
+    return _with_reason(marked, F.when(is_kept(settings), F.col("_reason")), rows.columns)
 
 
 def _with_reason(

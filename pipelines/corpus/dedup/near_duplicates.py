@@ -10,10 +10,6 @@ with all: a hundred thousand texts made from one template cost no more than any 
 dropped if it is like an earlier one, even if that one is dropped as well; so of a chain, in which
 each is like the one before, only the first stays.
 
-Bucket hashes are shuffled as bytes, thousands in a row. As rows of their own, eight for each
-text, their shuffle and sort would cost several times what all the hashing does. Where a reference
-is small, executors know all its buckets, and only texts that lie in one of them are shuffled.
-
 A text is normalised: lower case, and every run of characters that are neither letter, mark nor
 digit becomes one space, with none at the ends. Its shingles are all substrings of five
 characters; a shorter text is one shingle, and a text without any letter or digit has none, so
@@ -24,10 +20,10 @@ value with a probability that is their similarity. A signature of `bands` times 
 cut into bands; texts that agree in all rows of a band meet in a bucket (Leskovec, Rajaraman and
 Ullman, "Mining of Massive Datasets", chapter 3).
 
-All of it is numpy over a thousand texts at once, and depends neither on the process nor on the
-platform. Libraries were no gain: for the 32 values of a sentence `rensa` 0.5 takes 2 to 3
-microseconds, since its result must be turned into an array, and numpy 1 to 2; `datasketch` takes
-one text at a time.
+Bucket hashes are shuffled as bytes, thousands in a row: as rows of their own they would cost
+several times what all the hashing does. Where a reference is small, executors know all its buckets,
+and only texts that lie in one of them are shuffled. All of it is numpy over a thousand texts at
+once, and depends neither on the process nor on the platform; `rensa` and `datasketch` were no gain.
 """
 
 from __future__ import annotations
@@ -90,36 +86,27 @@ class Banding:
     rows: int
 
     def share_meeting(self, similarity: float) -> float:
-        """Probability that two texts of a similarity meet in a bucket: the S-curve."""
+        """Return the probability that two texts of a similarity meet in a bucket: the S-curve."""
         return float(1 - (1 - similarity**self.rows) ** self.bands)
 
 
 def banding(threshold: float) -> Banding:
-    """The most selective bands that bring :data:`RECALL` of the pairs at the threshold together.
+    """Return the most selective bands that bring :data:`RECALL` of pairs at a threshold together.
 
     More rows keep more of the unlike texts apart, and need more bands for the like ones to meet.
-    The most rows are taken for which a signature has no more than :data:`MAX_HASHES` values:
-
-    - at 0.9, 6 bands of 6 rows: 0.989 of the pairs at the threshold meet;
-    - at 0.8, 8 of 4: 0.985;
-    - at 0.7, 10 of 3: 0.985;
-    - at 0.5, 14 of 2: 0.982;
-    - below 0.1, 40 of 1, and fewer than :data:`RECALL`.
+    The most rows are taken for which a signature has no more than :data:`MAX_HASHES` values: at
+    0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4 (0.985); at 0.7, 10 of 3
+    (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, and fewer pairs meet than
+    :data:`RECALL`.
 
     Args:
         threshold: Jaccard similarity, above 0 and at most 1.
     """
-    possible = [
-        Banding(bands, rows)
-        for rows in range(1, MAX_HASHES + 1)
-        for bands in range(1, MAX_HASHES // rows + 1)
-        if Banding(bands, rows).share_meeting(threshold) >= RECALL
-    ]
-    return max(
-        possible,
-        key=lambda banding: (banding.rows, -banding.bands),
-        default=Banding(MAX_HASHES, 1),
-    )
+    for rows in range(MAX_HASHES, 0, -1):
+        for bands in range(1, MAX_HASHES // rows + 1):
+            if Banding(bands, rows).share_meeting(threshold) >= RECALL:
+                return Banding(bands, rows)
+    return Banding(MAX_HASHES, 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,6 @@ class NormalisedTexts:
 
     Attributes:
         codes: Code points; a space stands before each text, four zeros at least after it.
-        starts: Where each text begins.
         lengths: Characters of each.
     """
 
@@ -137,14 +123,14 @@ class NormalisedTexts:
     lengths: Integers
 
     def strings(self) -> list[str]:
-        """The texts one by one."""
+        """Return the texts one by one."""
         joined = self.codes.astype("<u4").tobytes().decode("utf-32-le")
         ends = self.starts + self.lengths
         return [joined[i:j] for i, j in zip(self.starts.tolist(), ends.tolist(), strict=True)]
 
 
 def normalise(texts: Sequence[str]) -> NormalisedTexts:
-    """Normalises all texts in one go."""
+    """Normalise all texts in one go."""
     # With a line feed in front, every word of a text has something before it that is no part of a
     # word: what is kept of it is the space between two words, or the one before the first.
     # A text that holds the end all the same has a space there, as for all that is of no word.
@@ -162,7 +148,7 @@ def normalise(texts: Sequence[str]) -> NormalisedTexts:
 
 @cache
 def _normal_characters() -> Codes:
-    """What each code point becomes: its lower case, a space, or the gap between two texts.
+    """Return what each code point becomes: its lower case, a space, or the gap between two texts.
 
     A character whose lower case is two characters becomes the first of them.
     """
@@ -175,7 +161,7 @@ def _normal_characters() -> Codes:
 
 
 def _is_of_word(character: str) -> bool:
-    """Whether a character is a letter, a digit, or a mark on one."""
+    """Return whether a character is a letter, a digit, or a mark on one."""
     category = unicodedata.category(character)
     # Variation selectors are marks as well, but on emoji.
     is_mark = category in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
@@ -183,7 +169,7 @@ def _is_of_word(character: str) -> bool:
 
 
 def shingle_hashes(texts: NormalisedTexts) -> tuple[Hashes, Integers]:
-    """The hash of every shingle, text by text, and how many each text has.
+    """Return the hash of every shingle, text by text, and how many each text has.
 
     Equal shingles have equal hashes; a shingle that a text repeats counts again.
     """
@@ -202,7 +188,7 @@ def shingle_hashes(texts: NormalisedTexts) -> tuple[Hashes, Integers]:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): each bit depends on every bit."""
+    """Mix the bits as SplitMix64 does (Steele, Lea and Flood, 2014): each depends on every one."""
     hashes ^= hashes >> np.uint64(30)
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
     hashes ^= hashes >> np.uint64(27)
@@ -212,7 +198,7 @@ def _mixed(hashes: Hashes) -> Hashes:
 
 
 def similarities(left: Sequence[str], right: Sequence[str]) -> Similarities:
-    """The Jaccard similarity of each text on the left and the one on the right.
+    """Return the Jaccard similarity of each text on the left and the one on the right.
 
     Shingles are told apart by hashes of 45 bits: of a thousand million pairs of sentences about
     one comes out a shingle off.
@@ -240,26 +226,22 @@ def _chunk_similarities(left: Sequence[str], right: Sequence[str]) -> Similariti
 
 
 def _sizes(shingles: Hashes, pairs: int) -> Integers:
-    """How many of the shingles each pair has."""
+    """Return how many of the shingles each pair has."""
     return np.bincount((shingles >> np.uint64(64) - _PLACE_BITS).astype(np.int64), minlength=pairs)
 
 
 def band_hashes(texts: Sequence[str], bands: Banding) -> tuple[Hashes, Booleans]:
-    """The buckets that texts lie in.
-
-    Args:
-        texts: Not normalised.
-        bands: How signatures are cut.
+    """Return the buckets that texts lie in.
 
     Returns:
         The buckets of each text that has shingles (rows) in each band (columns), and which of
         the texts have shingles.
     """
     chunks = _chunks([len(text) for text in texts])
-    found = [_chunk_bands(texts[chunk], bands) for chunk in chunks]
     none = np.empty((0, bands.bands), dtype=np.uint64), np.empty(0, dtype=np.bool_)
-    hashes, has_shingles = zip(none, *found, strict=True)
-    return np.concatenate(hashes), np.concatenate(has_shingles)
+    found = zip(none, *(_chunk_bands(texts[chunk], bands) for chunk in chunks), strict=True)
+    hashes, has_shingles = map(np.concatenate, found)
+    return hashes, has_shingles
 
 
 def _chunk_bands(texts: Sequence[str], bands: Banding) -> tuple[Hashes, Booleans]:
@@ -281,14 +263,14 @@ def _chunk_bands(texts: Sequence[str], bands: Banding) -> tuple[Hashes, Booleans
 
 @cache
 def _permutations(count: int) -> Codes:
-    """Odd factors: multiplying by one permutes the integers of 32 bits."""
+    """Return odd factors: multiplying by one permutes the integers of 32 bits."""
     # The raw output of a bit generator is the same for good, that of `Generator` is not.
     raw = np.random.PCG64(_SEED).random_raw(count) >> np.uint64(32)
     return raw.astype(np.uint32) | np.uint32(1)
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Cuts a sequence of texts into pieces of about :data:`_CHUNK_CHARACTERS`."""
+    """Cut a sequence of texts into pieces of about :data:`_CHUNK_CHARACTERS`."""
     chunks = (np.cumsum(lengths) + np.arange(len(lengths))) // _CHUNK_CHARACTERS
     limits = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(lengths)]
     return (slice(start, stop) for start, stop in pairwise(limits) if start < stop)
@@ -311,7 +293,15 @@ Entries = npt.NDArray[Any]
 
 
 def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """The texts that nearly repeat an earlier one.
+    """Return the texts that nearly repeat an earlier one: `key`, each once.
+
+    Arguments as for :func:`near_pairs`.
+    """
+    return near_pairs(texts, threshold, scratch).select("key").distinct()
+
+
+def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
+    """Return texts that nearly repeat an earlier one, with that one.
 
     Which these are depends on the texts and their order alone, not on partitions.
 
@@ -319,16 +309,6 @@ def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> Dat
         texts: `key` (long, unique), `order` (long; the key breaks ties) and `text` (not null).
             They are computed several times: what takes more than reading a file is kept before.
         threshold: Jaccard similarity, above 0 and at most 1.
-        scratch: For what is computed in between.
-
-    Returns:
-        `key`: the texts to drop, each once.
-    """
-    return near_pairs(texts, threshold, scratch).select("key").distinct()
-
-
-def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """As :func:`near_duplicates`, with the earlier texts.
 
     Returns:
         `key` and `other`: the text, and an earlier one that it is like; one or more rows a text.
@@ -341,7 +321,7 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
 def near_matches(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """The texts that are near duplicates of any text of a reference: `key`, each once.
+    """Return the texts that are near duplicates of any text of a reference: `key`, each once.
 
     Arguments as for :func:`near_match_pairs`.
     """
@@ -351,7 +331,7 @@ def near_matches(
 def near_match_pairs(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """The texts that are near duplicates of texts of a reference, with these.
+    """Return the texts that are near duplicates of texts of a reference, with these.
 
     Where a bucket holds more than :data:`MAX_REFERENCES` texts of the reference, only so many
     are looked at.
@@ -360,7 +340,6 @@ def near_match_pairs(
         texts: `key` (long) and `text` (not null); those of one key count once.
         reference: `key` (long, unique) and `text` (not null).
         threshold: Jaccard similarity, above 0 and at most 1.
-        scratch: For what is computed in between.
 
     Returns:
         `key` and `other`: a text, and one of the reference that it is like.
@@ -383,7 +362,7 @@ def _with_order(texts: DataFrame, order: int) -> DataFrame:
 
 
 def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
-    """The buckets of all texts, of which there are so many; each bucket in one partition."""
+    """Return the buckets of so many texts; each bucket in one partition."""
     bands = banding(threshold)
     blocks = rows * bands.bands // _ENTRIES_PER_BLOCK + 1
     packed = texts.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), _BLOCK_ROWS)
@@ -393,7 +372,7 @@ def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
 def _verified(
     pairs: DataFrame, texts: DataFrame, others: DataFrame, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """The pairs that are as similar as they have to be."""
+    """Return the pairs that are as similar as they have to be."""
     left = texts.select("key", "text")
     right = others.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
     # What is not asked for is left out before the wide texts are sorted.
@@ -408,15 +387,14 @@ def _verified(
 def bucket_blocks(
     batches: Iterable[pa.RecordBatch], bands: Banding, blocks: int
 ) -> Iterator[pa.RecordBatch]:
-    """Texts in, packed entries out. Runs on an executor.
+    """Yield packed entries of texts. Runs on an executor.
 
     Args:
         batches: Columns `key`, `order` and `text`.
-        bands: How signatures are cut.
         blocks: The number of blocks; a bucket belongs to one of them.
 
-    Returns:
-        Batches of columns `block` and `entries`.
+    Yields:
+        Columns `block` and `entries`.
     """
     for batch in batches:
         hashes, has_shingles = band_hashes(batch["text"].to_pylist(), bands)
@@ -435,12 +413,10 @@ def bucket_blocks(
 def texts_meeting(
     batches: Iterable[pa.RecordBatch], bands: Banding, buckets: Hashes
 ) -> Iterator[pa.RecordBatch]:
-    """The texts that lie in one of some buckets, and a few more. Runs on an executor.
+    """Yield the texts that lie in one of some buckets, and a few more. Runs on an executor.
 
     Args:
         batches: Columns `key` and `text`.
-        bands: How signatures are cut.
-        buckets: Each once.
     """
     # One look at a table that stays in the processor's cache; the others are sorted out by what
     # follows.
@@ -456,14 +432,14 @@ def texts_meeting(
 
 
 def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Whole buckets in, pairs to be verified out. Runs on an executor.
+    """Yield pairs to be verified of whole buckets. Runs on an executor.
 
     Args:
         batches: The column `entries` of :func:`bucket_blocks`.
 
-    Returns:
-        Batches of columns `key` and `other`: a text with the first of its bucket, and with the
-        one before it. A bucket of n texts gives 2 (n - 1) pairs.
+    Yields:
+        Columns `key` and `other`: a text with the first of its bucket, and with the one before it.
+        A bucket of n texts gives 2 (n - 1) pairs.
     """
     entries, begins = _shared_buckets(batches)
     firsts = np.repeat(entries["key"][begins], np.diff(begins, append=len(entries)))
@@ -473,15 +449,15 @@ def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Whole buckets in, pairs to be verified out. Runs on an executor.
+    """Yield pairs to be verified of whole buckets. Runs on an executor.
 
     Args:
         batches: The column `entries` of :func:`bucket_blocks`; the order of an entry says whether
             it is of a text or of the reference.
 
-    Returns:
-        Batches of columns `key` and `other`: a text with each text of the reference in its
-        bucket, up to :data:`MAX_REFERENCES`.
+    Yields:
+        Columns `key` and `other`: a text with each text of the reference in its bucket, up to
+        :data:`MAX_REFERENCES`.
     """
     entries, begins = _shared_buckets(batches)
     sizes = np.diff(begins, append=len(entries))
@@ -495,7 +471,7 @@ def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _shared_buckets(batches: Iterable[pa.RecordBatch]) -> tuple[Entries, Integers]:
-    """The entries by bucket, order and key, without buckets of one; and where buckets begin."""
+    """Return entries by bucket, order and key, without buckets of one, and where buckets begin."""
     parts = [np.frombuffer(part, _ENTRY) for batch in batches for part in batch[0].to_pylist()]
     entries = np.concatenate([np.empty(0, _ENTRY), *parts])
     # Most buckets hold one entry, and are gone before the slow sort by three columns.
@@ -508,7 +484,7 @@ def _shared_buckets(batches: Iterable[pa.RecordBatch]) -> tuple[Entries, Integer
 
 
 def _starts(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Where a value begins that is not the one before."""
+    """Return where a value begins that is not the one before."""
     return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
 
 
@@ -517,14 +493,13 @@ def _pair_batch(keys: Integers, others: Integers) -> pa.RecordBatch:
 
 
 def similar_pairs(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """Pairs in, those at or above the threshold out. Runs on an executor.
+    """Yield the pairs at or above the threshold. Runs on an executor.
 
     Args:
         batches: Columns `key`, `other`, `text` and `other_text`.
-        threshold: Jaccard similarity.
 
-    Returns:
-        Batches of columns `key` and `other`.
+    Yields:
+        Columns `key` and `other`.
     """
     for batch in batches:
         found = similarities(batch["text"].to_pylist(), batch["other_text"].to_pylist())

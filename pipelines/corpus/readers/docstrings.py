@@ -15,7 +15,7 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +79,14 @@ class Docstring:
 
 
 def installed_roots() -> list[Path]:
-    """The folders of the running interpreter's packages and of its standard library."""
+    """Return the folders of the running interpreter's packages and standard library."""
     paths = sysconfig.get_paths()
     names = ("purelib", "platlib", "stdlib")
     return sorted({Path(paths[name]).resolve() for name in names})
 
 
 def source_files(roots: Iterable[Path]) -> list[SourceFile]:
-    """Every Python file below the roots; a package folder inside another root counts once."""
+    """Return every Python file below the roots; a package inside another root counts once."""
     known = {str(root) for root in roots}
     found = []
     for root in sorted(known):
@@ -104,7 +104,7 @@ def source_files(roots: Iterable[Path]) -> list[SourceFile]:
 
 
 def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
-    """The docstrings of a file, or the reason why there is none. Runs on an executor."""
+    """Return the docstrings of a file, or why there is none. Runs on an executor."""
     parts = file.path.removesuffix(".py").split("/")
     if any(_TEST_PART.fullmatch(part) for part in parts):
         return [], "test code"
@@ -122,7 +122,7 @@ def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
 
 
 def _source(path: Path) -> tuple[bytes, str | None]:
-    """What is in a file, or the reason why it is not parsed."""
+    """Return what is in a file, or the reason why it is not parsed."""
     try:
         with open_regular(path) as stored:
             source = stored.read(_LARGEST_SOURCE + 1)
@@ -135,7 +135,7 @@ def _source(path: Path) -> tuple[bytes, str | None]:
 
 
 def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Source files in, docstrings out. Runs on an executor.
+    """Yield the docstrings of source files. Runs on an executor.
 
     Each file also gives one row of the level `source files`, whose reason says why it gave no
     docstring; so files are counted in the same pass.
@@ -143,34 +143,31 @@ def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
     Args:
         batches: Columns `root` and `path`.
 
-    Returns:
-        Batches of columns `level`, `document`, `unit` (the package), `text` and `reason`.
+    Yields:
+        Columns `level`, `document`, `unit` (the package), `text` and `reason`.
     """
     with _fast_parsing():
         for batch in batches:
             # A batch for each file would cost more to pass on than to fill.
             for start in range(0, batch.num_rows, _FILES_AT_ONCE):
-                yield _docstring_batch(batch.slice(start, _FILES_AT_ONCE))
+                yield _docstring_batch(batch.slice(start, _FILES_AT_ONCE).to_pylist())
 
 
-def _docstring_batch(files: pa.RecordBatch) -> pa.RecordBatch:
+def _docstring_batch(files: Iterable[Mapping[str, str]]) -> pa.RecordBatch:
     rows: list[tuple[str | None, ...]] = []
-    for root, path in zip(*(files[name].to_pylist() for name in ("root", "path")), strict=True):
-        file = SourceFile(root, path)
+    for file in (SourceFile(row["root"], row["path"]) for row in files):
         docstrings, reason = file_docstrings(file)
-        rows.append((FILES, path, file.package, None, reason))
-        rows += ((ROWS, one.document, file.package, _valid(one.text), None) for one in docstrings)
+        rows.append((FILES, file.path, file.package, None, reason))
+        for found in docstrings:
+            # A docstring may spell half a surrogate pair, which UTF-8 cannot hold.
+            text = found.text.encode("utf-8", errors="replace").decode("utf-8")
+            rows.append((ROWS, found.document, file.package, text, None))
     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
 
 
-def _valid(text: str) -> str:
-    # A docstring may spell half a surrogate pair, which UTF-8 cannot hold.
-    return text.encode("utf-8", errors="replace").decode("utf-8")
-
-
 def _texts(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Qualified names and docstrings of a module, its classes, methods and functions, in order."""
+    """Yield qualified names and docstrings of a module, its classes and functions, in order."""
     # A stack of its own: a chain of `elif` is a tree that is deeper than Python's.
     waiting = [(tree, "")]
     while waiting:
@@ -195,7 +192,7 @@ def _texts(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _fast_parsing() -> Iterator[None]:
-    """Without cyclic collection, which otherwise walks every syntax tree over and over."""
+    """Switch off cyclic collection, which otherwise walks every syntax tree over and over."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -230,14 +227,13 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
 
 
 def _source_roots(inputs: Sequence[str]) -> list[Path]:
-    """The folders that are given; those that packages lie in, not the packages themselves."""
+    """Return the folders that are given; those that packages lie in, not the packages."""
     roots = []
     for given in inputs:
         path = Path(given).expanduser()
         if not path.is_dir():
-            raise InputError(
-                INPUTS, f"there is no folder `{given}`", "name folders of Python packages"
-            )
+            problem = f"there is no folder `{given}`"
+            raise InputError(INPUTS, problem, "name folders of Python packages")
         roots.append(path.resolve())
     return roots or installed_roots()
 
@@ -245,10 +241,8 @@ def _source_roots(inputs: Sequence[str]) -> list[Path]:
 def _docstrings_fingerprint(inputs: Sequence[str]) -> dict[str, Any]:
     # Some ten thousand files, of which the names alone would be megabytes.
     files = source_files(_source_roots(inputs))
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(repr(stamp_of(Path(file.root, file.path))).encode())
-    return {"files": len(files), "sha256": digest.hexdigest()}
+    stamps = "".join(repr(stamp_of(Path(file.root, file.path))) for file in files)
+    return {"files": len(files), "sha256": hashlib.sha256(stamps.encode()).hexdigest()}
 
 
 DOCSTRINGS = Format(

@@ -1,8 +1,4 @@
-"""Plain text and Markdown as documents, and `documents`: all files of text, told apart.
-
-Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
-
-The output of WikiExtractor: `<doc>` elements, or a JSON object a line.
+"""Plain text, Markdown and the output of WikiExtractor, and `documents`: all of them, told apart.
 
 Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
 """
@@ -12,11 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from pipelines.corpus.cleaning.rules import unescape
-from pipelines.corpus.readers.csv_format import said_lines
-from pipelines.corpus.readers.csv_parser import Line, decoded
-from pipelines.corpus.readers.formats import FileNames, Form, Format, Limits, Reading
+from pipelines.corpus.readers.formats import (
+    FileNames,
+    Form,
+    Format,
+    Line,
+    Reading,
+    filled_lines,
+    text_lines,
+)
 from pipelines.corpus.readers.json_lines import SUFFIXES, parse_object, plain_value
 from pipelines.corpus.readers.rows import (
     TEXT_SUFFIXES,
@@ -32,6 +35,8 @@ from pipelines.corpus.readers.rows import (
 from pipelines.corpus.readers.streams import Encoding, Skipped, line_end
 from pipelines.files.locations import Location, plain_suffix
 
+_MARKDOWN_SUFFIXES = (".md", ".markdown")
+_PAIRS = ("summary", "adjacent", "title", "document", "single")
 _DOC = re.compile(rb"\s*<doc ")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 # Its own names of files: wiki_00 to wiki_99 in folders AA to ZZ.
@@ -44,14 +49,14 @@ _TITLE_END = re.compile(rb'"(?=\s+[\w:]+="|\s*/?>$)')
 
 
 def wiki_records(reading: Reading) -> Iterator[Found]:
-    """WikiExtractor's `<doc id= url= title=>` form: a document each.
+    """Yield the documents of WikiExtractor's `<doc id= url= title=>` form.
 
     A document ends with `</doc>`, or where the next one begins. Text that is in none is for the
     quarantine. Only documents that begin in the range are given, but these to their end.
     """
-    encoding, limits = reading.probe.encoding, reading.wanted.limits
+    encoding, wanted = reading.encoding, reading.wanted
     start, stop = reading.start, reading.stop
-    outside = Document(None, start or encoding.mark, encoding, limits.piece, line_cut)
+    outside = Document(None, start or encoding.mark, encoding, wanted.piece, line_cut)
     # In the middle of a file the rest of another task's document comes first.
     document = None if start else outside
     for item in reading.items:
@@ -72,7 +77,7 @@ def wiki_records(reading: Reading) -> Iterator[Found]:
             after = position + encoding.width(marker)
             if begins:
                 title = _title(marker, encoding)
-                document = Document(position, after, encoding, limits.piece, line_cut, title)
+                document = Document(position, after, encoding, wanted.piece, line_cut, title)
             elif marker and document is not None:
                 document, outside.position = outside, after
             position = after
@@ -82,7 +87,7 @@ def wiki_records(reading: Reading) -> Iterator[Found]:
 
 
 def _marked(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Text, each with the marker after it; the last one has none."""
+    """Yield stretches of text, each with the marker after it; the last one has none."""
     done = 0
     for marker in _MARKER.finditer(data):
         start = marker.start()
@@ -103,31 +108,26 @@ def _title(marker: bytes, encoding: Encoding) -> str | None:
 
 
 def wiki_json_records(reading: Reading) -> Iterator[Found]:
-    """WikiExtractor's `--json` form: a document a line, with `text` and perhaps a `title`."""
-    for line in said_lines(reading.own, reading.probe.encoding):
-        if isinstance(line, tuple):
-            yield from _pieces(line, reading.probe.encoding, reading.wanted.limits.piece)
+    """Yield WikiExtractor's `--json` form: a document a line, of a `text` and perhaps a `title`."""
+    for found in text_lines(reading):
+        if isinstance(found, tuple):
+            yield from _pieces(*found, reading)
         else:
-            yield line
+            yield found
 
 
-def _pieces(line: Line, encoding: Encoding, piece: int) -> Iterator[Record]:
-    whole = decoded(line, encoding)
-    if isinstance(whole, Record):
-        yield whole
-        return
-    offset, end, data = line
+def _pieces(line: Line, whole: str, reading: Reading) -> Iterator[Record]:
+    offset, end, _ = line
     try:
         fields = parse_object(whole)
         text = plain_value(fields, "text")
-        title = plain_value({"title": None, **fields}, "title")
+        title = known_title(plain_value({"title": None, **fields}, "title"))
     except ValueError as error:
-        yield quarantined_record(offset, end, data, encoding.codec, str(error))
+        yield quarantined_record(*line, reading.encoding.codec, str(error))
         return
-    title = known_title(title)
     # What has left a bytearray in front is not moved for.
     rest = bytearray((text or "").encode())
-    place = 0
+    place, piece = 0, reading.wanted.piece
     while len(rest) > piece:
         size = line_cut(rest, piece)
         part = rest[:size].decode()
@@ -143,26 +143,19 @@ DOC_ELEMENTS = Form(wiki_records)
 OBJECTS = Form(wiki_json_records)
 
 
-def is_wiki(head: bytes) -> bool:
-    """Whether the first bytes are those of a file of WikiExtractor."""
-    return bool(_DOC.match(head) or _OBJECT.match(head))
-
-
-def is_wiki_name(stem: str) -> bool:
-    """Whether a name is one that WikiExtractor gives."""
+def _is_wiki_name(stem: str) -> bool:
     return _NAME.fullmatch(stem) is not None
 
 
-def wiki_form(file: Location, head: bytes) -> Form:
-    """Which of the two forms it is in."""
+def _wiki_form(file: Location, head: bytes) -> Form:
     return OBJECTS if _OBJECT.match(head) else DOC_ELEMENTS
 
 
 WIKIEXTRACTOR = Format(
-    files=FileNames((*TEXT_SUFFIXES, *SUFFIXES), stem=is_wiki_name),
-    form=wiki_form,
+    files=FileNames((*TEXT_SUFFIXES, *SUFFIXES), stem=_is_wiki_name),
+    form=_wiki_form,
     is_documents=True,
-    pairs=("summary", "adjacent", "title", "document", "single"),
+    pairs=_PAIRS,
     unit="paragraphs",
 )
 
@@ -176,21 +169,12 @@ _FENCE = b"```"
 _PIECE_HEADING = 2
 
 
-def text_records(reading: Reading) -> Iterator[Found]:
-    """Plain text: pieces that end with a paragraph."""
-    return _flat_records(reading, Document.add)
-
-
-def markdown_records(reading: Reading) -> Iterator[Found]:
-    """Markdown: a heading of level 1 or 2 begins a piece too.
+def _add_markdown(document: Document, data: bytes) -> Iterator[Found]:
+    """Add text of Markdown: a heading of level 1 or 2 begins a piece, too.
 
     The title of a piece is the heading of level 1 before it, or else the first heading. Headings
     are those of CommonMark that begin with #, outside of fenced code.
     """
-    return _flat_records(reading, _add_markdown)
-
-
-def _add_markdown(document: Document, data: bytes) -> Iterator[Found]:
     done = 0
     for sign in (_SIGN if _FENCE in data else _SIGN_WITHOUT_FENCES).finditer(data):
         start = sign.start()
@@ -217,8 +201,10 @@ def _take_heading(document: Document, level: int, heading: bytes) -> list[Found]
 def _flat_records(
     reading: Reading, add: Callable[[Document, bytes], Iterable[Found]]
 ) -> Iterator[Found]:
-    encoding, limits = reading.probe.encoding, reading.wanted.limits
+    """Yield the pieces of plain text or Markdown, which end with a paragraph."""
+    encoding, wanted = reading.encoding, reading.wanted
     document: Document | None = None
+    # Byte at or after which the next document begins.
     following = 0
     for item in reading.own:
         offset, data = item.offset, item.data
@@ -226,8 +212,10 @@ def _flat_records(
             if document is None or offset >= following:
                 if document is not None:
                     yield from document.close()
-                document = Document(offset, offset, encoding, limits.piece, paragraph_cut)
-                following = _following(offset, encoding, limits)
+                document = Document(offset, offset, encoding, wanted.piece, paragraph_cut)
+                # A wide file is not cut.
+                unit = 1 << 62 if encoding.is_wide else wanted.document
+                following = (offset // unit + 1) * unit
             if isinstance(item, Skipped):
                 break
             end = line_end(data, following - offset - 1)
@@ -241,45 +229,31 @@ def _flat_records(
         yield document.position
 
 
-def _following(offset: int, encoding: Encoding, limits: Limits) -> int:
-    """Byte at or after which the next document begins; a wide file is not cut."""
-    if encoding.is_wide:
-        return 1 << 62
-    return (offset // limits.document + 1) * limits.document
-
-
 def line_records(reading: Reading) -> Iterator[Found]:
-    """A row of a table for each line, blank ones too, in the one column that is wanted.
+    """Yield a row of a table for each line, blank ones too, in the one column that is wanted.
 
     A byte that is not in the encoding becomes U+FFFD.
     """
     (column,) = reading.wanted.columns.texts
-    encoding = reading.probe.encoding
-    for item in reading.own:
-        if isinstance(item, Skipped):
-            yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
-            continue
-        offset = item.offset
-        for line in item.data.splitlines(keepends=True):
-            end = offset + encoding.width(line)
-            text = line.rstrip(b"\r\n").decode(encoding.codec, "replace")
-            yield Record(offset, end, (json.dumps({column: text}),))
-            offset = end
+    encoding = reading.encoding
+    for line in filled_lines(reading.own, encoding, blank=b""):
+        if isinstance(line, tuple):
+            text = line[2].rstrip(b"\r\n").decode(encoding.codec, "replace")
+            yield Record(*line[:2], (json.dumps({column: text}),))
+        else:
+            yield line
 
 
-PLAIN_TEXT = Form(text_records, is_flat=True)
-MARKDOWN_TEXT = Form(markdown_records, is_flat=True)
+PLAIN_TEXT = Form(partial(_flat_records, add=Document.add), is_flat=True)
+MARKDOWN_TEXT = Form(partial(_flat_records, add=_add_markdown), is_flat=True)
 LINES = Form(line_records)
 
 
 def _form(file: Location, head: bytes) -> Form:
-    if is_wiki(head):
-        return wiki_form(file, head)
+    if _DOC.match(head) or _OBJECT.match(head):
+        return _wiki_form(file, head)
     return MARKDOWN_TEXT if plain_suffix(file) in _MARKDOWN_SUFFIXES else PLAIN_TEXT
 
-
-_MARKDOWN_SUFFIXES = (".md", ".markdown")
-_PAIRS = ("summary", "adjacent", "title", "document", "single")
 
 TEXT = Format(
     files=FileNames((*TEXT_SUFFIXES, *_MARKDOWN_SUFFIXES)),
@@ -298,7 +272,7 @@ MARKDOWN = Format(
     unit="paragraphs",
 )
 DOCUMENTS = Format(
-    files=FileNames((*TEXT_SUFFIXES, *_MARKDOWN_SUFFIXES), stem=is_wiki_name),
+    files=FileNames((*TEXT_SUFFIXES, *_MARKDOWN_SUFFIXES), stem=_is_wiki_name),
     form=_form,
     is_documents=True,
     pairs=_PAIRS,

@@ -1,45 +1,114 @@
 """What a format is, and what a reader of files of text is given.
 
-Adding a format takes a file with a :class:`Format` and a line in
-:data:`pipelines.catalog.FORMATS`.
+Adding a format takes a file with a :class:`Format` and a line in :data:`pipelines.catalog.FORMATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
-from pipelines.corpus.readers.rows import Found
-from pipelines.corpus.readers.streams import Encoding, Item, until
+from pipelines.corpus.readers.rows import Found, Record, quarantined_record
+from pipelines.corpus.readers.streams import Encoding, Item, Skipped, until
 from pipelines.files.locations import Location
+from pipelines.settings.spark import DEFAULT_STORES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipelines.settings import CorpusSettings, StorageSettings
-from pipelines.settings.spark import DEFAULT_STORES
 
 HEAD_BYTES = 64 << 10
 """Of a file, that a :class:`Probe` has at most."""
 
 
+class NamesDialect(Protocol):
+    """A section of the settings that says how its CSV files are written."""
+
+    @property
+    def csv_separator(self) -> str | None:
+        """Between the fields."""
+
+    @property
+    def csv_escape(self) -> str | None:
+        """Before a quote within quotes."""
+
+
 @dataclass(frozen=True)
-class Limits:
-    """Sizes in bytes.
+class Dialect:
+    r"""How the fields of a line of CSV are told apart.
+
+    Spark and MySQL write a quote within quotes as `\"`, and a backslash there as two. RFC 4180
+    doubles the quote. Lines are rewritten before they are parsed, so there is one parser, and what
+    it says of broken quotes holds for every dialect.
 
     Attributes:
-        record: Longer lines and records are passed over.
-        piece: Of a document, about.
-        document: A file of plain text or Markdown that is longer is several documents: document
-            n holds the lines that begin in the n-th so many bytes.
+        separator: Between them.
+        escape: Before a quote, or itself, within quotes; None where a quote is doubled alone.
     """
 
-    record: int = 16 << 20
-    piece: int = 64 << 10
-    document: int = 64 << 20
+    separator: str = ","
+    escape: str | None = None
+
+    @classmethod
+    def of(cls, settings: NamesDialect) -> Dialect:
+        """Return the dialect that settings name."""
+        return cls(settings.csv_separator or ",", settings.csv_escape)
+
+    def reader(self, lines: Iterable[str], *, strict: bool) -> Any:
+        """Return Python's reader over lines with their ends, the first of which begins a record.
+
+        Args:
+            strict: Whether broken quotes are an error.
+        """
+        return csv.reader(self.rewritten(lines), delimiter=self.separator, strict=strict)
+
+    def rewritten(self, lines: Iterable[str]) -> Iterable[str]:
+        """Return lines in which quotes within quotes are doubled, one for each."""
+        return lines if self.escape is None else _rewritten(lines, self.separator, self.escape)
+
+
+RFC_4180 = Dialect()
+
+
+@cache
+def _within_quotes(escape: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return what matches the inside of quotes, up to the quote that closes them, and escapes."""
+    sign = re.escape(escape)
+    inside = re.compile(rf'(?:[^"{sign}]+|""|{sign}["{sign}]|{sign}(?!"))*')
+    return inside, re.compile(rf'{sign}(["{sign}])')
+
+
+def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[str]:
+    inside, escaped = _within_quotes(escape)
+    is_open = False
+    for line in lines:
+        if '"' not in line and (not is_open or escape not in line):
+            yield line
+            continue
+        parts: list[str] = []
+        # Outside of quotes it is the beginning of a field whenever the loop comes round.
+        place = 0
+        while place < len(line):
+            if is_open or line[place] == '"':
+                begin = place if is_open else place + 1
+                found = inside.match(line, begin)
+                assert found is not None, "it matches nothing at least"
+                text = escaped.sub(lambda sign: sign[1].replace('"', '""'), found[0])
+                parts.append(line[place:begin] + text)
+                place = found.end()
+                is_open = place == len(line)
+                if is_open:
+                    break
+            stop = line.find(separator, place)
+            stop = len(line) if stop < 0 else stop + 1
+            parts.append(line[place:stop])
+            place = stop
+        yield "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -48,11 +117,8 @@ class Columns:
 
     Attributes:
         texts: One, two, or three and more where there are hard negatives.
-        title: Of the title, if there is one.
-        score: Of the score, if there is one.
-        group: Of the group, if there is one.
-        key: Of the key that rows are deleted by, if there is one.
-        scores: Of the scores of positive and negatives, if there are some.
+        key: Of the key that rows are deleted by.
+        scores: Of the scores of positive and negatives.
     """
 
     texts: tuple[str, ...]
@@ -62,11 +128,16 @@ class Columns:
     key: str | None = None
     scores: tuple[str, ...] = ()
 
+    @property
+    def single(self) -> dict[str, str]:
+        """Those that a raw row has one value of, beside the texts, by the raw row's column."""
+        names = ("title", "score", "group", "key")
+        return {name: column for name in names if (column := getattr(self, name)) is not None}
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every column that a record must have."""
-        others = (self.title, self.score, self.group, self.key)
-        return self.texts + self.scores + tuple(name for name in others if name is not None)
+        return (*self.texts, *self.scores, *self.single.values())
 
 
 @dataclass(frozen=True)
@@ -76,17 +147,21 @@ class Wanted:
     Attributes:
         format: A name in :data:`pipelines.catalog.FORMATS`.
         columns: Of formats that have some.
-        limits: Sizes.
+        record: Bytes; longer lines and records are passed over.
+        piece: Bytes of a piece of a document, about.
+        document: A file of plain text or Markdown of more bytes is several documents: document n
+            holds the lines that begin in the n-th so many.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
-        stores: How object stores are reached.
         dialect: Of CSV files.
     """
 
     format: str
     columns: Columns
-    limits: Limits = field(default_factory=Limits)
+    record: int = 16 << 20
+    piece: int = 64 << 10
+    document: int = 64 << 20
     as_rows: bool = False
     multiline: bool = True
     stores: StorageSettings = DEFAULT_STORES
@@ -121,14 +196,12 @@ class Reading:
 
     Attributes:
         items: The lines from the beginning of the range on, and on after its end.
-        probe: Of the file.
-        wanted: Of every file.
-        start: First byte of the range.
         stop: Byte after its last one; None for the end of the file.
     """
 
     items: Iterator[Item]
-    probe: Probe
+    encoding: Encoding
+    header: tuple[str, ...]
     wanted: Wanted
     start: int
     stop: int | None
@@ -137,6 +210,60 @@ class Reading:
     def own(self) -> Iterator[Item]:
         """Without the lines that begin behind the range."""
         return until(self.items, self.stop)
+
+
+Line = tuple[int, int, bytes]
+"""The byte of the file that it begins at, the one after it, and the line with its end."""
+
+
+def filled_lines(
+    items: Iterable[Item], encoding: Encoding, blank: bytes = b" \t\r\n"
+) -> Iterator[Line | Found]:
+    """Yield the lines that are not blank; of what was passed over, a record for the quarantine."""
+    for item in items:
+        if isinstance(item, Skipped):
+            yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
+            continue
+        offset = item.offset
+        for line in item.data.splitlines(keepends=True):
+            end = offset + encoding.width(line)
+            yield (offset, end, line) if line.strip(blank) else end
+            offset = end
+
+
+def text_lines(reading: Reading) -> Iterator[tuple[Line, str] | Found]:
+    """Yield the lines of a range that are not blank with their texts."""
+    for line in filled_lines(reading.own, reading.encoding):
+        if isinstance(line, tuple):
+            text = decoded(line, reading.encoding)
+            yield (line, text) if isinstance(text, str) else text
+        else:
+            yield line
+
+
+def decoded(line: Line, encoding: Encoding) -> str | Record:
+    """Return the text of a line, or a record for the quarantine."""
+    offset, end, data = line
+    try:
+        return data.decode(encoding.codec)
+    except UnicodeDecodeError as error:
+        place = offset + encoding.width(data[: error.start])
+        reason = f"not {encoding.label} at byte {place}"
+        return quarantined_record(offset, end, data, encoding.codec, reason)
+
+
+def record_of(offset: int, end: int, values: Mapping[str, str | None], columns: Columns) -> Record:
+    """Return a record by the values of its columns."""
+    return Record(
+        offset,
+        end,
+        tuple(values[name] for name in columns.texts),
+        values[columns.title] if columns.title else None,
+        score=values[columns.score] if columns.score else None,
+        group=values[columns.group] if columns.group else None,
+        key=values[columns.key] if columns.key else None,
+        scores=tuple(values[name] for name in columns.scores),
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +278,7 @@ class Form:
         columns: The names that the first bytes of a file show, None where they cannot tell; raises
             :class:`.streams.UnreadableError` where there should be some. None where records have no
             named columns.
-        is_flat: Whether the file is cut into documents at fixed places (:attr:`Limits.document`),
+        is_flat: Whether the file is cut into documents at fixed places (:attr:`Wanted.document`),
             so that ranges begin there too.
     """
 

@@ -1,4 +1,4 @@
-"""Finds the files that settings such as `corpus.inputs` name."""
+"""The files and columns that settings such as `corpus.inputs` name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COLUMNS = "columns"
 
 
 def names_of(kind: str) -> dict[str, FileNames]:
-    """The names of files of a format, or of all those of :data:`COLUMNS`, by format."""
+    """Return the names of files of a format, or of all those of :data:`COLUMNS`, by format."""
     loaded = {name: FORMATS.load(name) for name in (FORMATS if kind == COLUMNS else (kind,))}
     return {
         name: known.files
@@ -54,17 +54,17 @@ def names_of(kind: str) -> dict[str, FileNames]:
 
 
 def suffixes_of(kind: str) -> str:
-    """The suffixes of a format, or of all those of :data:`COLUMNS`, for a remedy."""
+    """Return the suffixes of a format, or of all those of :data:`COLUMNS`, for a remedy."""
     return ", ".join(suffix for files in names_of(kind).values() for suffix in files.suffixes)
 
 
 def format_of(file: Location) -> str | None:
-    """The format with columns that a file's name tells."""
+    """Return the format with columns that a file's name tells."""
     return next((name for name, files in names_of(COLUMNS).items() if _is_of(file, files)), None)
 
 
 def stamp_of(file: Location) -> list[str | int]:
-    """Path, size and time of the last change; only the path of a file that went away."""
+    """Return path, size and time of the last change; only the path of a file that went away."""
     try:
         status = file.stat()
     except OSError:
@@ -80,16 +80,13 @@ def find_files(
     *,
     follow_links: bool = False,
 ) -> list[Location]:
-    """The files that files, folders and globs stand for, absolute, sorted, each once.
+    """Return the files that files, folders and globs stand for, absolute, sorted, each once.
 
     A folder stands for the files in it, at any depth, whose name ends as `kind` has it, and for
     WikiExtractor's `wiki_00` where that is of the kind. Hidden files and folders are left out.
 
     Args:
-        inputs: What the user wrote.
         kind: A format of files, or :data:`COLUMNS`.
-        key: The setting that an error names.
-        stores: How object stores are reached.
         follow_links: Whether links in a folder that lead out of it are followed. An input that is
             a link itself is what the user has named.
 
@@ -107,12 +104,12 @@ def find_files(
 
 
 def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path]:
-    """Those of :func:`find_files` that are on a file system."""
+    """Return those of :func:`find_files` that are on a file system."""
     return [path for path in map(as_local, find_files(inputs, kind, key)) if path is not None]
 
 
 def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
-    """The place that a path or an address means, absolute.
+    """Return the place that a path or an address means, absolute.
 
     Raises:
         InputError: It is none.
@@ -128,7 +125,7 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
-    """The path on a file system that a name or a `file:` address means.
+    """Return the path on a file system that a name or a `file:` address means.
 
     Raises:
         InputError: It is an address of another kind.
@@ -179,7 +176,7 @@ def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Spark, and a search of a folder, pass a file over for its name."""
+    """Return whether Spark, and a search of a folder, pass a file over for its name."""
     return name.startswith(("_", "."))
 
 
@@ -199,14 +196,19 @@ Names = Sequence[tuple[str, str]]
 _TITLES = "corpus.title_column"
 
 
+def _text_columns(settings: CorpusSettings) -> tuple[str, tuple[str, ...]]:
+    """Return the setting that names the columns of texts, and these."""
+    if settings.pairs == "columns":
+        return "corpus.pair_columns", settings.pair_columns
+    if settings.pairs == "triplets":
+        return "corpus.triplet_columns", settings.triplet_columns
+    return "corpus.text_column", (settings.text_column,)
+
+
 def columns_of(settings: CorpusSettings) -> Columns:
-    """The columns that the settings want of formats that have some."""
-    texts: Mapping[str, tuple[str, ...]] = {
-        "columns": settings.pair_columns,
-        "triplets": settings.triplet_columns,
-    }
+    """Return the columns that the settings want of formats that have some."""
     return Columns(
-        texts.get(settings.pairs, (settings.text_column,)),
+        _text_columns(settings)[1],
         settings.title_column if settings.pairs in ("title", "document") else None,
         settings.score_column,
         settings.group_column,
@@ -216,20 +218,12 @@ def columns_of(settings: CorpusSettings) -> Columns:
 
 
 def named_columns(settings: CorpusSettings) -> Names:
-    """The settings that name a wanted column, and the names."""
-    keys = {"columns": "corpus.pair_columns", "triplets": "corpus.triplet_columns"}
+    """Return the settings that name a wanted column, and the names."""
     columns = columns_of(settings)
-    texts = keys.get(settings.pairs, "corpus.text_column")
-    others = (
-        (_TITLES, columns.title),
-        ("corpus.group_column", columns.group),
-        ("corpus.score_column", columns.score),
-        ("corpus.key_column", columns.key),
-    )
     return [
-        *((texts, name) for name in columns.texts),
+        *((_text_columns(settings)[0], name) for name in columns.texts),
         *(("corpus.score_columns", name) for name in columns.scores),
-        *((key, name) for key, name in others if name is not None),
+        *((f"corpus.{key}_column", name) for key, name in columns.single.items()),
     ]
 
 
@@ -237,15 +231,12 @@ def nothing_readable(
     first: tuple[Location, str],
     known: Sequence[tuple[Location, Sequence[str]]],
     names: Names,
-    key: str = INPUTS,
 ) -> InputError:
-    """The error for inputs of which no file can be read.
+    """Return the error for inputs of which no file can be read.
 
     Args:
         first: The first file, and why it cannot be read.
         known: The files whose columns are known, with these.
-        names: What is wanted.
-        key: The setting of the inputs.
     """
     for setting, name in names:
         if known and not any(column_of(name, columns) in columns for _, columns in known):
@@ -254,42 +245,31 @@ def nothing_readable(
             return InputError(
                 setting, f"{file} has no column `{missing}`", column_remedy(setting, columns)
             )
-    return InputError(key, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
+    return InputError(INPUTS, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
 
 
 def column_remedy(setting: str, columns: Iterable[str]) -> str:
-    """What to do about a setting that names a column that is not among those that there are."""
+    """Say what to do about a setting that names a column that is not among those that there are."""
     there = has_columns(columns, setting.partition(".")[0])
     return f"{there}, or null where documents have none" if setting == _TITLES else there
 
 
 def has_columns(columns: Iterable[str], section: str) -> str:
-    """Name the columns that there are, and the setting where a header was not cut, for a remedy.
-
-    Args:
-        columns: Their names.
-        section: Of the settings that name the file.
-    """
+    """Name the columns that there are, and the setting where a header was not cut, for a remedy."""
     names = list(columns)
-    told = f"it has {listed(names)}"
-    shown = (shown for sign, shown in _SEPARATORS.items() if len(names) == 1 and sign in names[0])
-    sign = next(shown, None)
-    return told if sign is None else f"{told}: set {section}.csv_separator to `{sign}`"
-
-
-_SEPARATORS = {";": ";", "\t": "\\t", "|": "|"}
-
-
-def listed(columns: Iterable[str]) -> str:
-    """Names of columns, for a remedy; one with signs that mislead the eye stands in quotes."""
-    return ", ".join(
+    # One with signs that mislead the eye stands in quotes.
+    listed = ", ".join(
         name if name.isprintable() and name.strip() == name and name else f"`{name}`"
-        for name in columns
+        for name in names
     )
+    for sign, shown in {";": ";", "\t": "\\t", "|": "|"}.items():
+        if len(names) == 1 and sign in names[0]:
+            return f"it has {listed}: set {section}.csv_separator to `{shown}`"
+    return f"it has {listed}"
 
 
 def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-    """Raw rows of :data:`.rows.ROW_SCHEMA`; columns that are not given are null.
+    """Return raw rows of :data:`.rows.ROW_SCHEMA`; columns that are not given are null.
 
     Unless given, `bytes` are those of the texts.
     """
@@ -305,13 +285,9 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
 
 def text_of(name: str, columns: Collection[str]) -> Column:
-    """A column, or an element of a column of lists, as text, with U+FFFD for what is no UTF-8.
+    """Return a column, or an element of one of lists, as text, with U+FFFD for what is no UTF-8.
 
     The name is quoted, because a dot in it would mean a field of a struct.
-
-    Args:
-        name: Of the column or the element.
-        columns: Those that there are.
     """
     element = element_of(name, columns)
     base = name if element is None else element[0]
@@ -337,15 +313,8 @@ def number_in(text: str, kind: str = "double") -> str:
 def rows_of(
     frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
 ) -> DataFrame:
-    """Raw rows of the wanted columns, and of more columns of a raw row."""
-    wanted = {f"text_{side}": name for side, name in enumerate(columns.texts[:2])}
-    others = {
-        "title": columns.title,
-        "score": columns.score,
-        "group": columns.group,
-        "key": columns.key,
-    }
-    wanted |= {name: column for name, column in others.items() if column is not None}
+    """Return raw rows of the wanted columns, and of more columns of a raw row."""
+    wanted = {f"text_{side}": name for side, name in enumerate(columns.texts[:2])} | columns.single
     there = frame.columns
     texts = {name: text_of(column, there) for name, column in wanted.items()}
     lists = {"negatives": columns.texts[2:], "candidate_scores": columns.scores}

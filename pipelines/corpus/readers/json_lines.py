@@ -6,11 +6,18 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipelines.corpus.readers.csv_format import record_of, said_lines
-from pipelines.corpus.readers.csv_parser import Line, decoded
-from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
+from pipelines.corpus.readers.formats import (
+    FileNames,
+    Form,
+    Format,
+    Line,
+    Probe,
+    Reading,
+    record_of,
+    text_lines,
+)
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
-from pipelines.corpus.readers.streams import Encoding, UnreadableError, last_line_end
+from pipelines.corpus.readers.streams import UnreadableError, last_line_end
 from pipelines.settings.corpus import element_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -21,31 +28,25 @@ _KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
 
 
 def json_records(reading: Reading) -> Iterator[Found]:
-    """A record a line; a line that is no object with plain values in its columns is not read."""
-    for line in said_lines(reading.own, reading.probe.encoding):
-        if isinstance(line, tuple):
-            yield _json_record(line, reading.probe.encoding, reading.wanted)
-        else:
-            yield line
+    """Yield a record a line; one that is no object with plain values in its columns is not read."""
+    for found in text_lines(reading):
+        yield _json_record(*found, reading) if isinstance(found, tuple) else found
 
 
-def _json_record(line: Line, encoding: Encoding, wanted: Wanted) -> Record:
-    text = decoded(line, encoding)
-    if isinstance(text, Record):
-        return text
-    offset, end, data = line
+def _json_record(line: Line, text: str, reading: Reading) -> Record:
+    columns = reading.wanted.columns
     try:
         fields = parse_object(text)
-        if wanted.as_rows:
-            return Record(offset, end, (text,))
-        values = {name: plain_value(fields, name) for name in wanted.columns.names}
+        if reading.wanted.as_rows:
+            return Record(*line[:2], (text,))
+        values = {name: plain_value(fields, name) for name in columns.names}
     except ValueError as error:
-        return quarantined_record(offset, end, data, encoding.codec, str(error))
-    return record_of(offset, end, values, wanted.columns)
+        return quarantined_record(*line, reading.encoding.codec, str(error))
+    return record_of(*line[:2], values, columns)
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that a line of JSON is.
+    """Return the object that a line of JSON is.
 
     Raises:
         ValueError: Its message is the reason for the quarantine.
@@ -60,8 +61,9 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
-    """A column, or an element of a column of lists, as text; null as None, and so
-    what is behind the end of a list.
+    """Return a column, or an element of a column of lists, as text.
+
+    Null is None, and so is what is behind the end of a list.
 
     Raises:
         ValueError: It is not there, or holds several values.
@@ -74,25 +76,20 @@ def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
         if not isinstance(value, list):
             raise ValueError(f"column `{column}` holds no list")
         value = value[place] if place < len(value) else None
-    kind = _KINDS.get(type(value))
-    if kind is not None:
+    if (kind := _KINDS.get(type(value))) is not None:
         raise ValueError(f"column `{name}` holds {kind}")
-    if isinstance(value, str):
-        return _valid(value)
-    return None if value is None else json.dumps(value)
-
-
-def _valid(text: str) -> str:
-    """With U+FFFD for half a surrogate pair, which JSON can spell and UTF-8 cannot hold."""
+    if not isinstance(value, str):
+        return None if value is None else json.dumps(value)
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+        # Half a surrogate pair, which JSON can spell and UTF-8 cannot hold, becomes U+FFFD.
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def shown_columns(probed: Probe) -> tuple[str, ...] | None:
-    """The names in the objects of the first bytes."""
+    """Return the names in the objects of the first bytes."""
     # Of a longer file the last line is cut off, and perhaps the only one.
     seen = probed.head if probed.is_whole else probed.head[: max(last_line_end(probed.head), 0)]
     lines = [line for line in seen.splitlines() if line.strip()]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
-from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,8 +45,6 @@ class ParquetFile:
     """What the footer of a Parquet file says.
 
     Attributes:
-        path: Absolute.
-        types: Of all columns, by name.
         nested: Columns that hold lists, maps or structs.
         lists: Columns of lists of plain values, or without any value.
         rows: How many; 1 where the footer is not readable.
@@ -63,12 +61,12 @@ class ParquetFile:
     names: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
-        """Whether a column of this name, which is there, has a plain value in each row."""
+        """Return whether a column of this name, which is there, has a plain value in each row."""
         column = column_of(name, self.types)
         return column not in self.nested if column == name else column in self.lists
 
     def problem_with(self, names: Iterable[str]) -> str | None:
-        """Why the columns of these names cannot be read, if so."""
+        """Say why the columns of these names cannot be read, if so."""
         if self.problem is not None:
             return self.problem
         for name in names:
@@ -86,7 +84,6 @@ def same_for_spark(column: str, names: Iterable[str]) -> str | None:
     """Name the columns of which Spark cannot tell one, since it takes capitals for small letters.
 
     Args:
-        column: That is wanted.
         names: Of all columns of a file, as often as they are there.
     """
     alike = [name for name in names if name.lower() == column.lower()]
@@ -97,7 +94,7 @@ def same_for_spark(column: str, names: Iterable[str]) -> str | None:
 
 
 def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
-    """The footers of Parquet files; runs on the driver."""
+    """Return the footers of Parquet files; runs on the driver."""
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return list(pool.map(_footer, files))
 
@@ -113,37 +110,29 @@ def _footer(file: Location) -> ParquetFile:
     except pa.ArrowInvalid:
         return ParquetFile(file, {}, problem="not Parquet, or without its end")
     except OSError as error:
-        return ParquetFile(
-            file, {}, problem=f"not readable ({str(error).splitlines()[0][:_SHOWN]})"
-        )
-    nested = tuple(field.name for field in schema if not is_plain(field.type))
+        problem = f"not readable ({str(error).splitlines()[0][:_SHOWN]})"
+        return ParquetFile(file, {}, problem=problem)
     types = {field.name: str(field.type) for field in schema}
+    nested = tuple(field.name for field in schema if not is_plain(field.type))
     lists = tuple(
         field.name
         for field in schema
         if is_list_of_values(field.type) or str(field.type) == _NO_TYPE
     )
-    names = tuple(schema.names)
-    return ParquetFile(file, types, nested, lists, metadata.num_rows, names=names)
+    return ParquetFile(file, types, nested, lists, metadata.num_rows, names=tuple(schema.names))
 
 
-def read_parquet(
+def _parquet_rows(
     session: SparkSession,
     settings: CorpusSettings,
     files: Sequence[Location],
     read: Sequence[Location],
-    damaged: Damaged = MappingProxyType({}),
+    damaged: Damaged,
 ) -> DataFrame:
-    """Parquet files, read together only where the types of the wanted columns are equal.
+    """Read files together only where the types of the wanted columns are equal.
 
-    A file that is damaged or has other columns is a row for the quarantine.
-
-    Args:
-        session: Reads them.
-        settings: Of the corpus.
-        files: All inputs: one of them can be read.
-        read: Those whose rows are wanted.
-        damaged: Those that are known to be damaged behind their footers, and how.
+    A file that is damaged or has other columns is a row for the quarantine. See
+    :attr:`.formats.Format.read_files`.
 
     Raises:
         InputError: No file can be read.
@@ -158,13 +147,14 @@ def read_parquet(
     if all(problems.values()):
         raise _no_parquet(footers, names)
     asked = {*read}
-    footers = [footer for footer in footers if footer.path in asked]
-    alike: dict[tuple[object, ...], list[ParquetFile]] = {}
-    for footer in (footer for footer in footers if problems[footer.path] is None):
+    alike: dict[tuple[object, ...], list[ParquetFile]] = defaultdict(list)
+    lost = []
+    for footer in (footer for footer in footers if footer.path in asked):
+        if (problem := problems[footer.path]) is not None:
+            lost.append((footer, problem))
+            continue
         types = (footer.types[column_of(name, footer.types)] for name in wanted)
-        opened = is_opened_by_spark(footer.types.values())
-        alike.setdefault((*types, opened), []).append(footer)
-    columns = columns_of(settings)
+        alike[(*types, is_opened_by_spark(footer.types.values()))].append(footer)
     frames = []
     for some in alike.values():
         stored = [column_of(name, some[0].types) for name in wanted]
@@ -173,8 +163,7 @@ def read_parquet(
             # A column without values has no type, although lists are asked for.
             if name != column and some[0].types[column] == _NO_TYPE:
                 frame = frame.withColumn(column, F.lit(None).cast("array<string>"))
-        frames.append(rows_of(frame, columns, {"input": F.col(_ORIGIN)}))
-    lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
+        frames.append(rows_of(frame, columns_of(settings), {"input": F.col(_ORIGIN)}))
     if lost:
         frames.append(_quarantined(session, lost))
     return reduce(DataFrame.unionByName, frames)
@@ -188,24 +177,20 @@ def find_damaged(
     Spark's own error names no file.
 
     Args:
-        session: Has them read on executors.
         files: Parquet files; those whose footers cannot be read are left out.
         columns: That are wanted; those that a file lacks are left out.
     """
     work = partial(_damages, columns=tuple(columns))
     tasks = slices(list(enumerate(files)), 4 * default_parallelism(session))
-    found: list[tuple[int, str]] = collect_from_tasks(session, tasks, work)
-    return {files[number]: problem for number, problem in found}
+    found: list[tuple[int, str | None]] = collect_from_tasks(session, tasks, work)
+    return {files[number]: problem for number, problem in found if problem is not None}
 
 
 def _damages(
     tasks: Iterable[Sequence[tuple[int, Location]]], *, columns: Sequence[str]
-) -> Iterator[tuple[int, str]]:
-    """Yield the numbers of the files that cannot be read to their ends. Runs on an executor."""
-    for number, file in chain.from_iterable(tasks):
-        problem = _damage(file, columns)
-        if problem is not None:
-            yield number, problem
+) -> Iterator[tuple[int, str | None]]:
+    """Yield the numbers of files, and why each cannot be read to its end. Runs on an executor."""
+    return ((number, _damage(file, columns)) for number, file in chain.from_iterable(tasks))
 
 
 def _damage(file: Location, columns: Sequence[str]) -> str | None:
@@ -259,7 +244,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
 PARQUET = Format(
     # What is in the file is compressed already, and Spark reads no other.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
-    read_files=read_parquet,
+    read_files=_parquet_rows,
     find_damaged=find_damaged,
     columns=True,
 )

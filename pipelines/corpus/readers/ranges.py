@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from pipelines.catalog import FORMATS
-from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Format, Probe, Reading, Wanted
+from pipelines.corpus.readers.formats import HEAD_BYTES, Format, Probe, Reading, Wanted
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record, row_batches
 from pipelines.corpus.readers.streams import (
     BinaryError,
@@ -39,7 +39,7 @@ _SAMPLES = 16
 
 
 def probe(file: Location, wanted: Wanted) -> Probe:
-    """Looks at the first bytes of a file, and for its encoding at some more of it.
+    """Look at the first bytes of a file, and for its encoding at some more of it.
 
     Raises:
         UnreadableError: It cannot be read, or it is no text.
@@ -52,14 +52,17 @@ def probe(file: Location, wanted: Wanted) -> Probe:
     head = sample[0][encoding.mark : HEAD_BYTES] if sample else b""
     if encoding.is_wide:
         head = b"".join(stream_of([head], encoding))
-    form = _form_of(file, head, wanted)
+    known: Format = FORMATS.load(wanted.format)
+    form_of = known.rows if wanted.as_rows else known.form
+    assert form_of is not None, f"{wanted.format} is not read by tasks"
+    form = form_of(file, head)
     text = head.decode(encoding.codec, "replace")
     header = form.header(text, wanted.dialect) if form.header else ()
     return Probe(form, encoding, head, header)
 
 
 def _sample(file: Location) -> Iterator[bytes]:
-    """The beginning, and of a long plain file that begins as ASCII some stretches of lines."""
+    """Yield the beginning, and of a long plain file that begins as ASCII some stretches."""
     head = bytearray()
     try:
         for chunk in read_chunks(file):
@@ -79,47 +82,32 @@ def _sample(file: Location) -> Iterator[bytes]:
         yield stretch[max(line_end(stretch), 0) :]
 
 
-def _form_of(file: Location, head: bytes, wanted: Wanted) -> Form:
-    known: Format = FORMATS.load(wanted.format)
-    form_of = known.rows if wanted.as_rows else known.form
-    assert form_of is not None, f"{wanted.format} is not read by tasks"
-    return form_of(file, head)
-
-
 def read_tasks(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """The raw rows of the splits of tasks. Runs on an executor; see :func:`read_splits`."""
+    """Yield the raw rows of the splits of tasks. Runs on an executor; see :func:`read_splits`."""
     return read_splits(chain.from_iterable(tasks), wanted=wanted)
 
 
 def read_splits(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Splits in, raw rows out. Runs on an executor.
+    """Yield the raw rows of splits, in batches of :data:`.rows.ROW_SCHEMA`. Runs on an executor.
 
     Args:
-        splits: In the order of their rows.
-        wanted: The same for all.
-
-    Returns:
-        Batches of :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`. What cannot be read is a row
-        too.
+        splits: In the order of their rows. What cannot be read of them is a row too.
     """
-    return row_batches(_rows(splits, wanted))
-
-
-def _rows(splits: Iterable[FileRange], wanted: Wanted) -> Iterator[tuple[str, Record, int]]:
-    for file, start, stop in splits:
-        yield from _with_sizes(
+    return row_batches(
+        row
+        for file, start, stop in splits
+        for row in _with_sizes(
             file, records_of(location(file, wanted.stores), start, stop, wanted), start
         )
+    )
 
 
 def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
-    """The records of a split. What cannot be read is a record too, never an error.
+    """Yield the records of a split. What cannot be read is a record too, never an error.
 
     Args:
         file: Of any encoding and compression.
-        start: First byte of the split.
         stop: Byte after its last one; None for the end of the file.
-        wanted: Of every file.
     """
     try:
         probed = probe(file, wanted)
@@ -139,11 +127,14 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
             return
         stop = None
     if probed.form.is_flat:
-        start = _aligned(start, wanted.limits.document)
-        stop = None if stop is None else _aligned(stop, wanted.limits.document)
+        unit = wanted.document
+        start = -(-start // unit) * unit
+        stop = None if stop is None else -(-stop // unit) * unit
     if start != stop:
-        items = _items(file, probed.encoding, start, wanted.limits.record)
-        yield from probed.form.records(Reading(items, probed, wanted, start, stop))
+        items = _items(file, probed.encoding, start, wanted.record)
+        yield from probed.form.records(
+            Reading(items, probed.encoding, probed.header, wanted, start, stop)
+        )
 
 
 def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
@@ -153,10 +144,6 @@ def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
         if count != 1:
             return f"two columns `{name}`" if count else f"no column `{name}`"
     return None
-
-
-def _aligned(place: int, unit: int) -> int:
-    return -(-place // unit) * unit
 
 
 def _items(file: Location, encoding: Encoding, start: int, most: int) -> Iterator[Item]:
@@ -175,7 +162,7 @@ def _without(chunks: Iterable[bytes], mark: int) -> Iterator[bytes]:
 
 
 def _with_sizes(file: str, found: Iterable[Found], start: int) -> Iterator[tuple[str, Record, int]]:
-    """The file and its records, each with the bytes that it stands for.
+    """Yield the file and its records, each with the bytes that it stands for.
 
     These are its own, those since the record before, and behind it those that belong to none.
     """
@@ -213,8 +200,6 @@ class Split:
     """The records of a file that begin in a range of bytes.
 
     Attributes:
-        file: Absolute path.
-        start: First byte.
         stop: Byte after the last one; None for the end of the file.
         size: Bytes of text in it, about.
     """
@@ -226,11 +211,9 @@ class Split:
 
 
 def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
-    """The splits of a file, which need not be there any more.
+    """Yield the splits of a file, which need not be there any more.
 
     Args:
-        file: Absolute.
-        kind: The format of it.
         multiline: Whether a quoted field of a CSV file may hold line ends.
     """
     try:
@@ -250,7 +233,7 @@ def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator
 
 
 def pack(splits: Sequence[Split], cores: int) -> list[list[Split]]:
-    """Deals splits to tasks, in their order, so that a task has enough to do and none too much.
+    """Deal splits to tasks, in their order, so that a task has enough to do and none too much.
 
     There are as many tasks as cores at least, where there are so many splits.
     """

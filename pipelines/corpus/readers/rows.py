@@ -1,6 +1,4 @@
-"""The raw row that every format gives, and Arrow batches of it.
-
-Documents as pieces, whatever marks where documents begin.
+"""The raw row that every format gives, Arrow batches of it, and documents as pieces.
 
 A document that is longer than a piece may be is cut where a paragraph or a line ends; where the
 stream was cut into chunks changes nothing. Runs on executors, over the items of
@@ -11,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -79,21 +78,17 @@ _BATCH_CHARACTERS = 4 << 20
 
 @dataclass(slots=True)
 class Record:
-    """A record or a piece of a document.
+    """A record or a piece of a document. Columns are as they were read.
 
     Attributes:
         offset: Byte of the unpacked file that it begins at.
         end: Byte after its last one.
         texts: One, two, or three and more: behind the second come hard negatives. A null is as
             good as a text here.
-        title: Of the document or record.
         document: Byte that its document begins at.
         place: Number of the piece in its document.
-        score: As it was read.
-        group: As it was read.
-        key: As it was read.
         quarantined: Why it could not be read.
-        scores: Of the second text and those behind it, as they were read.
+        scores: Of the second text and those behind it.
     """
 
     offset: int
@@ -115,13 +110,13 @@ header, blank lines)."""
 
 
 def quarantined_record(offset: int, end: int, data: bytes, codec: str, reason: str) -> Record:
-    """A record for the quarantine; `data` is its beginning in the encoding `codec`."""
+    """Return a record for the quarantine; `data` is its beginning in the encoding `codec`."""
     excerpt = data[: 4 * EXCERPT].decode(codec, "replace")[:EXCERPT]
     return Record(offset, end, (excerpt,), quarantined=reason)
 
 
 def row_batches(rows: Iterable[tuple[str, Record, int]]) -> Iterator[pa.RecordBatch]:
-    """Batches of :data:`ROW_SCHEMA`, of some thousand rows and some MB each.
+    """Yield batches of :data:`ROW_SCHEMA`, of some thousand rows and some MB each.
 
     Args:
         rows: The file, the record and the bytes that it stands for.
@@ -139,29 +134,26 @@ def row_batches(rows: Iterable[tuple[str, Record, int]]) -> Iterator[pa.RecordBa
 
 
 def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
-    records = [record for _, record, _ in rows]
+    files, records, sizes = zip(*rows, strict=True)
     columns = {
-        "file": [file for file, _, _ in rows],
-        "offset": [record.offset for record in records],
+        "file": files,
         "document": [
             None if record.document is None else f"{file}#{record.document}"
             for file, record, _ in rows
         ],
-        "place": [record.place for record in records],
-        "title": _clean([record.title for record in records]),
-        "score": [record.score for record in records],
-        "group": _clean([record.group for record in records]),
-        "key": _clean([record.key for record in records]),
-        "quarantined": [record.quarantined for record in records],
+        "negatives": [_clean(record.texts[_SINGLE:]) or None for record in records],
+        "candidate_scores": [record.scores or None for record in records],
         "rows": [1] * len(rows),
-        "bytes": [size for _, _, size in rows],
+        "bytes": sizes,
         "level": [ROWS] * len(rows),
     }
+    for name in ("offset", "place", "score", "quarantined"):
+        columns[name] = [*map(attrgetter(name), records)]
+    for name in ("title", "group", "key"):
+        columns[name] = _clean(map(attrgetter(name), records))
     for side in range(_SINGLE):
         texts = [record.texts[side] if side < len(record.texts) else None for record in records]
         columns[f"text_{side}"] = _clean(texts)
-    columns["negatives"] = [_clean(record.texts[_SINGLE:]) or None for record in records]
-    columns["candidate_scores"] = [record.scores or None for record in records]
     nothing: list[None] = [None] * len(rows)
     return pa.RecordBatch.from_arrays(
         [pa.array(columns.get(field.name, nothing), field.type) for field in ROW_SCHEMA],
@@ -170,12 +162,12 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
 
 
 def _clean(texts: Iterable[str | None]) -> list[str | None]:
-    """Without NUL, which ends a string in too many places."""
+    """Take NUL out, which ends a string in too many places."""
     return [text.replace("\0", "") if text is not None and "\0" in text else text for text in texts]
 
 
 def file_of(address: str) -> str:
-    """The path that is meant by the address of a file, as Spark writes it."""
+    """Return the path that is meant by the address of a file, as Spark writes it."""
     found = urlsplit(address)
     is_path = found.scheme == "file" or address.startswith(_VOLUMES)
     return unquote(found.path) if is_path else address
@@ -193,19 +185,19 @@ Cut = Callable[[Text, int], int]
 
 
 def known_title(title: str | None) -> str | None:
-    """The title, or None for a long one: every piece repeats it, and it would outgrow the text."""
+    """Return the title, or None for a long one: every piece repeats it, and outgrows its text."""
     return None if title is not None and len(title) > _LONGEST_TITLE else title
 
 
 def paragraph_cut(data: Text, size: int) -> int:
-    """After the last paragraph that ends in the first `size` bytes, or else the last line."""
+    """Return the end of the last paragraph in the first `size` bytes, or else of the last line."""
     places = ((data.rfind(end, size // 4, size), len(end)) for end in _PARAGRAPH_ENDS)
     cut = max(place + length if place >= 0 else 0 for place, length in places)
     return cut or line_cut(data, size)
 
 
 def line_cut(data: Text, size: int) -> int:
-    """After the last line that ends in the first `size` bytes, or else the first one after."""
+    """Return the end of the last line in the first `size` bytes, or else of the first one after."""
     feed = data.rfind(b"\n", size // 4, size)
     carriage = data.rfind(b"\r", size // 4, size)
     if max(feed, carriage) < 0:
@@ -222,6 +214,7 @@ class Document:
     Attributes:
         offset: Byte that it begins at; None for text that is in no document.
         position: Byte that the text which is held begins at.
+        piece: Bytes of a piece, at most.
         title: Of the piece that is held.
         held: Text that has not left yet; a bytearray takes and loses some without moving the rest.
         place: Number of the next piece.
@@ -239,7 +232,7 @@ class Document:
     is_code: bool = False
 
     def add(self, data: bytes) -> list[Found]:
-        """Takes text, and gives the pieces that are full."""
+        """Take text, and return the pieces that are full."""
         self.held += data
         found: list[Found] = []
         while len(self.held) > self.piece:
@@ -252,11 +245,11 @@ class Document:
         return data
 
     def end_piece(self) -> list[Found]:
-        """Gives what is held."""
+        """Return what is held."""
         return self._leave(self._taken(len(self.held))) if self.held else []
 
     def close(self) -> list[Found]:
-        """Gives what is held; a document that has no text at all is a row nevertheless."""
+        """Return what is held; a document that has no text at all is a row nevertheless."""
         found = self.end_piece()
         if self.offset is not None and not self.place:
             found.append(self._piece(self.position, ""))
@@ -266,13 +259,6 @@ class Document:
         if (self.place or self.offset is None) and data.isspace():
             self.position += self.encoding.width(data)
             return [self.position]
-        if self.offset is not None:
-            try:
-                text = data.decode(self.encoding.codec)
-            except UnicodeDecodeError:
-                pass
-            else:
-                return [self._piece(self.position + self.encoding.width(data), text)]
         found: list[Found] = []
         for stretch, part, reason in _decoded(data, self.position, self.encoding):
             end = self.position + self.encoding.width(stretch)
@@ -291,7 +277,7 @@ class Document:
 
 
 def lose(document: Document | None, item: Skipped, encoding: Encoding) -> Iterator[Found]:
-    """What the document holds, and what was passed over after it."""
+    """Yield what the document holds, and what was passed over after it."""
     if document is not None:
         yield from document.end_piece()
         document.position = item.end
@@ -301,7 +287,7 @@ def lose(document: Document | None, item: Skipped, encoding: Encoding) -> Iterat
 def _decoded(
     data: bytes, position: int, encoding: Encoding
 ) -> Iterator[tuple[bytes, str | None, str | None]]:
-    """Stretches of lines with their text; lines that are not in the encoding have a reason."""
+    """Yield stretches of lines with their text, or the reason why they are not in the encoding."""
     start = 0
     while start < len(data):
         try:

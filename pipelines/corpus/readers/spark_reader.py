@@ -1,8 +1,8 @@
 """The inputs of any format as a Spark DataFrame of raw rows of one shape; runs on the driver.
 
 Files of text are read by Python on the executors, a range of a file or several files a task
-(:mod:`pipelines.corpus.readers.ranges`); Parquet and tables by Spark
-(:mod:`pipelines.corpus.readers.parquet`, :mod:`pipelines.corpus.readers.tables`).
+(:mod:`.readers.ranges`); Parquet and tables by Spark (:mod:`.readers.parquet`,
+:mod:`.readers.tables`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,8 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.catalog import FORMATS
 from pipelines.corpus.readers import parquet
-from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Damaged, Format, Limits, Wanted
+from pipelines.corpus.readers.formats import (
+    RFC_4180,
+    Columns,
+    Damaged,
+    Dialect,
+    Format,
+    Wanted,
+)
 from pipelines.corpus.readers.inputs import (
     COLUMNS,
     INPUTS,
@@ -66,7 +71,7 @@ def read_rows(
     stores: StorageSettings = DEFAULT_STORES,
     damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
-    """The raw rows of `corpus.inputs`; see :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`.
+    """Return the raw rows of `corpus.inputs`; see :data:`.rows.ROW_SCHEMA`.
 
     Only first bytes and footers are read yet. What cannot be read later is a row with its reason
     in `quarantined`.
@@ -85,7 +90,7 @@ def read_rows(
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuses settings that do not fit the format.
+    """Refuse settings that do not fit the format.
 
     Raises:
         InputError: Names the setting.
@@ -117,14 +122,11 @@ def read_files(
     stores: StorageSettings = DEFAULT_STORES,
     damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
-    """The raw rows of some files of a format of files.
+    """Return the raw rows of some files of a format of files.
 
     Args:
-        session: Reads them.
-        settings: Of the corpus.
         files: All inputs: one of them can be read.
         read: Those whose rows are wanted.
-        stores: How object stores are reached.
         damaged: Those that cannot be read to their ends, which go to the quarantine.
 
     Raises:
@@ -133,14 +135,15 @@ def read_files(
     known: Format = FORMATS.load(settings.format)
     if known.read_files is not None:
         return known.read_files(session, settings, files, read, damaged)
-    limits = Limits(record=settings.max_record_megabytes << 20)
-    if known.columns:
-        names = list(named_columns(settings))
-        wanted = Wanted(settings.format, columns_of(settings), limits, stores=stores)
-        wanted = replace(wanted, multiline=settings.csv_multiline, dialect=Dialect.of(settings))
-    else:
-        wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
-    _check_some_readable(files, wanted, names)
+    wanted = Wanted(
+        settings.format,
+        columns_of(settings) if known.columns else Columns(("text",)),
+        record=settings.max_record_megabytes << 20,
+        multiline=settings.csv_multiline,
+        stores=stores,
+        dialect=Dialect.of(settings),
+    )
+    _check_some_readable(files, wanted, named_columns(settings) if known.columns else [])
     return _read(session, read, wanted)
 
 
@@ -153,9 +156,6 @@ def without_damaged(
     """Have Spark read files, and where it cannot, once more without those that are damaged.
 
     Args:
-        session: Reads them.
-        settings: Of the corpus.
-        files: That are read.
         act: Reads them, given those that are damaged.
 
     Raises:
@@ -184,10 +184,7 @@ def damage_named(
     """Name the file, where Spark cannot read one in the block.
 
     Args:
-        session: Has the files read once more.
-        key: The setting that names them.
         files: Of which those of Parquet are looked at.
-        columns: That are wanted.
 
     Raises:
         InputError: A file is damaged.
@@ -212,17 +209,15 @@ def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> D
 def planned_splits(
     session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
 ) -> list[list[FileRange]]:
-    """The splits of files of a format, in their order: those that each task reads."""
+    """Return the splits of files of a format, in their order: those that each task reads."""
     splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
     tasks = pack(splits, default_parallelism(session))
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
     return [[(split.file, split.start, split.stop) for split in task] for task in tasks]
 
 
-def _check_some_readable(
-    files: Iterable[Location], wanted: Wanted, names: Names, key: str = INPUTS
-) -> None:
-    """Looks at first bytes until one file can be read.
+def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names) -> None:
+    """Look at first bytes until one file can be read.
 
     Raises:
         InputError: None can.
@@ -243,11 +238,11 @@ def _check_some_readable(
         first = first or (file, problem)
         known.append((file, columns))
     if first is not None:
-        raise nothing_readable(first, known, names, key)
+        raise nothing_readable(first, known, names)
 
 
 def shown_columns(file: Location, wanted: Wanted) -> tuple[str, ...] | None:
-    """The columns that the first bytes of a file show; None where they cannot tell.
+    """Return the columns that the first bytes of a file show; None where they cannot tell.
 
     Raises:
         UnreadableError: There should be some, and there are none, or it cannot be read.
@@ -266,16 +261,12 @@ def texts_of(
     *,
     follow_links: bool = False,
 ) -> DataFrame:
-    """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
+    """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
     Args:
         session: Reads the files that are not Parquet once, to be sure that all of them can be.
-        inputs: Files, folders or globs.
         columns: Those that a file has are taken; it has one at least.
         key: The setting of the inputs; that of the columns is `<key>_columns`.
-        stores: How object stores are reached.
-        dialect: Of those that are CSV.
-        follow_links: Out of folders.
 
     Raises:
         InputError: Something of it cannot be read.
@@ -309,26 +300,24 @@ def _texts_of_file(
         problem = problem or parquet.find_damaged(session, [file], wanted).get(file)
         if problem is not None:
             raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
-    for name in wanted:
-        if FORMATS.load(kind).form is None:
+        for name in wanted:
             frame = read_columns(session, [file], [column_of(name, there)])
             yield frame.select(text_of(name, there).alias("text"))
-        else:
-            wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
-            rows = _read(session, [file], wants)
-            _check_all_read(rows, key)
-            yield rows.select(F.col("text_0").alias("text"))
+        return
+    for name in wanted:
+        wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
+        rows = _read(session, [file], wants)
+        first = rows.where("quarantined is not null").orderBy("offset").first()
+        if first is not None:
+            place = f"{first['file']} at byte {first['offset']}"
+            raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
+        yield rows.select(F.col("text_0").alias("text"))
 
 
 def columns_in(
     file: Location, key: str, dialect: Dialect = RFC_4180
 ) -> tuple[str, tuple[str, ...]]:
-    """The format of a file with columns and their names, in CSV and JSON of its first row.
-
-    Args:
-        file: Its name tells the format.
-        key: The setting that names it.
-        dialect: Of a CSV file.
+    """Return the format of a file and its columns, in CSV and JSON of its first row.
 
     Raises:
         InputError: It says no format, or cannot be read.
@@ -341,49 +330,36 @@ def columns_in(
         (footer,) = parquet.read_footers([file])
         problem, there = footer.problem, tuple(footer.types)
     else:
-        problem, there = _first_columns_of(file, Wanted(kind, Columns(()), dialect=dialect))
+        problem, there = None, ()
+        try:
+            there = shown_columns(file, Wanted(kind, Columns(()), dialect=dialect)) or ()
+        except UnreadableError as error:
+            problem = error.reason
     if problem is not None:
         raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
     return kind, there
 
 
-def _first_columns_of(file: Location, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
-    try:
-        return None, tuple(shown_columns(file, wanted) or ())
-    except UnreadableError as error:
-        return error.reason, ()
-
-
-def _check_all_read(rows: DataFrame, key: str) -> None:
-    first = rows.where("quarantined is not null").orderBy("offset").first()
-    if first is not None:
-        place = f"{first['file']} at byte {first['offset']}"
-        raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
-
-
 def input_fingerprint(
     settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
 ) -> dict[str, Any] | None:
-    """What changes when the inputs do, as JSON: sizes and times of files, versions of tables.
+    """Return what changes when the inputs do, as JSON: stamps of files, versions of tables.
 
-    Returns:
-        None where no version can be known, of tables that have a name only.
+    None where no version can be known, of tables that have a name only.
 
     Raises:
         InputError: An input is not there.
     """
+
+    def stamps(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[list[str | int]]:
+        files = find_files(inputs, kind, key, stores, follow_links=settings.follow_links)
+        return [stamp_of(file) for file in files]
+
     fingerprint = FORMATS.load(settings.format).fingerprint
-    find = partial(find_files, stores=stores, follow_links=settings.follow_links)
-    told = (
-        {"files": _stamps(find(settings.inputs, settings.format))}
-        if fingerprint is None
-        else fingerprint(settings.inputs)
-    )
+    if fingerprint is None:
+        told: dict[str, Any] | None = {"files": stamps(settings.inputs, settings.format)}
+    else:
+        told = fingerprint(settings.inputs)
     if told is None or not settings.exclude:
         return told
-    excluded = find(settings.exclude, COLUMNS, "corpus.exclude")
-    return {**told, "exclude": _stamps(excluded)}
-
-
-def _stamps(files: Iterable[Location]) -> list[list[str | int]]:
-    return [stamp_of(file) for file in files]
+    return {**told, "exclude": stamps(settings.exclude, COLUMNS, "corpus.exclude")}

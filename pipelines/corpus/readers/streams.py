@@ -1,11 +1,9 @@
-"""The unpacked bytes of a file, in chunks, and the whole lines in them: in bounded memory.
+"""Files of text as bytes: their encodings, how they are found and opened, and their whole lines.
 
-Runs on executors; on the driver only for the first bytes of a file.
-
-In which encoding a file of text is, decided once a file from a sample of its bytes.
-
-UTF-8 is the rule. A byte order mark decides for itself; a sample that is not UTF-8 by more than
-a stray byte is judged by charset-normalizer (https://charset-normalizer.readthedocs.io).
+Runs on executors; on the driver only for the first bytes of a file. UTF-8 is the rule for an
+encoding, decided once a file from a sample of its bytes. A byte order mark decides for itself; a
+sample that is not UTF-8 by more than a stray byte is judged by charset-normalizer
+(https://charset-normalizer.readthedocs.io). Bytes are unpacked and cut in bounded memory.
 """
 
 from __future__ import annotations
@@ -41,6 +39,10 @@ class BinaryError(ValueError):
     """The bytes are no text in any encoding."""
 
 
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+_BELOW_FOUR_BYTES = bytes(range(0xF0))
+
+
 def _utf16_width(data: bytes) -> int:
     characters = len(data.translate(None, _CONTINUATIONS))
     return 2 * (characters + len(data.translate(None, _BELOW_FOUR_BYTES)))
@@ -48,10 +50,6 @@ def _utf16_width(data: bytes) -> int:
 
 def _utf32_width(data: bytes) -> int:
     return 4 * len(data.translate(None, _CONTINUATIONS))
-
-
-_CONTINUATIONS = bytes(range(0x80, 0xC0))
-_BELOW_FOUR_BYTES = bytes(range(0xF0))
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ _SIGN_IN_WORD = re.compile(r"[^\W\d_][\u00b9\u00b3\u00bf\u00a3\u00a5\u00bc\u00be
 
 
 def find_encoding(sample: Sequence[bytes]) -> Encoding:
-    """The encoding of a file.
+    """Return the encoding of a file.
 
     Args:
         sample: Stretches of the file, the first from its beginning.
@@ -150,7 +148,7 @@ def _controls(data: bytes) -> int:
 
 
 def _unmarked_wide(head: bytes) -> Encoding:
-    """Western text in UTF-16 has a NUL in every other byte."""
+    """Tell the two UTF-16 apart: Western text has a NUL in every other byte."""
     even, odd = head[::2].count(0), head[1::2].count(0)
     if min(even, odd) > 0.1 * max(even, odd):
         raise BinaryError
@@ -161,7 +159,7 @@ def _unmarked_wide(head: bytes) -> Encoding:
 
 
 def is_mostly_utf8(sample: Iterable[bytes]) -> bool:
-    """Whether what is not UTF-8 in it is a stray byte, or less than what is.
+    """Return whether what is not UTF-8 in a sample is a stray byte, or less than what is.
 
     The sample may begin and end in the middle of a character.
     """
@@ -193,13 +191,12 @@ def _judged(sample: Sequence[bytes]) -> str:
             if not line.isascii() and size < _JUDGED_BYTES:
                 telling.append(line)
                 size += len(line)
-    found = _judged_lines(telling)
-    if found is None:
-        # A broken line spoils them all: most parts are without one.
-        parts = (_judged_lines(telling[start::_PARTS]) for start in range(_PARTS))
-        counts = Counter(part for part in parts if part is not None)
-        found = counts.most_common(1)[0][0] if counts else "utf-8"
-    return found
+    if (found := _judged_lines(telling)) is not None:
+        return found
+    # A broken line spoils them all: most parts are without one.
+    parts = (_judged_lines(telling[start::_PARTS]) for start in range(_PARTS))
+    counts = Counter(filter(None, parts))
+    return counts.most_common(1)[0][0] if counts else "utf-8"
 
 
 def _judged_lines(lines: Sequence[bytes]) -> str | None:
@@ -211,25 +208,17 @@ def _judged_lines(lines: Sequence[bytes]) -> str | None:
     if best.encoding != "cp1250":
         return str(best.encoding)
     # Western text without the few signs in which the two differ can be read as Central European.
-    alike = {
-        name
-        for match in matches
-        if match.chaos <= best.chaos
-        for name in match.could_be_from_charset
-    }
-    is_western = "cp1252" in alike and not _SIGN_IN_WORD.search(data.decode("cp1252", "ignore"))
-    return "cp1252" if is_western else "cp1250"
+    alike = (match.could_be_from_charset for match in matches if match.chaos <= best.chaos)
+    is_western = any("cp1252" in names for names in alike)
+    has_signs = _SIGN_IN_WORD.search(data.decode("cp1252", "ignore")) is not None
+    return "cp1252" if is_western and not has_signs else "cp1250"
 
 
 def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
-    """The stream of a wide file: its chunks as UTF-8.
+    """Yield the stream of a wide file: its chunks, without the mark, as UTF-8.
 
     Half a surrogate pair and a rest that is no character pass as bytes that are not UTF-8, and
     what UTF-32 does not know as U+FFFD.
-
-    Args:
-        chunks: Of the file, without its mark.
-        encoding: A wide one.
     """
     errors = "surrogatepass" if encoding.width is _utf16_width else "replace"
     decoder = codecs.getincrementaldecoder(encoding.name)(errors)
@@ -241,7 +230,7 @@ def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
 
 
 def exists(path: Location, key: str) -> bool:
-    """Whether there is such a file or folder.
+    """Return whether there is such a file or folder.
 
     Raises:
         InputError: Its store cannot be asked.
@@ -261,7 +250,6 @@ class Links:
 
     Attributes:
         root: The folder, or the part of a glob without wildcards.
-        key: The setting that names it.
         follow: Whether those that lead out of it are followed.
     """
 
@@ -271,6 +259,7 @@ class Links:
 
     @cached_property
     def _real_root(self) -> Location:
+        """Resolve the root, once."""
         return self.root.resolve()
 
     def check(self, path: Location) -> None:
@@ -304,11 +293,9 @@ def check_regular(path: Location, key: str) -> None:
         # Whoever reads it says so.
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kind = _KINDS.get(stat.S_IFMT(mode), "device")
+        kinds = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
         raise InputError(key, f"{path} is a {kind}", "name regular files, or folders of them")
-
-
-_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
 def open_regular(path: Location) -> IO[bytes]:
@@ -338,7 +325,6 @@ def files_below(
 
     Args:
         folder: On a file system or in a store.
-        is_hidden: By the name.
         links: What becomes of links to folders; None: they are passed over.
 
     Raises:
@@ -365,7 +351,7 @@ def files_below(
 
 
 def sort_key(path: Location) -> tuple[bool, tuple[str, ...]]:
-    """Orders files by the parts of their paths, those of file systems first."""
+    """Order files by the parts of their paths, those of file systems first."""
     return as_local(path) is None, path.parts
 
 
@@ -393,7 +379,7 @@ _NEAR = 256
 class _InSmallPieces:
     """A decompressor that gives all of what it was fed at once, fed little by little.
 
-    Has the interface of Python's own for bz2 and xz.
+    Has the interface of :class:`bz2.BZ2Decompressor`.
 
     Args:
         inner: Has `decompress`, `eof` and `unused_data`.
@@ -421,7 +407,7 @@ class _InSmallPieces:
         return bytes(self._inner.unused_data) + self._rest
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """At least so many bytes, as long as there are some, and a piece more at most."""
+        """Return `max_length` bytes, as long as there are some, and a piece more at most."""
         data = self._rest + data
         found = bytearray()
         place = 0
@@ -432,31 +418,20 @@ class _InSmallPieces:
         return bytes(found)
 
 
-def _gzip() -> _InSmallPieces:
-    return _InSmallPieces(zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), _DEFLATE_FEED)
-
-
-def _zstd() -> _InSmallPieces:
-    new = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-    return _InSmallPieces(new.decompressobj(), _ZSTD_FEED)
-
-
 DECOMPRESSORS: Mapping[str, Callable[[], Any]] = {
-    ".gz": _gzip,
+    ".gz": lambda: _InSmallPieces(zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), _DEFLATE_FEED),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW),
-    ".zst": _zstd,
+    ".zst": lambda: _InSmallPieces(
+        zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj(), _ZSTD_FEED
+    ),
 }
 """By suffix; each object has the interface of :class:`bz2.BZ2Decompressor`."""
 _DAMAGE = (zlib.error, OSError, lzma.LZMAError, EOFError, zstandard.ZstdError)
 
 
 class UnreadableError(Exception):
-    """A file, or what is left of it, cannot be read.
-
-    Args:
-        reason: For the quarantine.
-    """
+    """A file, or what is left of it, cannot be read; the reason is for the quarantine."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -468,7 +443,7 @@ _NOT_READABLE = "not readable"
 
 
 def may_pass(reason: str) -> bool:
-    """Whether a file that was not read for this reason may be readable the next time, as it is."""
+    """Return whether a file that was not read for this reason may be readable the next time."""
     return reason == _VANISHED or reason.startswith(_NOT_READABLE)
 
 
@@ -477,7 +452,7 @@ class WrongFileError(UnreadableError):
 
 
 def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """The unpacked bytes of a file, in chunks of a few megabytes at most.
+    """Yield the unpacked bytes of a file, in chunks of a few megabytes at most.
 
     Args:
         file: Unpacked as its name says.
@@ -503,7 +478,7 @@ def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iter
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in chunks of :data:`CHUNK` and a piece at most, whatever the pieces are."""
+    """Yield the same bytes in chunks of :data:`CHUNK` and a piece at most."""
     held = bytearray()
     try:
         for piece in pieces:
@@ -522,7 +497,7 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def _unpacked(
     stored: IO[bytes], new_decompressor: Callable[[], Any], suffix: str
 ) -> Iterator[bytes]:
-    """All members of a file, one after the other; zeros behind the last are padding."""
+    """Yield all members of a file, one after the other; zeros behind the last are padding."""
     member = None
     first = True
     size = 0
@@ -569,7 +544,6 @@ class Skipped:
         offset: Byte in the unpacked file.
         end: Byte after the last one that was seen.
         data: The beginning of it.
-        reason: For the quarantine.
     """
 
     offset: int
@@ -582,7 +556,7 @@ Item = Lines | Skipped
 
 
 def line_end(data: bytes | bytearray, start: int = 0) -> int:
-    """Index after the first line end (LF, CRLF or CR) at or after `start`.
+    """Return the index after the first line end (LF, CRLF or CR) at or after `start`.
 
     -1 where there is none, or only a CR as the last byte, which may be half of a CRLF.
     """
@@ -602,7 +576,7 @@ def line_end(data: bytes | bytearray, start: int = 0) -> int:
 
 
 def last_line_end(data: bytes) -> int:
-    """Index after the last line end; -1 as :func:`line_end` has it."""
+    """Return the index after the last line end; -1 as :func:`line_end` has it."""
     return max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1 or -1
 
 
@@ -614,13 +588,12 @@ def whole_lines(
     width: Width = len,
     is_inside: bool = False,
 ) -> Iterator[Item]:
-    """Cuts a stream into stretches of whole lines, in order and without gaps.
+    """Cut a stream into stretches of whole lines, in order and without gaps.
 
     Args:
         chunks: Of the stream; at :class:`UnreadableError` the last item says why.
         offset: Byte of the file that the stream begins at.
         most: Bytes; a longer line is passed over and never held as a whole.
-        width: Of the encoding.
         is_inside: The stream begins inside a line, which is left out.
     """
     # The beginning of a line: all of it, or, of one that is passed over, a CR at most.
@@ -662,7 +635,7 @@ def whole_lines(
 
 
 def _first_line_is_longer(data: bytes, before: int, most: int) -> bool:
-    """Whether it is too long for certain; only one that began `before` this chunk can be."""
+    """Return whether it surely is; only one that began `before` this chunk can be."""
     if len(data) <= most:
         return False
     end = line_end(data, max(before - 1, 0))
@@ -670,7 +643,7 @@ def _first_line_is_longer(data: bytes, before: int, most: int) -> bool:
 
 
 def _slices(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Chunks that are no longer than a line may be."""
+    """Yield chunks that are no longer than a line may be."""
     size = min(most, CHUNK)
     for chunk in chunks:
         if len(chunk) <= size:
@@ -684,7 +657,7 @@ def _size(most: int) -> str:
 
 
 def until(items: Iterable[Item], stop: int | None) -> Iterator[Item]:
-    """The items without the lines that begin at byte `stop` or after; the width is 1."""
+    """Yield the items without the lines that begin at byte `stop` or after; the width is 1."""
     for item in items:
         if stop is not None and isinstance(item, Lines):
             if item.offset >= stop:

@@ -38,7 +38,7 @@ def _read_tables(
     settings: CorpusSettings,
     load: Callable[[SparkSession, str], DataFrame],
 ) -> DataFrame:
-    """Tables one below the other.
+    """Return the rows of tables one below the other.
 
     Raises:
         InputError: A table or a column is not there, or a column holds no plain values.
@@ -52,28 +52,23 @@ def _read_tables(
         for key, name in named_columns(settings):
             column = column_of(name, types)
             if column not in types:
-                raise InputError(
-                    key, f"{given} has no column `{column}`", column_remedy(key, types)
-                )
+                problem = f"{given} has no column `{column}`"
+                raise InputError(key, problem, column_remedy(key, types))
             kind = types[column]
-            if column != name and isinstance(kind, ArrayType):
+            if column != name:
+                if not isinstance(kind, ArrayType):
+                    problem = f"column `{column}` of {given} holds no list"
+                    raise InputError(key, problem, f"name it as `{column}`")
                 kind = kind.elementType
-            elif column != name:
-                raise InputError(
-                    key, f"column `{column}` of {given} holds no list", f"name it as `{column}`"
-                )
             if isinstance(kind, (ArrayType, MapType, StructType)):
-                raise InputError(
-                    key,
-                    f"column `{name}` of {given} holds {kind.simpleString()}",
-                    "name a column of plain values",
-                )
+                problem = f"column `{name}` of {given} holds {kind.simpleString()}"
+                raise InputError(key, problem, "name a column of plain values")
         frames.append(rows_of(frame, columns_of(settings)))
     return reduce(DataFrame.unionByName, frames)
 
 
 def table_and_version(given: str) -> tuple[str, str | None]:
-    """A Delta or Iceberg table, and the version or snapshot that an input names behind an @."""
+    """Return a Delta or Iceberg table, and the version that an input names behind an @."""
     found = None if Path(given).exists() else _VERSIONED.fullmatch(given)
     return (given, None) if found is None else (found["table"], found["version"])
 
@@ -84,11 +79,9 @@ def load_table(
     remedy: str | None = None,
     version: str | None = None,
 ) -> DataFrame:
-    """A table or view of the session.
+    """Return a table or view of the session.
 
     Args:
-        session: Knows the table.
-        name: Of the table.
         remedy: Where there is none of that name.
         version: Or snapshot; the newest one unless given.
 
@@ -98,33 +91,27 @@ def load_table(
     try:
         return _table(session, name, version)
     except (PySparkException, Py4JJavaError) as error:
-        raise InputError(
-            INPUTS,
-            f"there is no table `{name}` ({spark_cause(error)[:120]})",
-            remedy or "name it as `catalog.database.table`",
-        ) from None
+        problem = f"there is no table `{name}` ({spark_cause(error)[:120]})"
+        remedy = remedy or "name it as `catalog.database.table`"
+        raise InputError(INPUTS, problem, remedy) from None
 
 
 def _table(session: SparkSession, name: str, version: str | None) -> DataFrame:
-    """A table in a version; the reader's options are passed over where a table has none."""
+    """Return a table in a version; the reader's options are passed over where a table has none."""
     if version is None:
         return session.table(name)
     return session.sql(f"select * from {name} version as of {version}")
 
 
 def load_iceberg(session: SparkSession, name: str) -> DataFrame:
-    """An Iceberg table of a catalog of the session, or a snapshot of it: `table@number`."""
+    """Return an Iceberg table of a catalog of the session, or a snapshot: `table@number`."""
     table, snapshot = table_and_version(name)
-    return load_table(
-        session,
-        table,
-        f"name it as `catalog.database.table`; {iceberg_connector(session.version)}",
-        snapshot,
-    )
+    remedy = f"name it as `catalog.database.table`; {iceberg_connector(session.version)}"
+    return load_table(session, table, remedy, snapshot)
 
 
 def load_delta(session: SparkSession, given: str) -> DataFrame:
-    """A Delta table: a folder that Spark can reach, or a table's name; with `@v12`, a version.
+    """Return a Delta table, by a folder that Spark can reach or a name; with `@v12`, a version.
 
     Raises:
         InputError: There is none, or the cluster lacks Delta.
@@ -138,28 +125,22 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
         source = table if path is None else read_path(path)
         return session.read.format("delta").options(**options).load(source)
     except (PySparkException, Py4JJavaError) as error:
-        lacks = "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error)
-        problem = (
-            "Delta is not on the cluster"
-            if lacks
-            else f"`{given}` is no Delta table ({spark_cause(error)[:120]})"
-        )
-        raise InputError(
-            INPUTS,
-            problem,
-            f"name a folder or table; {delta_connector(session.version)}",
-        ) from None
+        problem = f"`{given}` is no Delta table ({spark_cause(error)[:120]})"
+        if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
+            problem = "Delta is not on the cluster"
+        remedy = f"name a folder or table; {delta_connector(session.version)}"
+        raise InputError(INPUTS, problem, remedy) from None
 
 
 def delta_folder(given: str) -> Path | None:
-    """The folder on a file system that a Delta input names, if it is one."""
+    """Return the folder on a file system that a Delta input names, if it is one."""
     given, _ = table_and_version(given)
     path = Path(given.removeprefix("file://")).expanduser()
     return path.absolute() if path.is_dir() else None
 
 
 def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """The version of each table: the one that is named, or the newest in its log."""
+    """Return the version of each table: the one that is named, or the newest in its log."""
     versions = []
     for given in inputs:
         table, version = table_and_version(_pin_delta(None, given))
@@ -171,7 +152,7 @@ def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _pin_delta(session: SparkSession | None, given: str) -> str:
-    """A table with its newest version; the names in its log are in the protocol of Delta Lake."""
+    """Name a table's newest version; the names in its log are in the protocol of Delta Lake."""
     table, version = table_and_version(given)
     folder = delta_folder(table)
     log = folder / "_delta_log" if folder is not None else None
@@ -182,7 +163,7 @@ def _pin_delta(session: SparkSession | None, given: str) -> str:
 
 
 def _pin_iceberg(session: SparkSession, given: str) -> str:
-    """A table with the snapshot that is its current one."""
+    """Name the snapshot that is a table's current one."""
     table, snapshot = table_and_version(given)
     if snapshot is not None:
         return given
@@ -196,13 +177,9 @@ def _pin_iceberg(session: SparkSession, given: str) -> str:
 
 
 def _snapshot_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """The snapshots, if all inputs name one: the names alone do not say what is in the tables."""
+    """Return the snapshots, if all inputs name one: names do not say what is in the tables."""
     named = [list(table_and_version(given)) for given in inputs]
     return {"tables": named} if all(snapshot is not None for _, snapshot in named) else None
-
-
-def _no_fingerprint(inputs: Sequence[str]) -> None:
-    """A name says nothing of the version of its table."""
 
 
 DELTA = Format(
@@ -222,6 +199,7 @@ ICEBERG = Format(
 TABLE = Format(
     read=partial(_read_tables, load=load_table),
     load=load_table,
-    fingerprint=_no_fingerprint,
+    # A name says nothing of the version of its table.
+    fingerprint=lambda inputs: None,
     columns=True,
 )

@@ -18,7 +18,6 @@ def token_floats(spec: BertSpec, tokens: int) -> int:
     layers, which all layers use in turn; and those of the embeddings.
 
     Args:
-        spec: The shape.
         tokens: Of the longest text.
     """
     outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * tokens)
@@ -31,7 +30,7 @@ with quiet_import():
 
 
 def encode(spec: BertSpec, builder: Builder, ids: Any) -> Any:
-    """What the hidden states of each text are pooled to."""
+    """Return what the hidden states of each text are pooled to."""
     return _Graph(spec, builder).embeddings(ids)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,11 +68,11 @@ class SizesParam(AccumulatorParam[Sizes]):
     """A dict that grows; what Spark computes a second time overwrites the same values."""
 
     def zero(self, value: Sizes) -> Sizes:
-        """An empty dict."""
+        """Return an empty dict."""
         return {}
 
     def addInPlace(self, value1: Sizes, value2: Sizes) -> Sizes:  # noqa: N802 - Spark's name
-        """Merges the second into the first."""
+        """Merge the second into the first."""
         value1.update(value2)
         return value1
 
@@ -83,14 +83,13 @@ class States:
 
     Attributes:
         folder: Reachable from all executors.
-        workers: How many slices there are.
     """
 
     folder: Path
     workers: int
 
     def write_moments(self, graph: Graph, checkpoint: Checkpoint) -> str:
-        """Writes what the optimiser begins from; returns the file, or nothing for zeros."""
+        """Write what the optimiser begins from; return the file, or nothing for zeros."""
         if not checkpoint.moments:
             return ""
         path = self.folder / "begin.bin"
@@ -142,74 +141,8 @@ def states_in(run_folder: Location, workers: int) -> Iterator[States]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class StepRecorder:
-    """Enters the steps of a part into the step metrics, and keeps the checkpoints.
-
-    Args:
-        run: The whole run.
-        states: Where the executors write the state.
-        step_metrics: Of the run.
-    """
-
-    def __init__(
-        self, run: TrainingRun, graph: Graph, states: States, step_metrics: StepMetrics
-    ) -> None:
-        self._run = run
-        self._graph = graph
-        self._states = states
-        self._step_metrics = step_metrics
-        self._data_seconds = 0.0
-
-    def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
-        """A part begins.
-
-        Args:
-            sizes: Of each step.
-            data_seconds: Seconds that all workers have waited for its granules.
-        """
-        # From the first step of all on.
-        self._step_metrics.begin(time.monotonic())
-        self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
-
-    def enter(self, times: StepTimes) -> Checkpoint | None:
-        """A step is done; gives the state after it if it is a checkpoint or the part's last.
-
-        Raises:
-            FloatingPointError: The loss is no number.
-        """
-        run, workers = self._run, self._states.workers
-        step, now = self._part.first + times.steps - 1, time.monotonic()
-        check_finite(step, times.loss)
-        sizes = [self._sizes[step, rank] for rank in range(workers)]
-        self._step_metrics.add(
-            StepRecord(
-                step=step,
-                epoch=step // run.plan.steps_per_epoch,
-                loss=times.loss,
-                learning_rate=run.learning_rate(step),
-                granules=run.plan.granules_per_step,
-                tokens=sum(tokens for tokens, _ in sizes),
-                padded_tokens=sum(padded for _, padded in sizes),
-                # The record stands for all workers.
-                data_seconds=self._data_seconds * workers,
-                seconds=now - self._step_metrics.begin(now),
-                precision="fp32",
-            )
-        )
-        self._data_seconds = 0.0
-        return self._keep(step + 1) if is_kept(run, self._part, step + 1) else None
-
-    def _keep(self, step: int) -> Checkpoint:
-        state = self._states.take(self._graph, step)
-        if self._run.is_checkpointed(step):
-            run, training = self._run, self._run.config.training
-            keep, spared = training.kept_checkpoints, training.averaged_steps(step)
-            save_checkpoint(run.run_folder, state, keep, spared, attempt=run.attempt)
-        return state
-
-
 def is_kept(run: TrainingRun, part: StepRange, step: int) -> bool:
-    """Whether the executors write down the state before a step."""
+    """Return whether the executors write down the state before a step."""
     return run.is_checkpointed(step) or step == part.last
 
 
@@ -218,7 +151,7 @@ with quiet_import():
 
 
 def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -> tuple[Graph, Any]:
-    """Builds the graph in the driver's JVM.
+    """Build the graph in the driver's JVM.
 
     Args:
         context: With dllib on the class path.
@@ -250,27 +183,78 @@ POLL_SECONDS = 0.05
 _SOURCES = ("DistriOptimizer.scala", "FeatureSet.scala", "AllReduceParameter.scala")
 
 
-@dataclass(frozen=True)
-class _Trainer:
-    """What all parts of a run share."""
+@dataclass
+class Trainer:
+    """What all parts of a run share: enters their steps into the step metrics.
+
+    Attributes:
+        states: Where the executors write the state.
+    """
 
     context: SparkContext
     run: TrainingRun
     graph: Graph
     criterion: Any
     states: States
-    recorder: StepRecorder
     heartbeats: Heartbeats
+    step_metrics: StepMetrics
+    _data_seconds: float = 0.0
+
+    def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
+        """Begin a part.
+
+        Args:
+            sizes: Of each step.
+            data_seconds: Seconds that all workers have waited for its granules.
+        """
+        # From the first step of all on.
+        self.step_metrics.begin(time.monotonic())
+        self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
+
+    def enter(self, times: StepTimes) -> Checkpoint | None:
+        """Enter a step; return the state after it if it is a checkpoint or the part's last.
+
+        Raises:
+            FloatingPointError: The loss is no number.
+        """
+        run, workers = self.run, self.states.workers
+        step, now = self._part.first + times.steps - 1, time.monotonic()
+        check_finite(step, times.loss)
+        sizes = [self._sizes[step, rank] for rank in range(workers)]
+        self.step_metrics.add(
+            StepRecord(
+                step=step,
+                epoch=step // run.plan.steps_per_epoch,
+                loss=times.loss,
+                learning_rate=run.learning_rate(step),
+                granules=run.plan.granules_per_step,
+                tokens=sum(tokens for tokens, _ in sizes),
+                padded_tokens=sum(padded for _, padded in sizes),
+                # The record stands for all workers.
+                data_seconds=self._data_seconds * workers,
+                seconds=now - self.step_metrics.begin(now),
+                precision="fp32",
+            )
+        )
+        self._data_seconds = 0.0
+        return self._keep(step + 1) if is_kept(run, self._part, step + 1) else None
+
+    def _keep(self, step: int) -> Checkpoint:
+        state = self.states.take(self.graph, step)
+        if self.run.is_checkpointed(step):
+            run, training = self.run, self.run.config.training
+            keep, spared = training.kept_checkpoints, training.averaged_steps(step)
+            save_checkpoint(run.run_folder, state, keep, spared, attempt=run.attempt)
+        return state
 
 
 def train_with_dllib(
     session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
 ) -> TrainingOutcome:
-    """A run from its start to its end. Runs on the driver.
+    """Make a run, from its start to its end. Runs on the driver.
 
     Args:
         session: With dllib on its class paths.
-        step_metrics: Of the whole run.
 
     Raises:
         WorkerLostError: A worker is lost; no job of the run is left.
@@ -284,15 +268,14 @@ def train_with_dllib(
         states_in(run.run_folder, training.workers) as states,
         listening(context, graph.classes) as heartbeats,
     ):
-        recorder = StepRecorder(run, graph, states, step_metrics)
-        trainer = _Trainer(context, run, graph, criterion, states, recorder, heartbeats)
+        trainer = Trainer(context, run, graph, criterion, states, heartbeats, step_metrics)
         for part in parts_of(run, PART_TOKENS):
             state = _train_part(trainer, part, state)
     return step_metrics.outcome()
 
 
-def _train_part(trainer: _Trainer, part: StepRange, state: Checkpoint) -> Checkpoint:
-    """Makes the steps of a part; returns the state after the last."""
+def _train_part(trainer: Trainer, part: StepRange, state: Checkpoint) -> Checkpoint:
+    """Make the steps of a part; return the state after the last."""
     context, run, graph = trainer.context, trainer.run, trainer.graph
     names = context._jsc.sc().collectionAccumulator()
     locations = WorkerLocations(
@@ -302,33 +285,27 @@ def _train_part(trainer: _Trainer, part: StepRange, state: Checkpoint) -> Checkp
     with _unpersisted(trainer):
         began = time.monotonic()
         data = graph.classes.Runs.data(part_bytes(context, run, part, sizes), names)
-        _read(context, locations, data)
+        with _job(context, locations, "reading the lanes", data.size) as job:
+            _await(job, locations, "the lanes were not read")
         set_weights(graph, flattened(graph, state.weights))
         optimizer = _optimizer(trainer, part, state, data)
         progress = graph.classes.Progress(part.last - part.first, optimizer.metrics())
         optimizer.setEndWhen(progress)
-        trainer.recorder.begin(part, sizes.value, time.monotonic() - began)
+        trainer.begin(part, sizes.value, time.monotonic() - began)
         # Spark's registry keeps the accumulator, so that its value has to go.
         sizes.value = {}
-        with _job(context, locations, "training", optimizer.optimize) as job, _stopped(progress):
+        training = _job(context, locations, "training", optimizer.optimize)
+        with training as job, ExitStack() as stopping:
+            # Dllib's loop starts new jobs even where the last one was cancelled.
+            stopping.callback(progress.stop)
             last = _watch(trainer, part, job, locations, progress)
             # The next part uses the same graph, into which dllib writes the weights back.
             _await(job, locations, "dllib has not given the weights back")
             return last
 
 
-def _read(context: SparkContext, locations: WorkerLocations, data: Any) -> None:
-    """Has the executors read their granules.
-
-    Raises:
-        EngineError: They cannot, or take too long.
-    """
-    with _job(context, locations, "reading the lanes", data.size) as job:
-        _await(job, locations, "the lanes were not read")
-
-
 def _await(job: SparkJob, locations: WorkerLocations, what: str) -> None:
-    """Waits for the end of a job.
+    """Wait for the end of a job.
 
     Raises:
         EngineError: An executor is lost, or the job has failed, or takes too long.
@@ -344,7 +321,7 @@ def _await(job: SparkJob, locations: WorkerLocations, what: str) -> None:
         raise failure
 
 
-def _optimizer(trainer: _Trainer, part: StepRange, state: Checkpoint, data: Any) -> Any:
+def _optimizer(trainer: Trainer, part: StepRange, state: Checkpoint, data: Any) -> Any:
     """Dllib's optimiser of a part."""
     run, graph, training = trainer.run, trainer.graph, trainer.run.config.training
     steps = range(part.first, part.last)
@@ -385,9 +362,9 @@ def decayed_ranges(graph: Graph) -> list[int]:
 
 
 def _watch(
-    trainer: _Trainer, part: StepRange, job: SparkJob, locations: WorkerLocations, progress: Any
+    trainer: Trainer, part: StepRange, job: SparkJob, locations: WorkerLocations, progress: Any
 ) -> Checkpoint:
-    """Waits until all steps of a part are made; returns the state after the last.
+    """Wait until all steps of a part are made; return the state after the last.
 
     Raises:
         EngineError: A worker is lost, the job has failed, or a step takes too long.
@@ -400,7 +377,7 @@ def _watch(
                 locations.find()
                 continue
             try:
-                state = trainer.recorder.enter(times)
+                state = trainer.enter(times)
             except FloatingPointError as error:
                 # The loss is the mean over all workers; the error names the first.
                 cause = f"{type(error).__name__}: {error}"
@@ -421,7 +398,7 @@ def _watch(
 def _job(
     context: SparkContext, locations: WorkerLocations, name: str, act: Callable[[], Any]
 ) -> SparkJob:
-    """A job of dllib's, whose errors name the worker."""
+    """Return a job of dllib's, whose errors name the worker."""
 
     def locating() -> None:
         try:
@@ -433,16 +410,7 @@ def _job(
 
 
 @contextmanager
-def _stopped(progress: Any) -> Iterator[None]:
-    """Ends dllib's loop, which starts new jobs even where the last one was cancelled."""
-    try:
-        yield
-    finally:
-        progress.stop()
-
-
-@contextmanager
-def _unpersisted(trainer: _Trainer) -> Iterator[None]:
+def _unpersisted(trainer: Trainer) -> Iterator[None]:
     """Frees what dllib leaves in the executors, also where a run has failed."""
     context, classes = trainer.context, trainer.graph.classes
     before = set(context._jsc.getPersistentRDDs())

@@ -70,7 +70,7 @@ class Shape:
 
 
 def weights_mb(spec: EncoderSpec) -> float:
-    """The weights as fp32."""
+    """Return the weights as fp32."""
     return 4 * sum(int(np.prod(shape)) for shape in weight_shapes(spec).values()) / MB
 
 
@@ -89,7 +89,7 @@ def driver_mb(spec: EncoderSpec) -> int:
 
 
 def check_memory(session: SparkSession, config: Config) -> None:
-    """Refuses JVMs that are too small for a run. Runs on the driver.
+    """Refuse JVMs that are too small for a run. Runs on the driver.
 
     Raises:
         EngineUnavailable: With the conf key, and what it should be.
@@ -112,7 +112,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
 
 
 def needed_memory(config: Config) -> dict[str, str]:
-    """The conf of the memory that a run needs with a worker an executor.
+    """Return the conf of the memory that a run needs with a worker an executor.
 
     Empty before the corpus is prepared, since it depends on the lanes.
     """
@@ -127,7 +127,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 
 
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
-    """What the memory of a run depends on."""
+    """Return what the memory of a run depends on."""
     training = config.training
     sides = manifest.embedded(LOSSES.load(config.objective.name).sides)
     return Shape(
@@ -140,12 +140,10 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
 
 
 def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
-    """Compares what is needed with what is there.
+    """Compare what is needed with what is there.
 
     Args:
         key: Of the Spark conf, which sets the heap.
-        needed_mb: What the run needs.
-        heap_mb: What there is.
 
     Raises:
         EngineUnavailable: It does not suffice.
@@ -218,7 +216,7 @@ class DllibEngine(SparkEngine):
 
 
 def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
-    """Has dllib's MKL use what the processors of this machine have, if executors run on it.
+    """Have dllib's MKL use what the processors of this machine have, if executors run on it.
 
     Its MKL is of 2018. On processors that are not Intel's it multiplies by SSE, at a fifth of what
     those with AVX-512 can do, unless a variable, which Intel does not document, says otherwise.
@@ -228,7 +226,7 @@ def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _finds_dllib(session: SparkSession) -> bool:
-    """Whether the driver's JVM has dllib on its class path."""
+    """Return whether the driver's JVM has dllib on its class path."""
     from py4j.java_gateway import JavaClass
 
     jvm: Any = session.sparkContext._jvm

@@ -32,7 +32,6 @@ class StepRange:
     """Steps whose granules are in memory together.
 
     Attributes:
-        first: The first step.
         last: One past the last.
     """
 
@@ -47,7 +46,7 @@ def replicas(training: TrainingSettings) -> int:
 
 
 def parts_of(run: TrainingRun, tokens: int) -> Iterator[StepRange]:
-    """Cuts a run into parts.
+    """Cut a run into parts.
 
     Args:
         tokens: How many a worker may hold at most, unless a single step has more.
@@ -62,12 +61,9 @@ def parts_of(run: TrainingRun, tokens: int) -> Iterator[StepRange]:
 def part_bytes(
     context: SparkContext, run: TrainingRun, part: StepRange, sizes: Accumulator[Any]
 ) -> Any:
-    """The steps of a part, as an RDD of bytes in the JVM with a partition for each worker.
+    """Return the steps of a part, as an RDD of bytes in the JVM with a partition for each worker.
 
     Args:
-        context: Where the RDD is made.
-        run: The whole run.
-        part: Its steps to pack.
         sizes: Of :class:`SizesParam`; collects the size of each step.
     """
     workers = run.config.training.workers
@@ -80,7 +76,7 @@ def part_bytes(
 def packed_steps(
     run: TrainingRun, sizes: Accumulator[Any], rank: int, _: Iterator[int]
 ) -> Iterator[bytes]:
-    """A worker's share of each step. Runs on an executor, in Spark's own Python worker.
+    """Yield a worker's share of each step. Runs on an executor, in Spark's own Python worker.
 
     Args:
         run: With the steps of one part.
@@ -110,15 +106,12 @@ def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
     """Granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
 
     Args:
-        step: Number of their step.
         granules: Of the same number of examples.
         run: Has the sides that are embedded, and the targets of the loss: scores, or the number of
             the example's own text, from 1.
     """
     sides = [granule.sides[name] for granule in granules for name in run.sides]
-    ids = [
-        side.token_ids[np.arange(side.token_ids.shape[1]) < side.lengths[:, None]] for side in sides
-    ]
+    ids = [packed_texts(side.token_ids, side.lengths) for side in sides]
     lengths = [side.lengths for side in sides]
     compared = [granule_targets(run.config.objective, one, run.sides) for one in granules]
     targets = [one.own + 1 if isinstance(one, Picks) else one for one in compared]
@@ -129,6 +122,16 @@ def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
     head = [step, len(granules), len(integers[0]), len(integers[1]), len(scores)]
     numbers = np.concatenate([head, *integers]).astype("<i4")
     return b"".join([numbers.tobytes(), scores.astype("<f4").tobytes()])
+
+
+def packed_texts(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the ids of padded texts one behind the other.
+
+    Args:
+        token_ids: int32 [texts, width].
+        lengths: int32 [texts].
+    """
+    return token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]]
 
 
 def _locations(targets: Targets, run: TrainingRun) -> np.ndarray:

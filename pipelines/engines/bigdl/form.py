@@ -71,7 +71,6 @@ class Graph:
     """A graph with its weights, as one vector.
 
     Attributes:
-        spec: The encoder's shape.
         classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         model: dllib's module, in the JVM.
         weights: Its vector: a tensor in the JVM.
@@ -104,23 +103,21 @@ class Builder:
         self.layers: list[tuple[Any, Groups]] = []
 
     def add(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
-        """A node of one of dllib's layers.
+        """Return a node of one of dllib's layers.
 
         Args:
-            layer: The layer.
             inputs: A node, or a list of them.
-            groups: The weights that it has.
         """
         if groups:
             self.layers.append((layer.value, groups))
         return layer(inputs)
 
     def add_own(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
-        """A node of a layer of :mod:`pipelines.engines.bigdl.jvm`; see :meth:`add`."""
+        """Return a node of a layer of :mod:`pipelines.engines.bigdl.jvm`; see :meth:`add`."""
         return self.add(dllib.Layer(layer, "float"), inputs, groups)
 
     def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:
-        """The sum of a token's rows of up to three tables: words, positions, and segment.
+        """Return the sum of a token's rows of up to three tables: words, positions, and segment.
 
         Args:
             ids: The node of the token ids [tokens].
@@ -132,7 +129,7 @@ class Builder:
         return self.add_own(layer, [ids, self.lengths], tuple((name,) for name in tables))
 
     def pool(self, vectors: Any, tokens: str, hidden: int) -> Any:
-        """The mean of some of a text's vectors, [texts, hidden].
+        """Return the mean of some of a text's vectors, [texts, hidden].
 
         Args:
             vectors: Node [tokens, hidden].
@@ -156,16 +153,15 @@ class Form(Protocol):
     """What an architecture registers for `bigdl`: its part of the graph."""
 
     def __call__(self, spec: Any, builder: Builder, ids: Any) -> Any:
-        """The node of [texts, hidden], before dense layers, from token ids [tokens]."""
+        """Return the node of [texts, hidden], before dense layers, from token ids [tokens]."""
         ...
 
 
 def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
-    """Begins a graph with the encoder. Runs on the driver.
+    """Begin a graph with the encoder. Runs on the driver.
 
     Args:
         context: With dllib on the class path.
-        spec: The shape.
     """
     encode: Form = form_of(spec, "bigdl")
     ids, lengths = dllib.Input(), dllib.Input()
@@ -184,12 +180,10 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
 
 
 def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any) -> Graph:
-    """Closes a graph. Runs on the driver.
+    """Close a graph. Runs on the driver.
 
     Args:
         context: With dllib on the class path.
-        spec: The encoder's shape.
-        nodes: Of the encoder.
         output: The node that the graph gives.
     """
     model = dllib.Model(list(nodes.inputs), [output]).value
@@ -205,13 +199,6 @@ def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any
     return Graph(
         spec, provide_classes(context), model, vector, tuple(slots), int(vector.nElement())
     )
-
-
-def encoder_graph(context: SparkContext, spec: EncoderSpec) -> Graph:
-    """A graph from token ids and lengths to embeddings [texts, hidden]. Runs on the driver."""
-    with quiet(context):
-        nodes = encoder_nodes(context, spec)
-        return graph_of(context, spec, nodes, nodes.embeddings)
 
 
 @contextmanager
@@ -243,7 +230,7 @@ def flattened(graph: Graph, weights: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def unflattened(graph: Graph, vector: np.ndarray) -> Weights:
-    """The graph's vector as arrays in canonical names; views of it."""
+    """Return the graph's vector as arrays in canonical names; views of it."""
     shapes = weight_shapes(graph.spec)
     weights: Weights = {}
     for slot in graph.slots:
@@ -257,40 +244,8 @@ def unflattened(graph: Graph, vector: np.ndarray) -> Weights:
 
 
 def set_weights(graph: Graph, vector: np.ndarray) -> None:
-    """Puts a vector into the graph. Runs on the driver, by a file: its pipe to the JVM is slow."""
+    """Put a vector into the graph. Runs on the driver, by a file: its pipe to the JVM is slow."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.bin"
         vector.astype("<f4", copy=False).tofile(path)
         graph.classes.FlatFile.load(str(path), graph.weights)
-
-
-def packed_texts(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The ids of padded texts one behind the other.
-
-    Args:
-        token_ids: int32 [texts, width].
-        lengths: int32 [texts].
-    """
-    return token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]]
-
-
-def forward(graph: Graph, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Embeds texts in the driver's JVM.
-
-    Args:
-        graph: Of :func:`encoder_graph`, with its weights.
-        token_ids: int32 [texts, width], padded with any valid id.
-        lengths: int32 [texts].
-
-    Returns:
-        fp32 [texts, embedding width].
-    """
-    ids = packed_texts(token_ids, lengths)
-    head = [0, 1, len(ids), len(lengths), 0]
-    excluded = [0]
-    content = np.concatenate([head, ids, lengths, excluded]).astype("<i4").tobytes()
-    output = graph.model.forward(graph.classes.Granules.read(content).getInput())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "embeddings.bin"
-        graph.classes.FlatFile.save(str(path), output)
-        return np.fromfile(path, "<f4").reshape(len(lengths), graph.spec.embedding_width)

@@ -25,7 +25,7 @@ _DLLIB = "bigdl-dllib"
 
 
 def jars() -> list[Path]:
-    """The jars that the Python packages of BigDL bring along.
+    """Return the jars that the Python packages of BigDL bring along.
 
     Raises:
         EngineUnavailable: They are not installed.
@@ -43,7 +43,7 @@ def jars() -> list[Path]:
 
 
 def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
-    """What a new session needs in its conf.
+    """Return what a new session needs in its conf.
 
     Args:
         conf: What is set already, by whole key; it is kept.
@@ -61,10 +61,9 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
-    """Refuses a running session in which dllib is not there.
+    """Refuse a running session in which dllib is not there.
 
     Args:
-        conf: The session's conf.
         on_driver: Whether the driver's JVM finds dllib.
 
     Raises:

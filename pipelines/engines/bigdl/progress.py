@@ -1,10 +1,9 @@
 """What the driver sees of dllib: the progress of its steps, and where its workers are.
 
-Executors of which the driver hears nothing, long before Spark gives them up.
-
-Spark itself takes `spark.network.timeout`, two minutes, and as much as another minute until it
-looks. Both are fixed when a session starts, which may not be ours; the heartbeats that executors
-send to the driver are there in every session. Runs on the driver.
+Of executors that fall silent it hears long before Spark gives them up, which takes
+`spark.network.timeout`, two minutes, and as much as another minute until it looks. Both are fixed
+when a session starts, which may not be ours; the heartbeats that executors send to the driver are
+there in every session. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Heartbeats:
         self._looked = self._since = time.monotonic()
 
     def silent(self) -> Mapping[str, float]:
-        """How long executors are silent that are for too long; by host and port of each."""
+        """Return how long executors are silent that are for too long; by host and port of each."""
         now = time.monotonic()
         if now - self._looked > 2 * CHECK_SECONDS:
             # This process may have been suspended, and could hear nothing.
@@ -59,7 +58,7 @@ class Heartbeats:
 
 
 def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, float]:
-    """The silences that are too long, by host and port of the executor.
+    """Return the silences that are too long, by host and port of the executor.
 
     Args:
         lines: Of the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
@@ -106,7 +105,6 @@ class StepTimes:
 
     Attributes:
         steps: Made in this part, with this one.
-        loss: Of this step.
         seconds: Since the part's optimiser was made, at the end of the step.
         computing: Seconds of forward and backward passes, on average over the workers.
     """
@@ -118,7 +116,7 @@ class StepTimes:
 
 
 def parse_progress(lines: str) -> list[StepTimes]:
-    """Reads the report of the class `Progress` of :mod:`pipelines.engines.bigdl.jvm`."""
+    """Read the report of the class `Progress` of :mod:`pipelines.engines.bigdl.jvm`."""
     rows = (line.split() for line in lines.splitlines())
     return [StepTimes(int(steps), *map(float, rest)) for steps, *rest in rows]
 
@@ -129,7 +127,6 @@ class WorkerLocations:
 
     Attributes:
         classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
-        heartbeats: Of the executors.
         names: Gives the lines of the class `GranulesReader`, as far as they are there.
         known: Host and port of each worker's executor; empty until all are known.
     """
@@ -143,7 +140,7 @@ class WorkerLocations:
     _checked: float = 0.0
 
     def find(self) -> None:
-        """Asks Spark where the workers are; they have begun."""
+        """Ask Spark where the workers are; they have begun."""
         locations = self.classes.Runs.locations(self.context._jsc, _MODELS, self.training.workers)
         self.known = locations.split("\n")[: self.training.workers]
 
@@ -167,29 +164,25 @@ class WorkerLocations:
                 raise self._lost(executor, "its executor is gone")
 
     def _lost(self, executor: str, cause: str) -> WorkerLostError:
-        """An executor is lost, whose worker is not known before it has begun.
-
-        Args:
-            executor: Host and port.
-        """
+        """Return the loss of an executor, whose worker is not known before it has begun."""
         where: dict[str, Any] = {"host": self._name(executor.rpartition(":")[0])}
         if executor in self.known:
             where = self.place(self.known.index(executor))
         return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
 
     def _name(self, address: str) -> str:
-        """What a host calls itself; what the driver calls it, as long as it has not."""
+        """Return what a host calls itself; what the driver calls it, as long as it has not."""
         names = dict(line.split(" ", 1) for line in self.names())
         return names.get(address) or (name_of(address) if address else "")
 
     def place(self, rank: int) -> dict[str, Any]:
-        """Rank, host and lane of a worker, for errors."""
+        """Return rank, host and lane of a worker, for errors."""
         address = self.known[rank].rpartition(":")[0] if rank < len(self.known) else ""
         lane = first_lane(rank, self.training.workers, self.training.granules_per_step)
         return {"rank": rank, "host": self._name(address) or None, "lane": lane}
 
     def error(self, error: Exception) -> EngineError:
-        """What an error of a Spark job means."""
+        """Return what an error of a Spark job means."""
         text = str(error)
         # An error of reading lanes names its worker itself.
         if said := re.search(r"engine bigdl, rank (\d+), host (\S+), lane (\d+): (.*)", text):

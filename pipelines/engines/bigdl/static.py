@@ -13,13 +13,12 @@ def token_floats(spec: StaticSpec, tokens: int) -> int:
     """fp32 numbers that forward and backward keep of a token, amply: vectors and gradients.
 
     Args:
-        spec: The shape.
         tokens: Of the longest text, which does not count.
     """
     return 26 * spec.hidden
 
 
 def encode(spec: StaticSpec, builder: Builder, ids: Any) -> Any:
-    """The mean of what is between the first and the last token; zeros if nothing is."""
+    """Return the mean of what is between the first and the last token; zeros if nothing is."""
     vectors = builder.token_vectors(ids, {WORDS: spec.vocabulary}, spec.hidden)
     return builder.pool(vectors, "inner", spec.hidden)

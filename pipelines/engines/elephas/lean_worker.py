@@ -9,4 +9,4 @@ from __future__ import annotations
 from pipelines.quiet import import_without
 
 with import_without("matplotlib"), import_without("sklearn"):
-    import pipelines.engines.elephas.worker  # noqa: F401
+    import pipelines.engines.elephas.spark_model  # noqa: F401

@@ -23,15 +23,16 @@ from pipelines.models.weights import Weights
 from pipelines.quiet import quiet_import
 from pipelines.training.control.authenticated_server import Identity, SocketTokenServer, TokenServer
 from pipelines.training.parameter_server.client import Client
-from pipelines.training.parameter_server.connections import RequestHandler, answer_connection
-from pipelines.training.parameter_server.updates import (
+from pipelines.training.parameter_server.server import (
+    Answer,
     Form,
     Handler,
     ParameterStore,
     Request,
+    RequestHandler,
     ResponseHeader,
+    answer_connection,
 )
-from pipelines.training.parameter_server.updates import Response as StoreResponse
 
 # The library imports TensorFlow, which greets on standard error.
 with quiet_import():
@@ -40,9 +41,6 @@ with quiet_import():
 
 class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library has no types
     """What Elephas hands to its workers; pickled on the driver.
-
-    Args:
-        client_class: The transport.
 
     Attributes:
         connection: To the server, once it is known.
@@ -61,16 +59,16 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
         seconds: float,
         fingerprint: str | None = None,
     ) -> None:
-        """Says where the server is; see :class:`Client` for the arguments."""
+        """Say where the server is; see :class:`Client` for the arguments."""
         self.connection = self._client_class(address, token, forms, seconds, fingerprint)
 
     # In place of the library's, which unpickle what arrives.
     def get_parameters(self, request: Request) -> tuple[ResponseHeader, Weights | None]:
-        """The parameters, or None where they are not there yet."""
+        """Return the parameters, or None where they are not there yet."""
         return self.connection.ask("parameters", request)
 
     def update_parameters(self, delta: Weights, request: Request) -> ResponseHeader:
-        """Has the parameters updated; returns when they have been."""
+        """Have the parameters updated; return when they have been."""
         return self.connection.ask("update", request, delta)[0]
 
 
@@ -99,11 +97,9 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
     def listen(
         self, store: ParameterStore, bind: str, token: str, identity: Identity | None = None
     ) -> None:
-        """Takes a port, and what the library's constructor does not know.
+        """Take a port, and what the library's constructor does not know.
 
         Args:
-            store: The parameters.
-            bind: Address to listen at.
             token: What every request must show, of ``TOKEN_BYTES`` characters.
             identity: With which connections are encrypted, if they are.
 
@@ -114,18 +110,18 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         self.identity = identity
         # The library's copy of the weights, which nothing reads.
         self.master_network = None
-        handlers: dict[str, Handler] = {}
-        for name, handler in store.reading.items():
-            handlers[name] = self.make_read_threadsafe_if_necessary(handler)
-        for name, handler in store.writing.items():
-            handlers[name] = self.make_write_threadsafe_if_necessary(handler)
+        reading, writing = store.reading.items(), store.writing.items()
+        handlers: dict[str, Handler] = {
+            **{name: self.make_read_threadsafe_if_necessary(one) for name, one in reading},
+            **{name: self.make_write_threadsafe_if_necessary(one) for name, one in writing},
+        }
         self.handler = RequestHandler(store.forms, handlers)
         self.server = self.make_server(bind)
         self.port = self.server.server_address[1]
 
     @abstractmethod
     def make_server(self, bind: str) -> TokenServer:
-        """What accepts connections, by the transport."""
+        """Return what accepts connections, by the transport."""
 
     def make_threadsafe_if_necessary(
         self, func: Handler, lock_aquire_callable: Callable[[], None]
@@ -135,7 +131,7 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
             return func
 
         @wraps(func)
-        def locked(request: Request, arrays: Weights) -> StoreResponse:
+        def locked(request: Request, arrays: Weights) -> Answer:
             lock_aquire_callable()
             try:
                 return func(request, arrays)
@@ -145,12 +141,12 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         return locked
 
     def start(self) -> None:
-        """Begins to serve."""
+        """Begin to serve."""
         assert self.server is not None, "listen() comes first"
         self.server.open()
 
     def stop(self) -> None:
-        """Ends all connections and threads; may be called again, and without a start."""
+        """End all connections and threads; may be called again, and without a start."""
         server, self.server = self.server, None
         if server is not None:
             server.close()
@@ -175,7 +171,7 @@ class GranuleHttpServer(GranuleServer):
             )
 
     def start_flask_service(self) -> Flask:
-        """The application, with a route for every request."""
+        """Return the application, with a route for every request."""
         app = Flask("elephas", static_folder=None)
         app.config["PROPAGATE_EXCEPTIONS"] = True
         for name in self.handler.forms:
@@ -190,13 +186,13 @@ class GranuleHttpServer(GranuleServer):
         ):
             return Response(status=400)
         try:
-            answer = self.handler.handle(name, environ["wsgi.input"].readinto)
+            length, chunks = self.handler.answer(name, environ["wsgi.input"].readinto)
         except ValueError as error:
             logger.warning("refused %s: %s", name, error)
             return Response(status=400)
         # Werkzeug's types know bytes alone; it passes on any buffer.
-        response = Response(self.handler.chunks(name, answer))  # type: ignore[arg-type]
-        response.content_length = self.handler.size(name, answer)
+        response = Response(chunks)  # type: ignore[arg-type]
+        response.content_length = length
         return response
 
 
@@ -210,7 +206,6 @@ class _Head:
     The library reads a hundred lines of 64 KiB from whoever connects.
 
     Args:
-        stream: Of the connection.
         left: Bytes that may be read.
     """
 
@@ -218,7 +213,7 @@ class _Head:
         self._stream, self._left = stream, left
 
     def readline(self, limit: int) -> bytes:
-        """A line, as :mod:`http.client` asks for it.
+        """Return a line, as :mod:`http.client` asks for it.
 
         Raises:
             LineTooLong: The head is too large, for which the library refuses the request.
@@ -241,7 +236,7 @@ class _HttpConnection(WSGIRequestHandler):
     disable_nagle_algorithm = True
 
     def parse_request(self) -> bool:
-        """Reads the head of a request, of bounded size: nobody has shown the token yet."""
+        """Read the head of a request, of bounded size: nobody has shown the token yet."""
         body = self.rfile
         self.rfile = _Head(body, MAX_HEAD_BYTES - len(self.raw_requestline))  # type: ignore[assignment] # no more is read
         try:
@@ -250,7 +245,7 @@ class _HttpConnection(WSGIRequestHandler):
             self.rfile = body
 
     def run_wsgi(self) -> None:
-        """Answers one request."""
+        """Answer one request."""
         token = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if not self.server.authenticate(self.connection, token):
             self._refuse(403)
@@ -267,16 +262,16 @@ class _HttpConnection(WSGIRequestHandler):
             self.wfile.write(chunk)
 
     def send_error(self, code: int, *_: Any) -> None:
-        """Refuses what is no HTTP."""
+        """Refuse what is no HTTP."""
         self._refuse(code)
 
     def handle_expect_100(self) -> bool:
-        """Refuses clients that wait for leave to send the body, which the workers' do not."""
+        """Refuse clients that wait for leave to send the body, which the workers' do not."""
         self._refuse(417)
         return False
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Logs nothing: a line per request would drown the rest."""
+        """Log nothing: a line per request would drown the rest."""
 
     def _refuse(self, code: int) -> None:
         self.close_connection = True
@@ -293,7 +288,7 @@ class GranuleSocketServer(GranuleServer):
         )
 
     def action_listener(self, conn: socket.socket) -> None:
-        """Answers the requests of one connection until it ends."""
+        """Answer the requests of one connection until it ends."""
         server = self.server
         if server is not None:
             answer_connection(conn, server, self.handler)

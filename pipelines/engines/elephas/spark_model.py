@@ -1,67 +1,185 @@
-"""Elephas's Spark model, with one Spark job and one parameter server for a whole run.
+"""Elephas's Spark model and worker, with one Spark job and one parameter server for a whole run.
 
 In the library's own synchronous mode every epoch is a Spark job, and all workers' weights pass
-through the driver's JVM at its end. Here the workers of every mode live as long as the run, and
-send their arrays to the parameter server.
+through the driver's JVM at its end. Its worker turns a partition into one array and calls Keras's
+``fit`` on it, with a fresh optimiser at every turn. Here the workers of every mode live as long as
+the run, make their steps by the loops of this package, and send their arrays to the parameter
+server. The encoder as a Keras model is there since Elephas trains nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
 
 from pipelines.quiet import quiet_import
 
 # The library imports TensorFlow, which greets on standard error.
 with quiet_import():
+    import tensorflow as tf
     from elephas.enums.frequency import Frequency
     from elephas.enums.modes import Mode
     from elephas.parameter.factory import ClientServerFactory
     from elephas.spark_model import AsynchronousSparkModel
+    from elephas.worker import AsynchronousSparkWorker
+    from tensorflow import keras
 
-from pipelines.engines.elephas.model import encoder_model
-from pipelines.engines.elephas.servers import GranuleClient, GranuleHttpServer, GranuleSocketServer
-from pipelines.engines.elephas.worker import GranuleWorker
+from pipelines.engines.elephas.servers import (
+    GranuleClient,
+    GranuleHttpServer,
+    GranuleServer,
+    GranuleSocketServer,
+)
+from pipelines.errors import PipelineError
+from pipelines.models.frameworks.tensorflow import forward
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Weights, weight_shapes
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
+from pipelines.settings import TrainingSettings
+from pipelines.training.asynchronous import train_asynchronously, train_in_rounds
 from pipelines.training.control.authenticated_server import Identity
-from pipelines.training.parameter_server.client import HttpClient, SocketClient
-from pipelines.training.parameter_server.updates import STORES
+from pipelines.training.loop import Loop, run_worker
+from pipelines.training.parameter_server.client import (
+    Client,
+    HttpClient,
+    ServedParameters,
+    ServedRounds,
+    SocketClient,
+    means_server_lost,
+)
+from pipelines.training.parameter_server.server import STORES
 
 if TYPE_CHECKING:
     from pyspark import RDD
 
 MODES = {"sync": Mode.SYNCHRONOUS, "async": Mode.ASYNCHRONOUS, "hogwild": Mode.HOGWILD}
+_LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
+    "sync": (train_in_rounds, ServedRounds),
+    "async": (train_asynchronously, ServedParameters),
+    "hogwild": (train_asynchronously, ServedParameters),
+}
 
 
-class GranuleHttpFactory(ClientServerFactory):  # type: ignore[misc] # the library has no types
-    """Found by Elephas under its type."""
+class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
+    """Trains one worker's share of the run.
+
+    Args:
+        json: The model, as Elephas writes it.
+        task: Of rank 0; the others differ by their rank alone.
+    """
+
+    def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
+        super().__init__(
+            json=json,
+            parameters=None,
+            client=client,
+            train_config={},
+            frequency=Frequency.BATCH,
+            master_optimizer=None,
+            master_loss=None,
+            master_metrics=None,
+            custom_objects=None,
+        )
+        self._task = task
+
+    def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
+        """Train from the first step to the last.
+
+        Args:
+            data_iterator: The rank of the worker.
+
+        Returns:
+            Nothing: losses and errors go to the driver's monitor.
+
+        Raises:
+            PipelineError: Spark has started a lost worker a second time.
+        """
+        (rank,) = data_iterator
+        context = TaskContext.get()
+        assert context is not None, "runs in a Spark task"
+        if context.attemptNumber() > 0:
+            raise PipelineError(f"the task of worker {rank} was lost")
+        task = replace(self._task, rank=rank)
+        loop, collectives = _LOOPS[task.run.config.training.mode]
+        reach = partial(collectives, self.client.connection, task)
+        run_worker(task, reach, loop=loop, means_peer_lost=means_server_lost)
+        return iter(())
+
+
+@keras.utils.register_keras_serializable(package="sentence_pipelines")
+class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
+    """Embeds token ids; its weights are the canonical ones, in canonical order."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__(name="encoder")
+        self.spec = spec
+        for name, shape in weight_shapes(spec).items():
+            self.add_weight(name=name, shape=shape, dtype="float32", initializer="zeros")
+
+    def call(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """See :func:`pipelines.models.frameworks.tensorflow.forward`."""
+        values = (variable.value for variable in self.weights)
+        named = dict(zip(weight_shapes(self.spec), values, strict=True))
+        return forward(self.spec, named, token_ids, lengths)
+
+    def take(self, weights: Weights) -> None:
+        """Take weights by their names."""
+        self.set_weights([weights[name] for name in weight_shapes(self.spec)])
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what :meth:`from_config` reads."""
+        return {"spec": self.spec.to_json()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> EncoderModel:
+        """Return a model of the same shape."""
+        return cls(EncoderSpec.from_json(config["spec"]))
+
+
+def encoder_model(spec: EncoderSpec, weights: Weights, training: TrainingSettings) -> EncoderModel:
+    """Return a model with weights, compiled, since Elephas takes no other.
+
+    The optimiser stands for what the workers do by themselves; Keras does not run it.
+    """
+    model = EncoderModel(spec)
+    model.take(weights)
+    model.compile(optimizer=keras.optimizers.AdamW(weight_decay=training.weight_decay))
+    return model
+
+
+class _GranuleFactory:
+    """Makes both ends of a transport; Elephas finds its own subclasses under their type."""
+
+    _client: type[Client]
+    _server: type[GranuleServer]
+
+    def create_client(self, port: int) -> GranuleClient:
+        """Return a client that does not know its server yet."""
+        return GranuleClient(self._client)
+
+    def create_server(self, *args: Any, **kwargs: Any) -> GranuleServer:
+        """Return a server that holds nothing yet."""
+        return self._server(*args, **kwargs)
+
+
+class GranuleHttpFactory(_GranuleFactory, ClientServerFactory):  # type: ignore[misc] # no types
+    """The parameter server over HTTP."""
 
     _type = "granules-http"
-
-    def create_client(self, port: int) -> GranuleClient:
-        """A client that does not know its server yet."""
-        return GranuleClient(HttpClient)
-
-    def create_server(self, *args: Any, **kwargs: Any) -> GranuleHttpServer:
-        """A server that holds nothing yet."""
-        return GranuleHttpServer(*args, **kwargs)
+    _client, _server = HttpClient, GranuleHttpServer
 
 
-class GranuleSocketFactory(ClientServerFactory):  # type: ignore[misc] # the library has no types
-    """Found by Elephas under its type."""
+class GranuleSocketFactory(_GranuleFactory, ClientServerFactory):  # type: ignore[misc] # no types
+    """The parameter server over sockets."""
 
     _type = "granules-socket"
-
-    def create_client(self, port: int) -> GranuleClient:
-        """A client that does not know its server yet."""
-        return GranuleClient(SocketClient)
-
-    def create_server(self, *args: Any, **kwargs: Any) -> GranuleSocketServer:
-        """A server that holds nothing yet."""
-        return GranuleSocketServer(*args, **kwargs)
+    _client, _server = SocketClient, GranuleSocketServer
 
 
 class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library has no types
@@ -71,9 +189,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
 
     Args:
         task: Of rank 0; the others differ by their rank alone.
-        checkpoint: The state to begin with.
         host: Address by which the executors reach the driver.
-        bind: Address to listen at.
         identity: With which connections to the parameter server are encrypted, if they are.
     """
 
@@ -118,7 +234,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         self._fit(rdd, **kwargs)
 
     def close(self) -> None:
-        """Ends the parameter server, if it has not ended."""
+        """End the parameter server, if it has not ended."""
         self.parameter_server.stop()
 
     @contextmanager

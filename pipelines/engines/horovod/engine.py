@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import NO_SPECULATION, Mode
-from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
+from pipelines.engines.horovod.ranks import COLLECTIVES, train_rank
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import EngineUnavailable
@@ -66,6 +66,4 @@ class HorovodEngine(SparkEngine):
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         rendezvous = driver.resources.enter_context(Rendezvous(driver.host, driver.bind))
-        maker = RankMaker(task=task, rendezvous=rendezvous.address, token=rendezvous.token)
-        ranks = driver.ranks(task.workers)
-        return partial(ranks.foreachPartition, maker.start)
+        return partial(driver.run_ranks, task, partial(train_rank, rendezvous.client))

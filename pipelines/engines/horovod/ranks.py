@@ -1,4 +1,4 @@
-"""A rank: what runs on an executor, in a process of its own.
+"""A rank: what runs on an executor, in a process of its own, and what the ranks exchange.
 
 Horovod starts once in a process, and Spark uses its Python workers again, so each rank is a
 child of one.
@@ -7,15 +7,14 @@ child of one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from typing import Any
 
-from pipelines.engines.horovod.collectives import HorovodCollectives, means_peer_lost
 from pipelines.engines.horovod.rendezvous import Place, RendezvousClient, meet
-from pipelines.engines.spark_engine import run_in_child
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
@@ -35,66 +34,99 @@ GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
 GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankMaker:
-    """What the ranks are made from; travels to the executors.
+def train_rank(client: RendezvousClient, task: WorkerTask) -> None:
+    """Train as one of Horovod's ranks, in a process of its own. Runs on an executor."""
+    with ExitStack() as afterwards:
+        join = partial(_join, client, task, afterwards)
+        run_worker(task, join, means_peer_lost=means_peer_lost)
 
-    Attributes:
-        task: Of rank 0.
-        rendezvous: Host and port of the driver's :class:`.rendezvous.Rendezvous`.
-        token: Of the rendezvous.
+
+def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> HorovodCollectives:
+    """Start Horovod in this process, once all ranks are there; leave it in the end."""
+    training = task.run.config.training
+    module, name = COLLECTIVES[training.framework]
+    try:
+        with quiet_import():
+            collectives_class = getattr(import_module(module), name)
+    except ImportError as error:
+        raise PipelineError(
+            f"Horovod for {training.framework} cannot be imported ({error}): install the wheel"
+            " on every executor, see docs/environment.md"
+        ) from error
+    own = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
+    places = meet(client, task, own, training.start_seconds)
+    os.environ |= environment(places, task.rank, gpus_given_by_spark()) | client.environment()
+    # Later than any deadline of the monitor's, which can tell the worker that is at fault.
+    wait = training.stall_seconds + SILENCE_SECONDS
+    # What the cluster's administrator has set for its network stays.
+    os.environ.setdefault(GLOO_TIMEOUT, str(int(wait)))
+    os.environ.setdefault(GLOO_INTERFACE, interface_of(client.own_address))
+    collectives: HorovodCollectives = collectives_class(training.compression)
+    afterwards.callback(collectives.leave)
+    return collectives
+
+
+def means_peer_lost(error: Exception) -> bool:
+    """Whether Horovod gave up because of another rank: its own error, or TensorFlow's for it."""
+    name = type(error).__name__
+    return name == "HorovodInternalError" or (name == "UnknownError" and "Horovod" in str(error))
+
+
+class HorovodCollectives(ABC):
+    """Starts Horovod in this process; see :class:`pipelines.training.collectives.base.Collectives`.
+
+    All gradients of a step travel as one vector: the order of the sums is then the same each
+    time, and each collective operation costs time.
+
+    Args:
+        library: ``horovod.torch`` or ``horovod.tensorflow``, which is started.
+        compression: What gradients travel as, ``training.compression``.
     """
 
-    task: WorkerTask
-    rendezvous: tuple[str, int]
-    token: str
+    def __init__(self, library: Any, compression: str) -> None:
+        library.init()
+        self.rank: int = library.rank()
+        self.workers: int = library.size()
+        self._library = library
+        self._exact = library.Compression.none
+        self._compression = getattr(library.Compression, compression)
 
-    def start(self, ranks: Iterable[int]) -> None:
-        """Runs a rank in a child process, and waits for its end. Runs in a Spark task.
+    def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        """The mean of each tensor over the workers; in TensorFlow, while a graph is traced."""
+        if self._compression is self._exact:
+            return self._mean("all", tensors, self._exact)
+        # The loss is a single number that people read: it is not rounded.
+        is_number = [len(tensor.shape) == 0 for tensor in tensors]
+        groups = {}
+        for name, numbers, compression in (
+            ("gradients", False, self._compression),
+            ("numbers", True, self._exact),
+        ):
+            own = [one for one, is_one in zip(tensors, is_number, strict=True) if is_one == numbers]
+            groups[numbers] = iter(self._mean(name, own, compression) if own else [])
+        return [next(groups[is_one]) for is_one in is_number]
 
-        Args:
-            ranks: One number.
-        """
-        (rank,) = ranks
-        run_in_child(replace(self.task, rank=rank), self._work)
+    @abstractmethod
+    def all_gather(self, tensor: Any) -> Any:
+        """Return the workers' tensors joined along the first axis, in the order of the ranks."""
 
-    def _work(self, task: WorkerTask) -> None:
-        with ExitStack() as afterwards:
-            join = partial(self._join, task, afterwards)
-            run_worker(task, join, means_peer_lost=means_peer_lost)
+    def reduce_scatter(self, tensor: Any) -> Any:
+        """See :meth:`pipelines.training.collectives.base.Collectives.reduce_scatter`."""
+        return self._library.reducescatter(tensor, op=self._library.Sum, name="reduce_scatter")
 
-    def _join(self, task: WorkerTask, afterwards: ExitStack) -> HorovodCollectives:
-        """Starts Horovod in this process, once all ranks are there; leaves it in the end."""
-        training = task.run.config.training
-        module, name = COLLECTIVES[training.framework]
-        try:
-            with quiet_import():
-                collectives_class = getattr(import_module(module), name)
-        except ImportError as error:
-            raise PipelineError(
-                f"Horovod for {training.framework} cannot be imported ({error}): install the wheel"
-                " on every executor, see docs/environment.md"
-            ) from error
-        client = RendezvousClient(self.rendezvous, self.token)
-        own = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
-        places = meet(client, task, own, training.start_seconds)
-        os.environ |= environment(places, task.rank, gpus_given_by_spark())
-        # Later than any deadline of the monitor's, which can tell the worker that is at fault.
-        wait = training.stall_seconds + SILENCE_SECONDS
-        os.environ |= client.environment()
-        # What the cluster's administrator has set for its network stays.
-        os.environ.setdefault(GLOO_TIMEOUT, str(int(wait)))
-        os.environ.setdefault(GLOO_INTERFACE, interface_of(client.own_address))
-        collectives: HorovodCollectives = collectives_class(training.compression)
-        afterwards.callback(collectives.leave)
-        return collectives
+    def leave(self) -> None:
+        """End Horovod's threads and connections; all workers call it."""
+        self._library.shutdown()
+
+    @abstractmethod
+    def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
+        """The means, by one collective operation of a name, which is the same on all workers."""
 
 
 def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dict[str, str]:
-    """What Horovod and the frameworks read of a rank's place.
+    """Return what Horovod and the frameworks read of a rank's place.
 
     Args:
-        places: Of each rank.
         given: Addresses of the GPUs that Spark gave its task.
     """
     hosts = [place.host for place in places]

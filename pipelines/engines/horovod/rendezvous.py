@@ -30,7 +30,6 @@ class Place(NamedTuple):
     """Where a rank is.
 
     Attributes:
-        host: Name of the host.
         devices: The GPUs that its executor may use, as ``CUDA_VISIBLE_DEVICES`` lists them.
     """
 
@@ -55,16 +54,16 @@ class RendezvousClient:
         self.own_address = ""
 
     def put(self, key: str, value: str) -> None:
-        """Sets a key."""
+        """Set a key."""
         self._request("PUT", key, value)
 
     def get_all(self, scope: str) -> dict[str, str]:
-        """The values of all keys that begin with the scope, which ends in a slash."""
+        """Return the values of all keys that begin with the scope, which ends in a slash."""
         values: dict[str, str] = json.loads(self._request("GET", scope))
         return values
 
     def environment(self) -> dict[str, str]:
-        """Tells Horovod where the store is.
+        """Tell Horovod where the store is.
 
         The address is followed by ``:PORT/`` where the library builds a path, so that the token
         becomes a part of it.
@@ -75,7 +74,7 @@ class RendezvousClient:
         }
 
     def _request(self, method: str, key: str, body: str | None = None) -> str:
-        """Tries again when the driver is too busy to answer, as Horovod does."""
+        """Try again when the driver is too busy to answer, as Horovod does."""
         for _ in range(REQUEST_ATTEMPTS - 1):
             with suppress(OSError, HTTPException):
                 return self._request_once(method, key, body)
@@ -98,13 +97,11 @@ Where = TypeVar("Where", bound=tuple[Any, ...])
 
 
 def meet(client: RendezvousClient, task: WorkerTask, own: Where, seconds: float) -> list[Where]:
-    """Waits until all ranks are there.
+    """Wait until all ranks are there.
 
     Args:
         client: Of the store in which they meet.
-        task: Of this rank.
         own: Where this rank is.
-        seconds: Deadline.
 
     Returns:
         The place of each rank.
@@ -135,7 +132,6 @@ class Rendezvous(TokenServer):
 
     Args:
         host: Address by which the executors reach the driver.
-        bind: Address to listen at.
 
     Raises:
         OSError: There is no such address here.
@@ -150,6 +146,7 @@ class Rendezvous(TokenServer):
         self.lock = threading.Lock()
         super().__init__((bind, 0), _Request, token=self.token.encode())
         self.address: tuple[str, int] = (host, self.server_address[1])
+        self.client = RendezvousClient(self.address, self.token)
 
     def __enter__(self) -> Rendezvous:
         self.open()
@@ -167,7 +164,7 @@ class _Request(BaseHTTPRequestHandler):
     timeout = HELLO_SECONDS
 
     def parse_request(self) -> bool:
-        """Reads the header of a request; only its first line if it is unauthenticated."""
+        """Read the header of a request; only its first line if it is unauthenticated."""
         _, _, target = self.raw_requestline.partition(b" /")
         token, _, _ = target.partition(b":")
         return self.server.authenticate(self.request, token) and super().parse_request()
@@ -183,7 +180,7 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        """Sets a key."""
+        """Set a key."""
         size = int(self.headers.get("Content-Length", "-1"))
         if not 0 <= size <= MAX_VALUE_BYTES:
             return self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -195,16 +192,16 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:
-        """Removes a key."""
+        """Remove a key."""
         with self.server.lock:
             self.server.values.pop(self.path, None)
         self._reply(HTTPStatus.OK)
 
     def send_error(self, *_: Any) -> None:
-        """Sends nothing: the library's answer would tell what serves here."""
+        """Send nothing: the library's answer would tell what serves here."""
 
     def log_message(self, *_: Any) -> None:
-        """Writes nothing to the driver's screen."""
+        """Write nothing to the driver's screen."""
 
     def _values_of(self, scope: str) -> bytes:
         """Keys and values of a scope, the keys without the token."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from pipelines.engines.horovod.collectives import HorovodCollectives
+from pipelines.engines.horovod.ranks import HorovodCollectives
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.quiet import import_without
 
@@ -23,13 +23,13 @@ with import_without(_LAYER.__name__, _LAYER):
 
 
 class TensorFlowCollectives(HorovodCollectives):
-    """See :class:`pipelines.engines.horovod.collectives.HorovodCollectives`."""
+    """See :class:`pipelines.engines.horovod.ranks.HorovodCollectives`."""
 
     def __init__(self, compression: str) -> None:
         super().__init__(hvd, compression)
 
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        """Return the workers' tensors joined along the first axis, in the order of the ranks."""
         return hvd.allgather(tf.convert_to_tensor(tensor), name="gather")
 
     def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:

@@ -9,12 +9,12 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from pipelines.engines.horovod.collectives import HorovodCollectives
+from pipelines.engines.horovod.ranks import HorovodCollectives
 from pipelines.training.devices import worker_device
 
 
 class TorchCollectives(HorovodCollectives):
-    """See :class:`.collectives.HorovodCollectives`; fp32, on any device."""
+    """See :class:`.ranks.HorovodCollectives`; fp32, on any device."""
 
     def __init__(self, compression: str) -> None:
         self._device = worker_device()
@@ -23,7 +23,7 @@ class TorchCollectives(HorovodCollectives):
         super().__init__(hvd, compression)
 
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        """Return the workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self._device).detach().contiguous()
         joined = hvd.allgather(own, name="gather")
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined

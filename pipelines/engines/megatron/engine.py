@@ -1,19 +1,14 @@
-"""Megatron-Core's tensor, pipeline and data parallel, started by Spark's TorchDistributor."""
+"""Megatron-Core's tensor, pipeline and data parallel."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from typing_extensions import override
-
+from pipelines.engines.barrier_engine import NEEDS, BarrierEngine, barrier_rules
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
-
-if TYPE_CHECKING:
-    from pipelines.engines.distributor import MonitoredDistributor
 
 
-class MegatronEngine(DistributorEngine):
+class MegatronEngine(BarrierEngine):
     """The encoder divided between workers, and the optimiser's arrays between replicas."""
 
     name = "megatron"
@@ -36,10 +31,4 @@ class MegatronEngine(DistributorEngine):
     shardings = tuple(steppers)
     options = ("model_parallel", "pipeline_parallel")
     libraries = ("megatron", "torch")
-    rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
-
-    @override
-    def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
-        from pipelines.engines.distributor import MonitoredDistributor
-
-        return MonitoredDistributor(workers, local_mode=False, use_gpu=use_gpu)
+    rules = barrier_rules("pytorch.spark.distributor.ignoreSsl")

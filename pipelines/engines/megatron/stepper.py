@@ -47,7 +47,7 @@ from pipelines.training.devices import worker_device
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
 from pipelines.training.steppers.model_parallel import OwnPart, StagedWork, StepLoss
-from pipelines.training.steppers.sharded import fresh_state, moment_of, set_rate
+from pipelines.training.steppers.sharded import fresh_state, kind_and_name, set_rate
 from pipelines.training.steppers.torch import TorchWork
 
 _MODULES = (
@@ -160,7 +160,7 @@ class Moments:
             state = fresh_state(piece.values, part.step, None)
             self._optimiser.optimizer.state[piece.values] = state
         for key, array in part.moments.items():
-            kind, name = moment_of(key)
+            kind, name = kind_and_name(key)
             if name in self._pieces:
                 piece = self._pieces[name]
                 flat = np.ascontiguousarray(array).reshape(-1)
@@ -175,7 +175,7 @@ class Moments:
         Args:
             key: Its kind, a slash, and the name of the weight.
         """
-        kind, name = moment_of(key)
+        kind, name = kind_and_name(key)
         whole = torch.zeros_like(self._weights[name])
         if (piece := self._pieces.get(name)) is not None:
             whole.view(-1)[piece.numbers] = self._optimiser.optimizer.state[piece.values][kind]

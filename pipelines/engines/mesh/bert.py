@@ -48,7 +48,7 @@ class _Dimensions:
 
 
 def shapes(spec: BertSpec) -> Mapping[str, Shape]:
-    """The dimensions of each weight."""
+    """Return the dimensions of each weight."""
     own = _Dimensions(spec)
     found: dict[str, Shape] = {
         WORDS: [own.vocabulary, own.words],
@@ -139,7 +139,7 @@ class _Pass:
         return self._normalise(f"{prefix}output.", hidden_states + output)
 
     def _attention(self, prefix: str, hidden_states: Any) -> Any:
-        """The values mixed by softmax of query times key, [..., tokens, heads, head]."""
+        """Return the values mixed by softmax of query times key, [..., tokens, heads, head]."""
         own = self._own
         seen = mtf.rename_dimension(hidden_states, self._tokens.name, _MEMORY)
         by_head = [own.heads, own.head]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from pipelines.engines.horovod.rendezvous import RendezvousClient, meet
-from pipelines.engines.spark_engine import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.collectives.interfaces import own_address
-from pipelines.training.collectives.ring import BROKEN, Ring
+from pipelines.training.collectives.ring import BROKEN, Ring, RingCollectives
 from pipelines.training.control.authenticated_server import make_identity
 from pipelines.training.loop import run_worker
 
@@ -41,40 +37,21 @@ class _Place(NamedTuple):
     fingerprint: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerMaker:
-    """What the workers are made from; travels to the executors.
+def train_in_mesh(store: RendezvousClient, task: WorkerTask) -> None:
+    """Train as a worker of the mesh. Runs on an executor, in a process of its own.
 
-    Attributes:
-        task: Of rank 0.
-        rendezvous: Host and port of the driver's store.
-        token: Of the store.
+    A server of TensorFlow's lasts as long as its process.
+
+    Args:
+        store: In which workers leave where they are.
     """
-
-    task: WorkerTask
-    rendezvous: tuple[str, int]
-    token: str
-
-    def start(self, ranks: Iterable[int]) -> None:
-        """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
-
-        A server of TensorFlow's lasts as long as its process.
-
-        Args:
-            ranks: One number.
-        """
-        (rank,) = ranks
-        run_in_child(replace(self.task, rank=rank), self._work)
-
-    def _work(self, task: WorkerTask) -> None:
-        with ExitStack() as afterwards:
-            store = RendezvousClient(self.rendezvous, self.token)
-            join = partial(join_mesh, task, store, afterwards)
-            run_worker(task, join, stepper=JOB, means_peer_lost=means_peer_lost)
+    with ExitStack() as afterwards:
+        join = partial(join_mesh, task, store, afterwards)
+        run_worker(task, join, stepper=JOB, means_peer_lost=means_peer_lost)
 
 
-class RingCollectives:
-    """What the stepper of a mesh moves numbers with; see :class:`.steppers.mesh.MeshCollectives`.
+class MeshRing(RingCollectives):
+    """What the stepper of a mesh moves numbers with; see :class:`.stepper.MeshCollectives`.
 
     What belongs to the graph is moved by TensorFlow's servers.
 
@@ -84,25 +61,13 @@ class RingCollectives:
     """
 
     def __init__(self, ring: Ring, target: str) -> None:
-        self._ring, self.target = ring, target
-        self.rank, self.workers = ring.rank, ring.workers
+        super().__init__(ring)
+        self.target = target
         self.devices = [f"/job:{JOB}/task:{rank}/device:CPU:0" for rank in range(ring.workers)]
-
-    def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        """The mean of each array over the workers."""
-        return [self._ring.sum(np.asarray(one)) / self.workers for one in tensors]
-
-    def all_gather(self, tensor: Any) -> Any:
-        """The workers' arrays joined along the first axis, in the order of the ranks."""
-        return self._ring.gather(np.asarray(tensor))
-
-    def reduce_scatter(self, tensor: Any) -> Any:
-        """See :meth:`pipelines.training.collectives.base.Collectives.reduce_scatter`."""
-        return self._ring.reduce_scatter(np.asarray(tensor))
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Whether another worker is gone: an error of the ring, or of TensorFlow's servers."""
+    """Return whether another worker is gone: an error of the ring, or of TensorFlow's servers."""
     return BROKEN in str(error) or type(error).__name__ in _LOST
 
 
@@ -113,10 +78,8 @@ class Alone(SingleProcess):
     devices = ("/device:CPU:0",)
 
 
-def join_mesh(
-    task: WorkerTask, store: RendezvousClient, afterwards: ExitStack
-) -> RingCollectives | Alone:
-    """Starts this worker's server, and joins the ring of the workers.
+def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) -> MeshRing | Alone:
+    """Start this worker's server, and join the ring of the workers.
 
     Args:
         store: In which workers leave where they are.
@@ -143,11 +106,11 @@ def join_mesh(
     # Until all are ready, the chief may still give the others their weights.
     wait_seconds = max(training.start_seconds, training.stall_seconds)
     ring.join(float(training.start_seconds), float(wait_seconds))
-    return RingCollectives(ring, target)
+    return MeshRing(ring, target)
 
 
 def _reserved(host: str) -> socket.socket:
-    """Holds a free port, at which a server of this process can listen all the same."""
+    """Hold a free port, at which a server of this process can listen all the same."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -157,7 +120,7 @@ def _reserved(host: str) -> socket.socket:
 
 
 def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
-    """Starts TensorFlow's server of this worker; returns what a session connects to."""
+    """Start TensorFlow's server of this worker; return what a session connects to."""
     from pipelines.engines.mesh.library import tf1
     from pipelines.engines.mesh.stepper import session_config
 

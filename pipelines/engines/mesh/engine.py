@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.rendezvous import Rendezvous
-from pipelines.engines.mesh.cluster import WorkerMaker
+from pipelines.engines.mesh.cluster import train_in_mesh
 from pipelines.engines.spark_engine import DriverSide, SparkEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.libraries import check_installed
@@ -62,6 +62,4 @@ class MeshEngine(SparkEngine):
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         rendezvous = driver.resources.enter_context(Rendezvous(driver.host, driver.bind))
-        maker = WorkerMaker(task=task, rendezvous=rendezvous.address, token=rendezvous.token)
-        ranks = driver.ranks(task.workers)
-        return partial(ranks.foreachPartition, maker.start)
+        return partial(driver.run_ranks, task, partial(train_in_mesh, rendezvous.client))

@@ -30,7 +30,7 @@ TensorFunction = Callable[..., Any]
 
 
 def mesh_of(placement: Placement, devices: Sequence[str]) -> Any:
-    """The mesh of the workers.
+    """Return the mesh of the workers.
 
     Args:
         devices: Of each worker, by rank: members first, then replicas.
@@ -40,7 +40,7 @@ def mesh_of(placement: Placement, devices: Sequence[str]) -> Any:
 
 
 def on_devices(mesh: Any, make: Callable[[int], Any]) -> Any:
-    """What each device makes for itself, as one value of the mesh.
+    """Return what each device makes for itself, as one value of the mesh.
 
     Args:
         make: Takes the number of the device, and gives its part.
@@ -85,7 +85,7 @@ class Form:
 
 
 def named_shapes(spec: EncoderSpec) -> Mapping[str, Shape]:
-    """The dimensions of every weight of an encoder."""
+    """Return the dimensions of every weight of an encoder."""
     form: Form = form_of(spec, "mesh")
     shapes, before = dict(form.shapes(spec)), mtf.Dimension(HIDDEN, spec.hidden)
     for number, layer in enumerate(spec.dense):
@@ -98,7 +98,7 @@ def named_shapes(spec: EncoderSpec) -> Mapping[str, Shape]:
 
 
 def forward(spec: EncoderSpec, weights: Mapping[str, Any], side: Side) -> Any:
-    """Embeds a side; fp32 [replica, examples, embedding width], of length 1.
+    """Embed a side; fp32 [replica, examples, embedding width], of length 1.
 
     Args:
         weights: Tensors of the library, of :func:`named_shapes`.
@@ -118,7 +118,7 @@ def forward(spec: EncoderSpec, weights: Mapping[str, Any], side: Side) -> Any:
 
 
 def pooling_shares(pooling: Pooling, lengths: tf.Tensor, width: int) -> tf.Tensor:
-    """What share each token has in the embedding of its text, fp32 [texts, width].
+    """Return what share each token has in the embedding of its text, fp32 [texts, width].
 
     Args:
         lengths: int32 [texts].
@@ -141,7 +141,7 @@ class _Local(mtf.SlicewiseOperation):  # type: ignore[misc] # the library has no
     """
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """The gradient of the one input."""
+        """Return the gradient of the one input."""
         (own,), (upstream,) = self.inputs, grad_ys
         function = partial(_gradient, self._tf_fn)
         splittable = [one for one in own.shape if one.name in self._splittable_dims]
@@ -154,7 +154,7 @@ def _gradient(function: TensorFunction, values: tf.Tensor, upstream: tf.Tensor) 
 
 
 def locally(function: TensorFunction, values: Any, *, whole: Any) -> Any:
-    """A function of TensorFlow, of a shape that it keeps, on each device's part.
+    """Return a function of TensorFlow, of a shape that it keeps, on each device's part.
 
     Args:
         whole: The dimension that must not be divided.
@@ -211,12 +211,12 @@ class _LookupGradient(mtf.Operation):  # type: ignore[misc] # the library has no
 
 
 def look_up(table: Any, numbers: Any) -> Any:
-    """The rows of a table [rows, width] by number, [..., width]."""
+    """Return the rows of a table [rows, width] by number, [..., width]."""
     return _Lookup(table, numbers).outputs[0]
 
 
 def _firsts(mesh: Any, table: Any) -> Any:
-    """The first row of each device."""
+    """Return the first row of each device."""
     return mesh.LaidOutTensor([mesh.slice_begin(table.shape, n)[0] for n in range(mesh.size)])
 
 

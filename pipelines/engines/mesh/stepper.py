@@ -1,16 +1,11 @@
 """The side of training of Mesh TensorFlow. Runs on executors.
 
 The worker of rank 0 is the chief: its session runs the graph on the servers of all workers. Of the
-others one of each replica sends the chief its granules, and all wait for the loss.
-
-Weights and moments as variables on the devices of a mesh, and their update by AdamW. Chief.
-
-Not the library's own variables: of each of these one device keeps a whole copy beside the parts.
-
-The graph of a training on a mesh: a granule of each replica at once. Runs in the chief.
-
-The library's dimensions have sizes that are known when a graph is made, so there is a graph for
-each combination of widths, to which the sides of granules are padded.
+others one of each replica sends the chief its granules, and all wait for the loss. Weights and
+moments are variables on the devices of the mesh, and not the library's own ones, of each of which
+one device keeps a whole copy beside the parts. The library's dimensions have sizes that are known
+when a graph is made, so there is a graph for each combination of widths, to which the sides of
+granules are padded.
 """
 
 from __future__ import annotations
@@ -64,9 +59,7 @@ class Sliced:
     They travel to a device, or from one, in one message, which may have 2 GB.
 
     Args:
-        mesh: The mesh.
         shapes: The dimensions of each, by name.
-        placement: How the devices are laid out.
     """
 
     def __init__(self, mesh: Any, shapes: Mapping[str, Shape], placement: Placement) -> None:
@@ -99,26 +92,26 @@ class Sliced:
                 yield self.part(name, number).assign(value, read_value=False)
 
     def part(self, name: str, device: int) -> Any:
-        """The variable of a device."""
+        """Return the variable of a device."""
         return self._parts[name].tensor_list[device]
 
     def value(self, name: str, device: int) -> Any:
-        """What that is at the beginning of a run of the session."""
+        """Return what that is at the beginning of a run of the session."""
         return self._values[name].tensor_list[device]
 
     def imported(self, mesh: Any) -> dict[str, Any]:
-        """All of them as tensors of a graph of the library's."""
+        """Return all of them as tensors of a graph of the library's."""
         return {
             name: mtf.import_laid_out_tensor(mesh, self._values[name], shape)
             for name, shape in self._shapes.items()
         }
 
     def clear(self, session: Any) -> None:
-        """Makes all of them zero."""
+        """Make all of them zero."""
         session.run(self._clear)
 
     def fill(self, session: Any, arrays: Mapping[str, np.ndarray]) -> None:
-        """Gives each device its parts of canonical arrays.
+        """Give each device its parts of canonical arrays.
 
         Where one has fewer rows than were shared out, the others are zero.
         """
@@ -130,7 +123,7 @@ class Sliced:
             session.run(self._fill[number], fed)
 
     def arrays(self, session: Any, canonical: Mapping[str, Sequence[int]]) -> Weights:
-        """The whole arrays, put together from the parts of the first replica.
+        """Return the whole arrays, put together from the parts of the first replica.
 
         Args:
             canonical: The shape of each.
@@ -155,7 +148,7 @@ class Sliced:
         return padded.reshape(shape.to_integer_list)
 
     def is_divided(self, name: str) -> bool:
-        """Whether members have different parts."""
+        """Return whether members have different parts."""
         shape = self._shapes[name]
         return bool(math.prod(self._mesh.slice_shape(shape)) < shape.size)
 
@@ -169,11 +162,8 @@ class MeshState:
     """What is trained, in the session of the chief.
 
     Args:
-        mesh: The mesh.
         shapes: The dimensions of each weight, by name.
         weights: The canonical arrays to begin with.
-        training: The settings.
-        placement: How the devices are laid out.
     """
 
     def __init__(
@@ -199,7 +189,7 @@ class MeshState:
         weights: Mapping[str, np.ndarray],
         moments: Mapping[str, np.ndarray],
     ) -> None:
-        """Takes a state; without moments, that of a fresh optimiser."""
+        """Take a state; without moments, that of a fresh optimiser."""
         self.weights.fill(session, weights)
         self.gradients.clear(session)
         for kind, of_kind in self._moments.items():
@@ -209,7 +199,7 @@ class MeshState:
                 of_kind.clear(session)
 
     def arrays(self, session: Any) -> tuple[Weights, Weights]:
-        """Weights and moments, whole."""
+        """Return weights and moments, whole."""
         moments = {
             f"{kind}/{name}": value
             for kind, of_kind in self._moments.items()
@@ -218,7 +208,7 @@ class MeshState:
         return self.weights.arrays(session, self._canonical), moments
 
     def update(self, session: Any, rate: float, number: int, granules: int) -> float:
-        """Makes an update from the gradients that were added up, and begins anew.
+        """Make an update from the gradients that were added up, and begin anew.
 
         Args:
             number: How many updates there have been with it.
@@ -239,7 +229,7 @@ class MeshState:
         return float(norm)
 
     def _updating(self) -> tuple[Any, Any]:
-        """The norm, and the operation that updates every device's part."""
+        """Return the norm, and the operation that updates every device's part."""
         norms, updates = [], []
         squares = [self._squares(number) for number in range(self._mesh.size)]
         for number, device in enumerate(self._mesh.devices):
@@ -321,10 +311,9 @@ class GranuleInputs(NamedTuple):
 
 
 def graph_width(width: int, positions: int) -> int:
-    """The width that a side is padded to, so that few graphs do for many widths.
+    """Return the width that a side is padded to, so that few graphs do for many widths.
 
     Args:
-        width: Of the side.
         positions: Of the encoder, which has no more.
     """
     octave = max(1 << (width.bit_length() - 1), _NARROWEST)
@@ -337,10 +326,6 @@ class GranuleGraph:
 
     Args:
         spec: Of the encoder, whose vocabulary the members can share.
-        objective: Of the granules.
-        examples: Of each granule.
-        widths: Of each side.
-        mesh: The mesh.
         state: Whose weights they are the gradients of.
     """
 
@@ -389,7 +374,7 @@ class GranuleGraph:
         self._added = tf1.group(*added)
 
     def run(self, session: Any, granules: Sequence[GranuleInputs]) -> list[float]:
-        """Adds the gradients of granules, one of each replica; returns their losses."""
+        """Add the gradients of granules, one of each replica; return their losses."""
         fed = {}
         for placeholders, granule in zip(self._inputs, granules, strict=True):
             sides = zip(placeholders.sides, granule.sides, self._widths, strict=True)
@@ -406,7 +391,7 @@ class GranuleGraph:
         return [self._placement.place(number).replica for number in range(self._mesh.size)]
 
     def _placeholders(self, objective: Objective, replica: int) -> GranuleInputs:
-        """What is fed to a replica, at its first device."""
+        """Return what is fed to a replica, at its first device."""
         examples = self._dimensions[1].size
         with tf1.device(self._mesh.devices[self._replicas.index(replica)]):
             sides = [
@@ -422,7 +407,7 @@ class GranuleGraph:
             return GranuleInputs(sides, [tf1.placeholder(spec.dtype, spec.shape) for spec in specs])
 
     def _side(self, number: int) -> Side:
-        """A side of all replicas' granules."""
+        """Return a side of all replicas' granules."""
         width = self._widths[number]
         shape = [*self._dimensions, mtf.Dimension(TOKENS, width)]
         inputs = [self._inputs[replica].sides[number] for replica in self._replicas]
@@ -450,9 +435,7 @@ class _Masks:
 
     Args:
         library_mesh: Of the graph.
-        mesh: The mesh.
         inputs: The side, of each device.
-        placement: How the devices are laid out.
     """
 
     def __init__(
@@ -466,7 +449,7 @@ class _Masks:
         self._inputs, self._placement = inputs, placement
 
     def mask(self, site: int, share: float, shape: Any, attention: bool) -> Any:
-        """What the values of a shape are multiplied by at a place; see :class:`Dropout`."""
+        """Return what the values of a shape are multiplied by at a place; see :class:`Dropout`."""
         draw = self._of_heads if attention else self._of_rows
 
         def make(device: int) -> tf.Tensor:
@@ -510,7 +493,6 @@ class _Loss(mtf.Operation):  # type: ignore[misc] # the library has no types
 
     Args:
         loss: Of the embeddings of the sides and the targets.
-        embeddings: Of each side.
         targets: Of each device's granule.
     """
 
@@ -555,12 +537,7 @@ class MeshCollectives(Collectives, Protocol):
 
 
 class MeshStepper:
-    """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
-
-    Args:
-        checkpoint: The state to begin with.
-        collectives: Between the workers.
-    """
+    """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`."""
 
     sharded = True
     precision = "fp32"
@@ -582,11 +559,11 @@ class MeshStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Gives TensorFlow its threads, before its first operation."""
+        """Give TensorFlow its threads, before its first operation."""
         configure_threads(settings.threads)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from the replicas' granules; returns the loss over all of them."""
+        """Make one update from the replicas' granules; return the loss over all of them."""
         objective = self._objectives[work.source]
         is_first = self._task.place.member == 0
         own = [self._inputs(one, objective, work.noise_epoch) for one in work.granules]
@@ -603,7 +580,7 @@ class MeshStepper:
         return float(loss)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step; the chief's has the arrays, and the others' none."""
+        """Return the state before a step; the chief's has the arrays, and the others' none."""
         weights, moments = ({}, {}) if self._chief is None else self._chief.arrays()
         return Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
 
@@ -653,7 +630,7 @@ class _Chief:
     def step(
         self, work: StepWork, replicas: Sequence[Sequence[GranuleInputs]], learning_rate: float
     ) -> tuple[float, float]:
-        """Makes an update from the granules of all replicas; returns the loss and the norm."""
+        """Make an update from the granules of all replicas; return the loss and the norm."""
         losses = list(
             chain.from_iterable(
                 self._granule_graph(work.source, granules).run(self._session, granules)
@@ -665,11 +642,11 @@ class _Chief:
         return float(np.mean(losses)), norm
 
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Weights and moments, whole."""
+        """Return weights and moments, whole."""
         return self._state.arrays(self._session)
 
     def _granule_graph(self, source: int, granules: Sequence[GranuleInputs]) -> GranuleGraph:
-        """The graph for granules of such widths, one of each replica."""
+        """Return the graph for granules of such widths, one of each replica."""
         by_side = zip(*(one.sides for one in granules), strict=True)
         positions = self._spec.positions  # type: ignore[attr-defined] # specs that have a form have it
         widths = [
@@ -718,11 +695,7 @@ def _packed(granules: Sequence[GranuleInputs]) -> np.ndarray:
 
 
 def _unpacked(data: np.ndarray, sides: int) -> Iterator[list[GranuleInputs]]:
-    """The granules of each replica.
-
-    Args:
-        sides: Of a granule.
-    """
+    """Yield the granules of each replica."""
     while len(data):
         size = _SIZE.itemsize + int(data[: _SIZE.itemsize].view(_SIZE)[0])
         with np.load(io.BytesIO(data[_SIZE.itemsize : size].tobytes())) as stored:

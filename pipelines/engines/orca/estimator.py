@@ -45,7 +45,6 @@ class MonitoredEstimator:
 
     Args:
         task: Of rank 0.
-        driver: The driver's end.
     """
 
     def __init__(self, task: WorkerTask, driver: DriverSide) -> None:
@@ -69,7 +68,7 @@ class MonitoredEstimator:
         self._estimator.workerRDD = _ChildTasks(driver.ranks(task.workers), task)
 
     def fit(self) -> None:
-        """Starts the workers, and returns when all are gone."""
+        """Start the workers, and return when all are gone."""
         try:
             self._estimator.fit(
                 granules_of_worker, epochs=1, batch_size=self._examples, callbacks=[StepByStep()]
@@ -81,7 +80,7 @@ class MonitoredEstimator:
             raise
 
     def _open_store(self) -> processes.TCPStore:
-        """The store where the workers meet; it listens as long as ``fit`` refers to it."""
+        """Return the store where the workers meet; it listens as long as ``fit`` refers to it."""
         listener = socket.create_server((self._bind, 0))
         port = listener.getsockname()[1]
         self._estimator.worker_init_params["driver_tcp_store_port"] = port

@@ -34,7 +34,7 @@ _make_steps: ContextVar[Callable[[GroupCollectives], SharedSteps]] = ContextVar(
 
 
 def run_in_task(function: OrcaWorker, task: WorkerTask, items: Iterator[Any]) -> Iterator[Any]:
-    """Runs Orca's worker in a child process, and waits for its end. Runs in a Spark task.
+    """Run Orca's worker in a child process, and wait for its end. Runs in a Spark task.
 
     Args:
         function: Orca's, which makes its worker and trains.
@@ -97,7 +97,7 @@ class StepByStep(MainCallback):  # type: ignore[misc] # the library has no types
     """Has Orca's loop make one optimiser update of each batch."""
 
     def on_train_forward(self, runner: Any) -> None:
-        """Makes the step, with the other workers."""
+        """Make the step, with the other workers."""
         _, work = runner.batch
         runner.loss = torch.tensor(runner.train_loader.steps.make(work))
 

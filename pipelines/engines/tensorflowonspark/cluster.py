@@ -55,24 +55,24 @@ class GuardedContext:
         return getattr(self._context, name)
 
     def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
-        """The nodes; called once by the library, to start them."""
+        """Return the nodes; called once by the library, to start them."""
         nodes = with_profile(self._context.parallelize(values, partitions), self._profile)
         return _GroupedNodes(self, nodes, self._group)
 
     def cancel(self) -> None:
-        """Has Spark end the nodes' job."""
+        """Have Spark end the nodes' job."""
         self.cancelled.set()
         self._context.cancelJobGroup(self._group)
 
     def places(self) -> list[TaskPlace]:
-        """Where the nodes are, as far as Spark has started them."""
+        """Return where the nodes are, as far as Spark has started them."""
         return task_places(self._context, self._group)
 
     def stop(self) -> None:
-        """Does nothing: the session is the user's."""
+        """Do nothing: the session is the user's."""
 
     def cancelAllJobs(self) -> None:  # noqa: N802 - the name that the library calls
-        """Does nothing: other jobs are the user's."""
+        """Do nothing: other jobs are the user's."""
 
 
 class _GroupedNodes:
@@ -84,7 +84,7 @@ class _GroupedNodes:
         self._group = group
 
     def foreachPartition(self, function: Callable[[Iterable[int]], None]) -> None:  # noqa: N802
-        """Starts the nodes, in the job group of the run.
+        """Start the nodes, in the job group of the run.
 
         Raises:
             PipelineError: The job has failed; the library prints what is raised.
@@ -103,7 +103,7 @@ class _GroupedNodes:
 def start_nodes(
     context: GuardedContext, arguments: NodeArguments, server: RegistrationServer
 ) -> TFCluster.TFCluster:
-    """Starts the cluster; returns when all nodes have registered at the server.
+    """Start the cluster; return when all nodes have registered at the server.
 
     Raises:
         EngineError: They have not within the deadline, or a node could not be started.
@@ -148,7 +148,7 @@ def start_nodes(
 
 
 def silent_node(places: Iterable[TaskPlace], registered: Collection[int]) -> TaskPlace | None:
-    """The first node that Spark has started, and that has not registered.
+    """Return the first node that Spark has started, and that has not registered.
 
     Args:
         places: Where the nodes are.
@@ -165,7 +165,7 @@ def wait_feeding(
     should_stop: Callable[[], EngineError | None],
     profile: ResourceProfile | None,
 ) -> TrainingOutcome:
-    """Feeds the granules through Spark while the monitor watches.
+    """Feed the granules through Spark while the monitor watches.
 
     Args:
         should_stop: See :meth:`Monitor.wait`; asked beside the feed.

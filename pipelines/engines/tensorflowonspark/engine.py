@@ -182,7 +182,7 @@ def _parameter_servers(config: Config) -> int:
 
 
 def _check_master(session: SparkSession, config: Config, executors: int) -> None:
-    """Refuses a master without executors."""
+    """Refuse a master without executors."""
     master, threads = session.sparkContext.master, config.training.threads
     if in_one_process(master):
         raise EngineUnavailable(
@@ -193,7 +193,7 @@ def _check_master(session: SparkSession, config: Config, executors: int) -> None
 
 
 def _check_one_task(session: SparkSession, config: Config) -> None:
-    """Refuses executors that run more tasks at once than the library knows, by the conf key."""
+    """Refuse executors that run more tasks at once than the library knows, by the conf key."""
     conf = resources_in(session, config, "train").conf
     cores = conf.get("spark.executor.cores")
     # Unset, it means all cores of a machine on some clusters, which only the sum then tells.

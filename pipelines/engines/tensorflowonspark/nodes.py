@@ -1,22 +1,14 @@
-"""What runs on an executor: a worker, a parameter server, and how long either lives.
+"""What runs on an executor: a worker, a parameter server, and what they find one another by.
 
-How the nodes of a run find one another: the library's registration, for this run alone.
+The library's registration server listens at every address of the driver, is unauthenticated,
+unpickles whatever is sent, and tells where the nodes are and with what key their queues are
+reached. Here a connection begins with the token of the run, and messages are Python literals. Where
+the cluster encrypts, a node registers the fingerprint of a certificate of its own, which the others
+know it by.
 
-The library's server listens at every address of the driver, is unauthenticated, unpickles whatever
-is sent, and tells where the nodes are and with what key their queues are reached. Here a connection
-begins with the token of the run, and messages are Python literals. Where the cluster encrypts, a
-node registers the fingerprint of a certificate of its own, which the others know it by.
-
-Synchronous runs: what the workers of a step exchange. Runs on executors.
-
-TensorFlow's own strategies start its server, which listens at every address of a machine and reads
-and writes files for anybody. Here the workers form a ring that only they can join.
-
-Asynchronous runs: parameters on nodes of the cluster, and the workers' connections to them.
-
-The library starts parameter servers as nodes, and leaves their work to TensorFlow, whose servers
-listen at every address of a machine and are unauthenticated. Here they demand the token of the run.
-Runs on executors.
+Neither do the workers exchange anything by TensorFlow's own servers, which listen at every address
+of a machine and read and write files for anybody. In synchronous runs they form a ring that only
+they can join; in asynchronous ones parameter servers, which are nodes too, demand the token.
 """
 
 from __future__ import annotations
@@ -36,11 +28,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
+from typing_extensions import override
 
 import pipelines.lean_tensorflow  # noqa: F401 - before the library imports TensorFlow, and Keras
 from pipelines.engines.spark_engine import end_with_parent
@@ -52,7 +44,7 @@ from pipelines.runs.checkpoint import load_checkpoint, load_shapes
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
 from pipelines.training.collectives.base import Collectives, SingleProcess
-from pipelines.training.collectives.ring import BROKEN, Ring
+from pipelines.training.collectives.ring import BROKEN, Ring, RingCollectives
 from pipelines.training.control.authenticated_server import (
     TOKEN_BYTES,
     Identity,
@@ -70,8 +62,8 @@ from pipelines.training.parameter_server.client import (
     rows_of,
     shard_shapes,
 )
-from pipelines.training.parameter_server.connections import ParameterServer
-from pipelines.training.parameter_server.updates import (
+from pipelines.training.parameter_server.server import (
+    ParameterServer,
     ReadInto,
     SharedParameters,
     forms,
@@ -79,13 +71,9 @@ from pipelines.training.parameter_server.updates import (
 )
 from pipelines.training.steppers.base import StepWork
 
-if TYPE_CHECKING:
-    from tensorflowonspark import TFSparkNode
-
-
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
 with quiet_import():
-    from tensorflowonspark import TFManager, reservation
+    from tensorflowonspark import TFManager, TFSparkNode, reservation, util
 
 CONNECT_SECONDS = 20.0
 MAX_MESSAGE_BYTES = 1 << 24
@@ -145,8 +133,6 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
     Args:
         count: How many nodes there will be.
         host: Address by which the executors reach the driver.
-        bind: Address to listen at.
-        token: Of the run.
         identity: With which connections are encrypted, if they are.
     """
 
@@ -169,12 +155,12 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
         self.stop()
 
     def start(self) -> tuple[str, int]:
-        """Begins to listen; returns where nodes find it."""
+        """Begin to listen; return where nodes find it."""
         self._server.open()
         return self._host, self._server.server_address[1]
 
     def stop(self) -> None:
-        """Ends all connections; nothing listens when it returns."""
+        """End all connections; nothing listens when it returns."""
         self._server.close()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -191,7 +177,6 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 
     Args:
         server_addr: Host and port of the server.
-        token: Of the run.
         fingerprint: Of the server's certificate; none where connections are not encrypted.
     """
 
@@ -204,7 +189,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         self.sock.sendall(token.encode())
 
     def register(self, reservation: dict[str, Any]) -> Any:
-        """Registers a node, with the address by which it has reached the driver."""
+        """Register a node, with the address by which it has reached the driver."""
         global _own_identity  # noqa: PLW0603 - the library hands nothing from here to the node
         _own_identity = make_identity() if self._encrypts else None
         known = {
@@ -214,7 +199,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         return super().register(reservation | known)
 
     def get_reservations(self) -> list[dict[str, Any]]:
-        """The nodes that have registered."""
+        """Return the nodes that have registered."""
         nodes: list[dict[str, Any]] = super().get_reservations()
         for one in nodes:
             address = (one["address"], one["port"])
@@ -227,10 +212,9 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 
 
 def join_run(token: str, fingerprint: str | None = None) -> None:
-    """Has the library of this process register with a run. Runs on an executor.
+    """Have the library of this process register with a run. Runs on an executor.
 
     Args:
-        token: Of the run.
         fingerprint: Of the driver's certificate; none where connections are not encrypted.
     """
     reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
@@ -238,12 +222,12 @@ def join_run(token: str, fingerprint: str | None = None) -> None:
 
 
 def node_place(number: int) -> NodePlace:
-    """Where a node is, for the others. Runs on an executor, when all have registered."""
+    """Return where a node is, for the others. Runs on an executor, when all have registered."""
     return _places[number]
 
 
 def own_identity() -> Identity | None:
-    """What this node's server encrypts with, if it does. Runs on an executor.
+    """Return what this node's server encrypts with, if it does. Runs on an executor.
 
     It was made when the node registered, in this process or in one that this one was forked from.
     """
@@ -251,7 +235,7 @@ def own_identity() -> Identity | None:
 
 
 def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
-    """Starts a node's manager for this host alone.
+    """Start a node's manager for this host alone.
 
     The library lets those of parameter servers listen at every address, so that the driver can
     end them; here the nodes end them.
@@ -260,13 +244,13 @@ def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local")
 
 
 def _send(connection: socket.socket, message: Any) -> None:
-    """Sends plain values: numbers, strings, bytes, and tuples, lists and dicts of them."""
+    """Send plain values: numbers, strings, bytes, and tuples, lists and dicts of them."""
     data = repr(message).encode()
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def _receive(readinto: ReadInto) -> Any:
-    """The values of the next message.
+    """Return the values of the next message.
 
     Raises:
         ConnectionError: There is none.
@@ -281,7 +265,7 @@ def _receive(readinto: ReadInto) -> Any:
 def ring_collectives(
     task: WorkerTask, node: TFSparkNode.TFNodeContext, afterwards: ExitStack
 ) -> Collectives:
-    """Joins the ring of the workers. Runs on an executor.
+    """Join the ring of the workers. Runs on an executor.
 
     Args:
         afterwards: Has the worker leave the ring.
@@ -292,8 +276,7 @@ def ring_collectives(
         PipelineError: Another process is where the next worker should be.
     """
     if task.workers == 1:
-        if node.tmp_socket is not None:
-            node.release_port()
+        _release_port(node)
         return SingleProcess()
     # The library numbers nodes that are no workers first.
     first = node.executor_id - task.rank
@@ -307,35 +290,32 @@ def ring_collectives(
         places[(task.rank + 1) % task.workers].fingerprint,
     )
     afterwards.enter_context(ring)
-    if node.tmp_socket is not None:
-        node.release_port()
+    _release_port(node)
     training = task.run.config.training
     # Until all are ready, one may still read its checkpoint while the others wait for it in the
     # first step; the driver's monitor counts training.stall_seconds from then on.
     wait_seconds = max(training.start_seconds, training.stall_seconds)
     ring.join(float(training.start_seconds), float(wait_seconds))
-    return RingCollectives(ring)
+    return TensorRing(ring)
+
+
+def _release_port(node: TFSparkNode.TFNodeContext) -> None:
+    """Close the socket by which the library holds a port for this node, if it still does."""
+    if node.tmp_socket is not None:
+        node.release_port()
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Whether the ring broke: its own error, or TensorFlow's for it."""
+    """Return whether the ring broke: its own error, or TensorFlow's for it."""
     return isinstance(error, OSError | tf.errors.OpError) and BROKEN in str(error)
 
 
-class RingCollectives:
-    """TensorFlow's tensors in a ring; see :class:`pipelines.training.collectives.base.Collectives`.
+class TensorRing(RingCollectives):
+    """TensorFlow's tensors in a ring."""
 
-    Args:
-        ring: Has been joined.
-    """
-
-    def __init__(self, ring: Ring) -> None:
-        self.rank = ring.rank
-        self.workers = ring.workers
-        self._ring = ring
-
+    @override
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        """The mean of each tensor over the workers; called while a graph is traced.
+        """Return the mean of each tensor over the workers; called while a graph is traced.
 
         All tensors travel as one, since each operation waits for the slowest worker.
         """
@@ -347,22 +327,14 @@ class RingCollectives:
             tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)
         ]
 
+    @override
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
-        return tf.convert_to_tensor(self._ring.gather(np.asarray(tensor)))
+        return tf.convert_to_tensor(super().all_gather(tensor))
 
+    @override
     def reduce_scatter(self, tensor: Any) -> Any:
-        """The sum of the workers' tensors, of which each worker gets its own part of the rows.
+        return tf.convert_to_tensor(super().reduce_scatter(tensor))
 
-        Args:
-            tensor: [workers x rows, ...]; of the sum the first rows are rank 0's, and so on.
-        """
-        return tf.convert_to_tensor(self._ring.reduce_scatter(np.asarray(tensor)))
-
-
-# The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
-with quiet_import():
-    from tensorflowonspark import TFSparkNode, util
 
 # Granules that may wait in a worker's queue, which itself has no bound.
 QUEUE_BOUND = 64
@@ -412,7 +384,7 @@ def feed_partition(
 
 
 def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
-    """A worker's steps, which are those of the partition that it got. Runs on an executor.
+    """Yield a worker's steps, which are those of the partition that it got. Runs on an executor.
 
     Raises:
         PipelineError: The other end failed, or something else than the next step arrived.
@@ -437,7 +409,7 @@ def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
 
 
 def _take(queue: Any, count: int) -> Sequence[Message]:
-    """The next messages, unless one says that the feed failed."""
+    """Return the next messages, unless one says that the feed failed."""
     items: Sequence[Message] = queue.next_batch(count)
     for step, _, _, message in items:
         if step == FAILED:
@@ -461,21 +433,19 @@ def parameter_server(
     # At the port that the library still holds, which it does at every address: no other process
     # can have taken it.
     server = ParameterServer(store, node_place(node.executor_id).address, token, own_identity())
-    if node.tmp_socket is not None:
-        node.release_port()
+    _release_port(node)
     return server
 
 
 def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> ShardedParameters:
-    """A worker's connections to all servers, once they are there. Runs on an executor.
+    """Return a worker's connections to all servers, once they are there. Runs on an executor.
 
     Raises:
         TimeoutError: One is not within ``training.start_seconds``.
     """
     run, training = task.run, task.run.config.training
-    if node.tmp_socket is not None:
-        # A worker does not listen.
-        node.release_port()
+    # A worker does not listen.
+    _release_port(node)
     shapes = load_shapes(run.run_folder, run.first_step)
     deadline = time.monotonic() + training.start_seconds
     parts = []
@@ -509,9 +479,6 @@ def _await(part: ServedParameters, address: tuple[str, int], deadline: float, se
         else:
             return
 
-
-with quiet_import():
-    from tensorflowonspark import TFSparkNode
 
 # The library checks once a second whether its wait for a parameter server may end.
 RELEASE_SECONDS = 5.0
@@ -616,7 +583,7 @@ def _child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    """Holds parameters, or nothing on a spare node, until the driver ends the run.
+    """Hold parameters, or nothing on a spare node, until the driver ends the run.
 
     The library has started this process, whose parent waits for a message of the library's driver.
     """
@@ -635,7 +602,7 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _release_parent(node: TFSparkNode.TFNodeContext) -> None:
-    """Ends the library's wait for a parameter server, and then the manager where it waits."""
+    """End the library's wait for a parameter server, and then the manager where it waits."""
     with suppress(OSError, EOFError):
         control = node.mgr.get_queue("control")
         control.put(None)
@@ -660,7 +627,7 @@ def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _after_this_process(act: Callable[[], None]) -> None:
-    """Does something when this process ends, in whatever way.
+    """Do something when this process ends, in whatever way.
 
     A small child waits for the end of a pipe that only this process holds.
     """

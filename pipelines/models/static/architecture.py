@@ -33,8 +33,8 @@ from pipelines.models.weights import (
     save_weights,
 )
 from pipelines.tokens.encoding import special_ends
+from pipelines.tokens.model_files import TOKENIZER_FILE
 from pipelines.tokens.start import read_prompts
-from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
 from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"

@@ -19,22 +19,17 @@ from pipelines.runs.checkpoint import Checkpoint
 
 
 class Collectives(Protocol):
-    """Moves the framework's tensors between the workers of a synchronous run.
-
-    Attributes:
-        rank: Number of this worker.
-        workers: How many there are.
-    """
+    """Moves the framework's tensors between the workers of a synchronous run."""
 
     rank: int
     workers: int
 
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        """The mean of each tensor over the workers; the same result on all of them."""
+        """Return the mean of each tensor over the workers; the same result on all of them."""
         ...
 
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks.
+        """Return the workers' tensors joined along the first axis, in the order of the ranks.
 
         Of any type of number, which travels as it is. It takes numpy arrays too, and gives then
         what numpy can read.
@@ -58,15 +53,15 @@ class SingleProcess:
     workers = 1
 
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        """The tensors themselves."""
+        """Return the tensors themselves."""
         return list(tensors)
 
     def all_gather(self, tensor: Any) -> Any:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
     def reduce_scatter(self, tensor: Any) -> Any:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
@@ -117,14 +112,12 @@ gradients of different texts differ by about their norm."""
 
 
 def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str = "ranks") -> None:
-    """Compares weights and moments by two numbers of each; all workers call it. After a step.
+    """Compare weights and moments by two numbers of each; all workers call it. After a step.
 
     The first moments hold the gradients of the step, so they differ even where a small learning
     rate has hardly changed the weights.
 
     Args:
-        checkpoint: The worker's own state.
-        collectives: Between the workers.
         among: What their ranks number, if not all workers of the run.
 
     Raises:

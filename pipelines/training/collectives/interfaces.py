@@ -27,7 +27,7 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def own_address(server: tuple[str, int]) -> str:
-    """The address by which this host reaches a server.
+    """Return the address by which this host reaches a server.
 
     Args:
         server: Host and port; nothing is sent to it.
@@ -42,7 +42,7 @@ def own_address(server: tuple[str, int]) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address of this host.
+    """Return the network interface that has an address of this host.
 
     Raises:
         PipelineError: None has.
@@ -56,7 +56,7 @@ def interface_of(address: str) -> str:
 
 
 def prefer_interface_to(server: tuple[str, int]) -> None:
-    """Has the groups of Gloo that this process joins listen where it reaches a server.
+    """Have the groups of Gloo that this process joins listen where it reaches a server.
 
     An interface that the cluster's administrator has set for PyTorch stays.
 

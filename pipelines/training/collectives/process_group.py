@@ -6,6 +6,7 @@ Runs on executors.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class GroupCollectives:
         self.workers = processes.get_world_size(group)
 
     def all_reduce_mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The mean of each tensor over the workers; fp32 on the worker's device."""
+        """Return the mean of each tensor over the workers; fp32 on the worker's device."""
         sent = []
         for bucket in _buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
@@ -78,7 +79,7 @@ class GroupCollectives:
         return means
 
     def all_gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        """Return the workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self.device).contiguous()
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
         all_gather_single(joined, own, group=self.group)
@@ -92,20 +93,29 @@ class GroupCollectives:
 
 
 class ProcessGroupCollectives(GroupCollectives):
-    """Joins the group that torchrun's environment describes.
+    """Joins the group that the environment describes, by the variables of torchrun's.
 
     By NCCL where the worker has a GPU, and by Gloo where it has none.
 
     Args:
         settings: The deadlines, of the start and of a step.
+        listener: Of rank 0: where the store is to listen at which the workers meet, which takes it
+            over; None for every address of its host.
     """
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, listener: socket.socket | None = None) -> None:
         device = worker_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        start = timedelta(seconds=settings.start_seconds)
-        store, rank, workers = next(processes.rendezvous("env://", timeout=start))
+        rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = processes.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            workers,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=settings.start_seconds),
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
         processes.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -117,7 +127,7 @@ class ProcessGroupCollectives(GroupCollectives):
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Whether an error says that another worker is gone, or the connection to it.
+    """Return whether an error says that another worker is gone, or the connection to it.
 
     Gloo raises no class of its own for that; NCCL's errors name the remote process.
     """
@@ -137,14 +147,11 @@ def process_group_cleanup() -> Iterator[None]:
 
 
 def exit_without_finalization(code: int = 0) -> NoReturn:
-    """Ends a process that was started for one worker, as a forked one ends.
+    """End a process that was started for one worker, as a forked one ends.
 
     Gloo's threads outlive the process group wherever something refers to it, as device meshes do,
     and let go of a tensor only after those who wait for it have gone on. An interpreter that is
     finalized meanwhile is aborted: https://github.com/pytorch/pytorch/issues/190489.
-
-    Args:
-        code: Exit status.
     """
     sys.stdout.flush()
     sys.stderr.flush()

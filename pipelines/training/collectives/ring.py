@@ -29,7 +29,7 @@ from pipelines.training.control.authenticated_server import (
     SocketTokenServer,
     connect,
 )
-from pipelines.training.parameter_server.updates import fill, read_exactly
+from pipelines.training.parameter_server.server import fill, read_exactly
 
 PAUSE_SECONDS = 0.1
 BROKEN = "the ring to worker"
@@ -50,9 +50,7 @@ class Ring:
     It listens from the beginning, at its own address alone, and :meth:`join` makes the ring.
 
     Args:
-        rank: Number of this worker.
         addresses: Host and port of every worker, by rank; two at least.
-        token: Of the run.
         identity: With which the connection of the worker before is encrypted, if it is.
         next_fingerprint: Of the next worker's certificate, if connections are encrypted.
 
@@ -95,7 +93,7 @@ class Ring:
         self._sender.shutdown(wait=False, cancel_futures=True)
 
     def join(self, start_seconds: float, wait_seconds: float) -> None:
-        """Connects to the neighbours; returns when all workers have connected to theirs.
+        """Connect to the neighbours; return when all workers have connected to theirs.
 
         Args:
             start_seconds: The longest that it may take.
@@ -125,7 +123,7 @@ class Ring:
         self._limit_waits(wait_seconds)
 
     def sum(self, values: Array) -> Array:
-        """The sum of the workers' arrays, which have one shape.
+        """Return the sum of the workers' arrays, which have one shape.
 
         Raises:
             TimeoutError: A neighbour was silent for too long.
@@ -169,7 +167,7 @@ class Ring:
         return np.concatenate([parts[rank] for rank in range(self.workers)])
 
     def _rows_like(self, own: Array) -> Array:
-        """An array for the rows that the worker before announces; they are like one's own.
+        """Return an array for the rows that the worker before announces; they are like one's own.
 
         Raises:
             ConnectionError: There are so many that they cannot be of this step.
@@ -184,7 +182,7 @@ class Ring:
         return np.empty((rows, *own.shape[1:]), own.dtype)
 
     def _reduce(self, parts: Sequence[Array]) -> None:
-        """Makes the part of this worker's number the sum; what the others hold then is of no use.
+        """Make the part of this worker's number the sum; what the others hold then is of no use.
 
         Each part begins at the worker after its own, and comes there last.
         """
@@ -206,7 +204,7 @@ class Ring:
         return self._previous
 
     def _send(self, *arrays: Array) -> Future[None]:
-        """Sends contiguous arrays to the next worker, while this one receives."""
+        """Send contiguous arrays to the next worker, while this one receives."""
         return self._sender.submit(self._send_now, arrays)
 
     def _send_now(self, arrays: Sequence[Array]) -> None:
@@ -217,7 +215,7 @@ class Ring:
                 self._next.sendall(array.reshape(-1).view(np.uint8).data)
 
     def _receive(self, array: Array) -> None:
-        """Fills a contiguous array with what the worker before sends."""
+        """Fill a contiguous array with what the worker before sends."""
         joined = self._joined
         with _errors_name((self.rank - 1) % self.workers):
             fill(joined.recv_into, array.reshape(-1).view(np.uint8).data)
@@ -241,7 +239,7 @@ class Ring:
                 raise _late(rank)
 
     def _attend(self, connection: socket.socket) -> None:
-        """Keeps the connection of the worker before, and closes any other."""
+        """Keep the connection of the worker before, and close any other."""
         if not self._server.authenticate(
             connection, read_exactly(connection.recv_into, TOKEN_BYTES)
         ):
@@ -253,8 +251,32 @@ class Ring:
             self._left.wait()
 
 
+class RingCollectives:
+    """Numpy arrays in a ring; see :class:`pipelines.training.collectives.base.Collectives`.
+
+    Args:
+        ring: Has been joined.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.rank, self.workers = ring.rank, ring.workers
+
+    def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the mean of each array over the workers."""
+        return [self._ring.sum(np.asarray(tensor)) / self.workers for tensor in tensors]
+
+    def all_gather(self, tensor: Any) -> Any:
+        """Return the workers' arrays joined along the first axis, in the order of the ranks."""
+        return self._ring.gather(np.asarray(tensor))
+
+    def reduce_scatter(self, tensor: Any) -> Any:
+        """See :meth:`pipelines.training.collectives.base.Collectives.reduce_scatter`."""
+        return self._ring.reduce_scatter(np.asarray(tensor))
+
+
 def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
-    """The workers' bytes, in the order of the ranks; of some none, and of others any number.
+    """Return the workers' bytes, in the order of the ranks; of some none, and of others any number.
 
     Several at a time, as :meth:`Ring.gather` takes no more from a worker where one sends nothing.
 

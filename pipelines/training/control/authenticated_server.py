@@ -1,21 +1,11 @@
-"""Connections of a server of the run: authentication, its limits, and the end of them all.
+"""The servers of a run: authentication, its limits, and TLS where the cluster encrypts.
 
-The server listens at an address that others may reach. A connection that has not sent the token
-of the run is unauthenticated: of these there may be few, for a few seconds each. Where the cluster
-encrypts, a connection shakes hands by TLS first, in the same seconds and on its own thread.
-
-A TCP connection whose bytes are encrypted by TLS, for several threads.
-
-One of a connection's threads may wait for what arrives while others send. OpenSSL's objects are not
-made for that (`man 7 openssl-threads`), and ``ssl.SSLSocket`` calls them without a lock, or from
-Python 3.13 on with one that a thread which waits for data keeps. So the bytes pass through memory
-here: a lock is held while they are encrypted or decrypted, and never while a thread waits.
-
-How the servers of a run are encrypted where the cluster is, and how clients know them.
-
-A server makes a key and a certificate for one run, which nobody has signed: whoever is to connect
-is told the SHA-256 of the certificate on the way by which the token comes. A client compares it
-before it sends anything, the token least of all. The key never leaves its process.
+A server listens at an address that others may reach. A connection that has not sent the token of
+the run is unauthenticated: of these there may be few, for a few seconds each. Where the cluster
+encrypts, a connection shakes hands by TLS first, in the same seconds and on its own thread. For
+that a server makes a key and a certificate for one run, which nobody has signed: whoever is to
+connect is told the SHA-256 of the certificate on the way by which the token comes. A client
+compares it before it sends anything, the token least of all. The key never leaves its process.
 """
 
 from __future__ import annotations
@@ -52,6 +42,12 @@ PIECE_BYTES = 1 << 18
 class TlsSocket(socket.socket):
     """Takes the place of a TCP socket, once :meth:`shake_hands` has returned.
 
+    One of a connection's threads may wait for what arrives while others send. OpenSSL's objects are
+    not made for that (`man 7 openssl-threads`), and ``ssl.SSLSocket`` calls them without a lock, or
+    from Python 3.13 on with one that a thread which waits for data keeps. So the bytes pass through
+    memory here: a lock is held while they are encrypted or decrypted, and never while a thread
+    waits.
+
     All options of the socket, its number, ``poll`` and ``shutdown`` are those of the TCP
     connection. Like a plain one it has one thread that receives, and any number that send. Its end
     is not announced: messages tell their lengths themselves.
@@ -75,7 +71,7 @@ class TlsSocket(socket.socket):
         self._unsent = b""
 
     def shake_hands(self) -> None:
-        """Agrees with the other end on keys; nothing else may be sent or received before.
+        """Agree with the other end on keys; nothing else may be sent or received before.
 
         Raises:
             ConnectionError: The other end does not speak TLS, or hung up.
@@ -126,7 +122,7 @@ class TlsSocket(socket.socket):
                 super().sendall(unsent, flags)
 
     def send(self, data: Buffer, flags: int = 0, /) -> int:
-        """Sends all of the data, or with ``MSG_DONTWAIT`` all or nothing.
+        """Send all of the data, or with ``MSG_DONTWAIT`` all or nothing.
 
         What the system then takes a part of goes on its way with the next message.
 
@@ -149,7 +145,7 @@ class TlsSocket(socket.socket):
         return memoryview(data).nbytes
 
     def _has_agreed(self) -> bool:
-        """Takes the handshake as far as what has arrived allows; returns whether it is done."""
+        """Take the handshake as far as what has arrived allows; return whether it is done."""
         try:
             self._session.do_handshake()
         except ssl.SSLWantReadError:
@@ -162,7 +158,7 @@ class TlsSocket(socket.socket):
         return is_done
 
     def _opened(self, memory: memoryview) -> int | None:
-        """Decrypts what has arrived; none if that is no whole record, 0 if it is the end."""
+        """Decrypt what has arrived; none if that is no whole record, 0 if it is the end."""
         filled = 0
         with self._in_session:
             try:
@@ -179,13 +175,13 @@ class TlsSocket(socket.socket):
         return filled
 
     def _seal(self, memory: memoryview) -> None:
-        """Encrypts behind what is still to be sent."""
+        """Encrypt behind what is still to be sent."""
         with self._in_session:
             self._session.write(memory)
             self._unsent += self._sealed.read()
 
     def _send_unsent(self) -> None:
-        """Sends what the system takes without waiting."""
+        """Send what the system takes without waiting."""
         with suppress(BlockingIOError):
             while self._unsent:
                 sent = super().send(self._unsent, socket.MSG_DONTWAIT)
@@ -209,12 +205,12 @@ class Identity:
     fingerprint: str
 
     def guard(self, accepted: socket.socket) -> TlsSocket:
-        """A connection that was accepted; whoever serves it shakes hands first."""
+        """Return a connection that was accepted; whoever serves it shakes hands first."""
         return TlsSocket(accepted, self.context, server_side=True)
 
 
 def make_identity() -> Identity:
-    """A new identity, for the servers of this process and of one run."""
+    """Return a new identity, for the servers of this process and of one run."""
     # Imported here, since few runs need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -249,10 +245,9 @@ def make_identity() -> Identity:
 def connect(
     address: tuple[str, int], seconds: float, fingerprint: str | None = None
 ) -> socket.socket:
-    """A connection to a server of the run.
+    """Return a connection to a server of the run.
 
     Args:
-        address: Host and port.
         seconds: The longest that it may take; later waits on the connection have the same limit.
         fingerprint: Of the server's certificate; none where the cluster does not encrypt, and the
             connection is a plain one.
@@ -306,8 +301,6 @@ class TokenServer(socketserver.TCPServer):
     worker sends its token at once.
 
     Args:
-        arguments: Of the server.
-        token: Of the run.
         identity: With which connections are encrypted, if they are.
         settings: Of the server, by name.
     """
@@ -327,11 +320,11 @@ class TokenServer(socketserver.TCPServer):
         self._loop = threading.Thread(target=self._serve, name="token-server", daemon=True)
 
     def open(self) -> None:
-        """Begins to serve."""
+        """Begin to serve."""
         self._loop.start()
 
     def close(self) -> None:
-        """Ends every connection and every thread; nothing listens when it returns."""
+        """End every connection and every thread; nothing listens when it returns."""
         self._ending = True
         if self._loop.is_alive():
             self.shutdown()
@@ -349,7 +342,7 @@ class TokenServer(socketserver.TCPServer):
             logger.warning("a thread of a server goes on after %s s", STOP_SECONDS)
 
     def authenticate(self, connection: socket.socket, token: bytes) -> bool:
-        """Whether the token is that of the run; if not, the caller closes the connection."""
+        """Return whether the token is that of the run; if not, the caller closes the connection."""
         if not hmac.compare_digest(token, self._token):
             return False
         with self._guard:
@@ -357,12 +350,12 @@ class TokenServer(socketserver.TCPServer):
         return True
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection; nothing is read from it yet, and nothing sent."""
+        """Accept a connection; nothing is read from it yet, and nothing sent."""
         request, address = super().get_request()
         return request if self._identity is None else self._identity.guard(request), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a new connection on a thread."""
+        """Serve a new connection on a thread."""
         thread = threading.Thread(
             target=self._attend,
             args=(request, client_address),
@@ -382,7 +375,7 @@ class TokenServer(socketserver.TCPServer):
                 raise
 
     def service_actions(self) -> None:
-        """Closes connections that are unauthenticated for too long; called by the server's loop."""
+        """Close connections that are unauthenticated for too long; called by the server's loop."""
         oldest = time.monotonic() - HELLO_SECONDS
         with self._guard:
             for connection, came in list(self._unauthenticated.items()):
@@ -390,7 +383,7 @@ class TokenServer(socketserver.TCPServer):
                     self._close_unauthenticated(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs the error of a connection, which ends with it."""
+        """Log the error of a connection, which ends with it."""
         logger.debug("a connection from %s broke", client_address, exc_info=True)
 
     def _serve(self) -> None:
@@ -422,7 +415,6 @@ class SocketTokenServer(TokenServer):
     Args:
         address: Address and port to listen at; port 0 is the system's choice.
         attend: Serves a connection until it ends.
-        token: Of the run.
         identity: With which connections are encrypted, if they are.
     """
 
@@ -451,7 +443,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def detect_cut_connection(connection: socket.socket) -> None:
-    """Has the system end a connection whose other end is cut off, whether anything is sent or not.
+    """Have the system end a connection whose other end is cut off, whether anything is sent or not.
 
     By default it probes after two hours for the first time, and repeats what is not acknowledged
     for a quarter of an hour.
@@ -468,6 +460,6 @@ def detect_cut_connection(connection: socket.socket) -> None:
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """Wakes the thread that reads from a connection: it reads the end."""
+    """Wake the thread that reads from a connection: it reads the end."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,13 +1,10 @@
 """The driver's side of a run: the state of each worker, and the deadlines that end a run.
 
-Every wait of a run is here, and every wait has a deadline.
-
-Which worker a run ends with: the one that is gone, and not one that tells of it.
-
-When a process dies or a host is cut off, the collective operations of the others break, mostly
-before the driver knows why: a host that is cut off closes no connection, it only falls silent. So
-the error of a worker that says that another one is gone is no verdict. It ends the run, but the
-driver first waits until it knows who was silent.
+Every wait of a run is here, and every wait has a deadline. A run ends with the worker that is gone,
+and not with one that tells of it. When a process dies or a host is cut off, the collective
+operations of the others break, mostly before the driver knows why: a host that is cut off closes no
+connection, it only falls silent. So the error of a worker that says that another one is gone ends
+the run, but the driver first waits until it knows who was silent.
 """
 
 from __future__ import annotations
@@ -45,22 +42,16 @@ class MonitoredWorker:
     """What the monitor knows of a worker.
 
     Attributes:
-        rank: Its number.
-        host: Where it is.
         lane: The first lane that it reads.
-        connection: The connection to it.
         address: Of its other end, if it was there to be asked.
-        last_message: When it last sent anything.
         last_progress: When it last finished a step, or waited for others.
         step: The last step that it finished.
         behind: Seconds that it was ready later than the first.
-        ready: Whether it could begin.
         done: Whether it has finished its part.
         failure: The error that it has reported, or another process beside it.
         peer_lost: Whether the failure may be that another worker is gone.
         died: Whether it was reported that its own process is gone.
         broken: How the connection to it broke, if it did.
-        closed: Whether the connection has ended.
         ended: When it failed, or its connection ended.
         leaving: When its process was told to end, if it was.
     """
@@ -101,7 +92,7 @@ class SharedState:
 
 
 def peer_address(connection: socket.socket) -> str | None:
-    """The address of the other end of a connection; none if the connection has ended."""
+    """Return the address of the other end of a connection; none if the connection has ended."""
     try:
         return str(connection.getpeername()[0])
     except OSError:
@@ -109,19 +100,19 @@ def peer_address(connection: socket.socket) -> str | None:
 
 
 def has_unread(connection: socket.socket) -> bool:
-    """Whether something has arrived that is not read yet: its sender is not silent."""
+    """Return whether something has arrived that is not read yet: its sender is not silent."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def is_lost(worker: MonitoredWorker) -> bool:
-    """Whether a worker has failed, or is gone before it was done."""
+    """Return whether a worker has failed, or is gone before it was done."""
     return worker.failure is not None or (worker.closed and not worker.done)
 
 
 def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
-    """The record of a step that a worker has sent, on the clock of the first worker.
+    """Return the record of a step that a worker has sent, on the clock of the first worker.
 
     Raises:
         TypeError: It has other fields, or values of other types.
@@ -138,51 +129,35 @@ def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
     return replace(made, seconds=made.seconds + worker.behind, rank=worker.rank)
 
 
-def _on_ready(worker: MonitoredWorker, _: dict[str, Any]) -> None:
-    worker.ready = True
-    worker.last_progress = worker.last_message
+def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
+    """Enter what a worker has just sent into what is known of it.
 
-
-def _on_steps(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    if message["records"]:
-        worker.step = message["records"][-1]["step"]
-    if message["records"] or message["waiting"]:
-        worker.last_progress = worker.last_message
-
-
-def _on_done(worker: MonitoredWorker, _: dict[str, Any]) -> None:
-    worker.done = True
-
-
-def _on_leaving(worker: MonitoredWorker, _: dict[str, Any]) -> None:
-    worker.leaving = worker.last_message
-
-
-def _on_saved(worker: MonitoredWorker, _: dict[str, Any]) -> None:
-    worker.last_progress = worker.last_message
-
-
-def _on_failed(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    worker.peer_lost, worker.ended = message["lost"], worker.last_message
-    # Where another worker is gone, the trace is that of an innocent one.
-    trace = "" if worker.peer_lost else message["traceback"]
-    worker.failure = f"{message['cause']}\n{trace}".rstrip("\n")
-
-
-def _on_died(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    worker.failure, worker.died, worker.ended = message["cause"], True, worker.last_message
-
-
-HANDLERS: dict[str, Callable[[MonitoredWorker, dict[str, Any]], None]] = {
-    "ready": _on_ready,
-    "steps": _on_steps,
-    "done": _on_done,
-    "leaving": _on_leaving,
-    "saved": _on_saved,
-    "failed": _on_failed,
-    "died": _on_died,
-}
-"""By the kind of the message."""
+    Raises:
+        KeyError: The message is of another form.
+    """
+    match message["kind"]:
+        case "ready":
+            worker.ready, worker.last_progress = True, worker.last_message
+        case "steps":
+            if message["records"]:
+                worker.step = message["records"][-1]["step"]
+            if message["records"] or message["waiting"]:
+                worker.last_progress = worker.last_message
+        case "saved":
+            worker.last_progress = worker.last_message
+        case "done":
+            worker.done = True
+        case "leaving":
+            worker.leaving = worker.last_message
+        case "failed":
+            worker.peer_lost, worker.ended = message["lost"], worker.last_message
+            # Where another worker is gone, the trace is that of an innocent one.
+            trace = "" if worker.peer_lost else message["traceback"]
+            worker.failure = f"{message['cause']}\n{trace}".rstrip("\n")
+        case "died":
+            worker.failure, worker.died, worker.ended = message["cause"], True, worker.last_message
+        case other:
+            raise KeyError(other)
 
 
 GRACE_SECONDS = 2.0
@@ -207,11 +182,10 @@ class Verdict:
 
 
 def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | None:
-    """The cause of the first failure, once it is known.
+    """Return the cause of the first failure, once it is known.
 
     Args:
         workers: All that have connected; one has failed at least, or is gone.
-        now: The time.
 
     Returns:
         None as long as the wait goes on, at most ``GRACE_SECONDS + QUIET_SECONDS``.
@@ -286,13 +260,11 @@ class Monitor:
     Leaving it normally lets the workers end; leaving it with an exception aborts them.
 
     Args:
-        engine: Name of the engine, for errors.
         workers: How many workers to expect, of ranks 0 and up.
         step_metrics: Gets the workers' records, on a thread of the monitor.
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
         start_seconds: Deadline for all of them to be ready.
-        stall_seconds: Deadline for a step.
         servers: How many further processes to expect, of the ranks after the workers': the run
             needs them until its end, but does not wait for them to be done.
         saves_when_asked: Whether the workers write a checkpoint when they are asked to.
@@ -354,7 +326,7 @@ class Monitor:
         self._server.close()
 
     def wait(self, should_stop: Callable[[], EngineError | None] = lambda: None) -> TrainingOutcome:
-        """Waits until all workers are done.
+        """Wait until all workers are done.
 
         Args:
             should_stop: Called every second; an error ends the run.
@@ -392,16 +364,12 @@ class Monitor:
                 shared.changed.wait(CHECK_SECONDS)
 
     def address_of(self, rank: int) -> str | None:
-        """The address from which a worker has connected, if one is known."""
+        """Return the address from which a worker has connected, if one is known."""
         worker = self._shared.workers.get(rank)
         return None if worker is None else worker.address
 
     def ask_for_checkpoint(self, reason: str) -> None:
-        """Asks the workers for a checkpoint as soon as they can write one.
-
-        Args:
-            reason: For the log.
-        """
+        """Ask the workers for a checkpoint as soon as they can write one."""
         if not self._saves_when_asked:
             logger.warning("%s", reason)
             return
@@ -409,7 +377,7 @@ class Monitor:
         self._tell_workers(SAVE)
 
     def _extend_deadlines(self, seconds: float) -> None:
-        """Extends the deadlines of all workers, for seconds in which this process was suspended."""
+        """Extend the deadlines of all workers, for seconds in which this process was suspended."""
         now = time.monotonic()
         if self._all_ready is not None:
             self._all_ready = min(self._all_ready + seconds, now)
@@ -421,7 +389,7 @@ class Monitor:
                 worker.ended = min(worker.ended + seconds, now)
 
     def _raise_failure(self) -> bool:
-        """Raises the error of the worker that is the cause of a failure, once it is known.
+        """Raise the error of the worker that is the cause of a failure, once it is known.
 
         Returns:
             Whether a worker has failed, or is gone, and the cause is not known yet.
@@ -468,7 +436,7 @@ class Monitor:
                 )
 
     def _check_leaving(self) -> None:
-        """Ends the wait once the state is safe of a run one of whose processes is to end."""
+        """End the wait once the state is safe of a run one of whose processes is to end."""
         told = [one for one in self._shared.workers.values() if one.leaving and not one.done]
         if not told:
             return
@@ -497,13 +465,13 @@ class Monitor:
         return {"rank": worker.rank, "place": place, "host": worker.host, "lane": lane}
 
     def _standing(self, rank: int) -> str | None:
-        """Where a worker stands among those that hold the encoder together, if they do."""
+        """Return where a worker stands among those that hold the encoder together, if they do."""
         if self._placement is None or not self._placement.is_divided or rank >= self._workers:
             return None
         return str(self._placement.place(rank))
 
     def _serve_worker(self, connection: socket.socket) -> None:
-        """Reads one worker's lines until the connection ends."""
+        """Read one worker's lines until the connection ends."""
         worker: MonitoredWorker | None = None
         try:
             with connection.makefile("rb") as lines:
@@ -529,7 +497,7 @@ class Monitor:
                     self._shared.changed.notify_all()
 
     def _authenticate(self, connection: socket.socket, line: bytes) -> MonitoredWorker | None:
-        """Admits each worker of this run once; other connections are closed without a response."""
+        """Admit each worker of this run once; other connections are closed without a response."""
         try:
             introduction = json.loads(line)
             token, rank = str(introduction["token"]), int(introduction["rank"])
@@ -552,20 +520,21 @@ class Monitor:
 
     def _handle_message(self, worker: MonitoredWorker, message: dict[str, Any]) -> None:
         worker.last_message = time.monotonic()
-        if message["kind"] == "steps":
+        kind = message["kind"]
+        if kind == "steps":
             self._add_records(worker, message["records"])
-        if message["kind"] == "saved":
+        if kind == "saved":
             with self._telling_listener():
                 self._step_metrics.checkpoint_saved()
         with self._shared.changed:
             worker.last_message = time.monotonic()
-            if message["kind"] == "ready" and worker.rank < self._workers:
+            if kind == "ready" and worker.rank < self._workers:
                 worker.behind = worker.last_message - self._step_metrics.begin(worker.last_message)
-            HANDLERS[message["kind"]](worker, message)
-            if message["kind"] == "saved":
+            note_message(worker, message)
+            if kind == "saved":
                 self._shared.saved = worker.last_message
             self._shared.changed.notify_all()
-        if message["kind"] == "leaving":
+        if kind == "leaving":
             self.ask_for_checkpoint(
                 f"rank {worker.rank} on host {worker.host} was told to end (SIGTERM)"
             )
@@ -589,7 +558,7 @@ class Monitor:
                 self._step_metrics.add(record)
 
     def _send_heartbeats(self) -> None:
-        """Sends the workers a heartbeat every few seconds, until the run ends."""
+        """Send the workers a heartbeat every few seconds, until the run ends."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._tell_workers(PRESENT)
 
@@ -602,7 +571,7 @@ class Monitor:
                 worker.connection.send(message + b"\n", socket.MSG_DONTWAIT)
 
     def _end_workers(self, message: bytes, seconds: float) -> None:
-        """Sends the last message and waits until every connection is closed."""
+        """Send the last message and wait until every connection is closed."""
         deadline = time.monotonic() + seconds
         with self._shared.changed:
             for worker in self._shared.workers.values():

@@ -139,10 +139,9 @@ class Reporter:
             signal.signal(signal.SIGTERM, self._handler)
 
     def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
-        """Reports the error that ends this worker.
+        """Report the error that ends this worker.
 
         Args:
-            error: Its cause.
             peer_lost: Whether that is another worker's end, or the end of the connection to it.
         """
         summary = "".join(traceback.format_exception_only(error)).strip()
@@ -153,11 +152,11 @@ class Reporter:
         self._send("failed", cause=summary, traceback=trace, lost=peer_lost)
 
     def ready(self) -> None:
-        """Reports that the worker can begin with its first step."""
+        """Report that the worker can begin with its first step."""
         self._send("ready")
 
     def step_done(self, record: StepRecord) -> None:
-        """Reports the worker's part of a step."""
+        """Report the worker's part of a step."""
         with self._recording:
             self._records.append(asdict(record))
         if time.monotonic() - self._sent > RECORDS_SECONDS:
@@ -173,11 +172,11 @@ class Reporter:
             self._is_waiting = False
 
     def saved(self, step: int) -> None:
-        """Reports that the state before a step has been saved."""
+        """Report that the state before a step has been saved."""
         self._send("saved", step=step)
 
     def done(self) -> None:
-        """Reports that the worker has finished its share."""
+        """Report that the worker has finished its share."""
         self.send_records()
         self._send("done")
 
@@ -186,7 +185,7 @@ class Reporter:
         self._leave.wait()
 
     def send_records(self) -> None:
-        """Reports all steps to the driver that it does not know of yet."""
+        """Report all steps to the driver that it does not know of yet."""
         # Held while they are sent, so that no later message of another thread arrives before them.
         with self._recording:
             records, self._records = self._records, []
@@ -214,7 +213,7 @@ class Reporter:
         self._is_terminated = True
 
     def _listen(self) -> None:
-        """Waits for the driver's last message, as long as its heartbeats arrive."""
+        """Wait for the driver's last message, as long as its heartbeats arrive."""
         try:
             message = self._last_message()
         except OSError:
@@ -258,7 +257,7 @@ class Reporter:
 
 
 def report_lost(task: WorkerTask, cause: str) -> None:
-    """Reports to the monitor why a worker is not there. Runs on an executor, beside the worker.
+    """Report to the monitor why a worker is not there. Runs on an executor, beside the worker.
 
     The monitor accepts one connection for a rank, so a worker that has connected itself takes
     precedence over this report.

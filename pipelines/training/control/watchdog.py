@@ -30,7 +30,6 @@ class Watchdog:
     """The process that watches this one; ends with it.
 
     Args:
-        connection: To the driver.
         seconds: Of silence, after which this process is killed.
     """
 
@@ -47,7 +46,7 @@ class Watchdog:
         )
 
     def close(self) -> None:
-        """Ends the process, which holds the connection open otherwise."""
+        """End the process, which holds the connection open otherwise."""
         self._process.kill()
         # It was killed: that the system is slow to end it must not hide what the worker ended with.
         with suppress(subprocess.TimeoutExpired):
@@ -64,7 +63,7 @@ def unheard_seconds(connection: socket.socket) -> float:
 
 
 def watch(connection: socket.socket, worker: int, seconds: float) -> None:
-    """Kills a worker once its driver has been silent for too long; returns when it is gone.
+    """Kill a worker once its driver has been silent for too long; return when it is gone.
 
     Args:
         worker: The process that has started this one.

@@ -19,7 +19,7 @@ from pipelines.models.weights import Rows, Weights
 from pipelines.runs.run import WorkerTask
 from pipelines.training.asynchronous import Progress
 from pipelines.training.control.authenticated_server import connect
-from pipelines.training.parameter_server.updates import (
+from pipelines.training.parameter_server.server import (
     ACCEPTED,
     LENGTH,
     REQUEST,
@@ -36,7 +36,7 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def means_server_lost(error: Exception) -> bool:
-    """Whether an error of a client says that the server is gone, or the network to it."""
+    """Return whether an error of a client says that the server is gone, or the network to it."""
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return True
     return isinstance(error, ConnectionError | TimeoutError) and _REFUSED not in str(error)
@@ -47,7 +47,6 @@ class Client(ABC):
 
     Args:
         address: Host and port of the server.
-        token: Of the run.
         forms: The requests that the server knows.
         seconds: The longest that a request may wait for the server.
         fingerprint: Of the server's certificate; none where connections are not encrypted.
@@ -71,11 +70,9 @@ class Client(ABC):
     def ask(
         self, name: str, request: Request, arrays: Weights | None = None
     ) -> tuple[ResponseHeader, Weights | None]:
-        """Sends a request and waits for its response.
+        """Send a request and wait for its response.
 
         Args:
-            name: Of the request.
-            request: Its header.
             arrays: Its arrays, if it has any.
 
         Returns:
@@ -101,7 +98,7 @@ class Client(ABC):
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
     ) -> tuple[int, ReadInto]:
-        """Sends the bytes of a request; returns the size of the response and how to read it."""
+        """Send the bytes of a request; return the size of the response and how to read it."""
 
     def _chunks(
         self, form: Form, request: Request, arrays: Weights | None
@@ -172,18 +169,18 @@ class ServedParameters:
         self._rank = task.rank
 
     def pull(self) -> tuple[Weights, int]:
-        """The weights as they are now, and how many updates they have had."""
+        """Return the weights as they are now, and how many updates they have had."""
         header, weights = self._client.ask("parameters", Request())
         assert weights is not None, "the server has them from the start"
         return weights, header.updates
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Requests an update; returns how many the weights have had, this one included."""
+        """Request an update; return how many the weights have had, this one included."""
         request = Request(step=step, rank=self._rank, amount=learning_rate)
         return self._client.ask("update", request, gradients)[0].updates
 
     def progress(self) -> Progress:
-        """The progress of the run."""
+        """Return the progress of the run."""
         header, _ = self._client.ask("progress", Request())
         return Progress(applied=header.updates, saved=header.saved)
 
@@ -200,7 +197,7 @@ class ServedParameters:
         return weights, moments
 
     def mark_saved(self, step: int) -> None:
-        """Lets the others go on from a step whose state has been saved."""
+        """Let the others go on from a step whose state has been saved."""
         self._client.ask("saved", Request(step=step))
 
 
@@ -215,7 +212,7 @@ class ServedRounds:
         self._seconds = training.stall_seconds * training.round_steps
 
     def pull(self, step: int) -> Weights:
-        """The state before a step that begins a round.
+        """Return the state before a step that begins a round.
 
         Raises:
             TimeoutError: Not all workers have added to it in the time that a round may take.
@@ -234,18 +231,13 @@ class ServedRounds:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Adds what was subtracted from the state up to a step, by how many granules."""
+        """Add what was subtracted from the state up to a step, by how many granules."""
         request = Request(step=step, rank=self._rank, amount=float(granules))
         self._client.ask("update", request, deltas)
 
 
 def rows_of(server: int, servers: int) -> Rows:
-    """The rows of an array that a server holds: as many as every other, up to one.
-
-    Args:
-        server: Number of the server.
-        servers: How many there are.
-    """
+    """Return the rows of an array that a server holds: as many as every other, up to one."""
 
     def rows(count: int) -> slice:
         return slice(count * server // servers, count * (server + 1) // servers)
@@ -254,12 +246,10 @@ def rows_of(server: int, servers: int) -> Rows:
 
 
 def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weights:
-    """The rows that a server holds, as views; arrays of which it holds none are left out.
+    """Return the rows that a server holds, as views; arrays of which it holds none are left out.
 
     Args:
         arrays: By name, of one axis at least.
-        server: Number of the server.
-        servers: How many there are.
     """
     rows = rows_of(server, servers)
     parts = {name: array[rows(len(array))] for name, array in arrays.items()}
@@ -267,7 +257,7 @@ def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weight
 
 
 def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
-    """The shapes of what :func:`shard` leaves of arrays of these shapes."""
+    """Return the shapes of what :func:`shard` leaves of arrays of these shapes."""
     rows = rows_of(server, servers)
     held = {
         name: (rows(count).stop - rows(count).start, *others)
@@ -277,7 +267,7 @@ def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
 
 
 def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
-    """The inverse of :func:`shard`: the arrays that the shards of all servers make."""
+    """Return the inverse of :func:`shard`: the arrays that the shards of all servers make."""
     if len(shards) == 1:
         return dict(shards[0])
     # No server lacks an array that the last one lacks: its part is the largest.
@@ -302,13 +292,13 @@ class ShardedParameters:
         self._pulled = [0] * len(parts)
 
     def pull(self) -> tuple[Weights, int]:
-        """The weights as they are now, and how many updates they have had at least."""
+        """Return the weights as they are now, and how many updates they have had at least."""
         responses = list(self._threads.map(ServedParameters.pull, self._parts))
         self._pulled = [updates for _, updates in responses]
         return join([weights for weights, _ in responses]), min(self._pulled)
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Requests an update; returns how many the oldest rows have had, this one included."""
+        """Request an update; return how many the oldest rows have had, this one included."""
 
         def push(server: int) -> int:
             part = shard(gradients, server, len(self._parts))
@@ -319,7 +309,7 @@ class ShardedParameters:
         return min(self._pulled) + between
 
     def progress(self) -> Progress:
-        """The progress of the run on all servers."""
+        """Return the progress of the run on all servers."""
         known = list(self._threads.map(ServedParameters.progress, self._parts))
         return Progress(
             applied=min(one.applied for one in known), saved=min(one.saved for one in known)
@@ -331,5 +321,5 @@ class ShardedParameters:
         return join([weights for weights, _ in states]), join([moments for _, moments in states])
 
     def mark_saved(self, step: int) -> None:
-        """Lets the others go on from a step whose state has been saved."""
+        """Let the others go on from a step whose state has been saved."""
         list(self._threads.map(lambda part: part.mark_saved(step), self._parts))

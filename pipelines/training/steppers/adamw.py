@@ -19,7 +19,7 @@ _BLOCK = 1 << 16
 
 
 def newest_share(decay: float, number: int) -> float:
-    """The share of the newest weights in an exponential moving average of all.
+    """Return the share of the newest weights in an exponential moving average of all.
 
     A young average follows faster, so that the start does not outweigh all else in a short run;
     source: `tf.train.ExponentialMovingAverage` with `num_updates`.
@@ -60,42 +60,23 @@ class AdamW:
         self._weight_decay = weight_decay
 
     def update(self, gradients: Weights, learning_rate: float, number: int) -> None:
-        """Makes an update.
+        """Make an update.
 
         Args:
             gradients: fp32 arrays by name, of the weights' shapes.
             learning_rate: Of this update.
             number: How many updates there have been with it; corrects the moments' bias.
         """
+        scale = learning_rate / (1 - BETA_1**number)
+        correction = 1 / math.sqrt(1 - BETA_2**number)
         for name, gradient in gradients.items():
-            weight = self.weights[name]
-            _update(
-                weight.reshape(-1),
-                self.moments[f"m/{name}"].reshape(-1),
-                self.moments[f"v/{name}"].reshape(-1),
-                gradient.reshape(-1),
-                learning_rate,
-                self._weight_decay if weight.ndim > 1 else 0.0,
-                number,
-            )
-
-
-def _update(
-    weight: np.ndarray,
-    m: np.ndarray,
-    v: np.ndarray,
-    gradient: np.ndarray,
-    rate: float,
-    decay: float,
-    number: int,
-) -> None:
-    """Updates flat arrays, block by block."""
-    scale = rate / (1 - BETA_1**number)
-    correction = 1 / math.sqrt(1 - BETA_2**number)
-    for start in range(0, len(weight), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        own, first, second, pull = weight[block], m[block], v[block], gradient[block]
-        first += (1 - BETA_1) * (pull - first)
-        second += (1 - BETA_2) * (pull * pull - second)
-        own *= 1 - rate * decay
-        own -= scale * first / (np.sqrt(second) * correction + EPSILON)
+            weight, flat = self.weights[name], gradient.reshape(-1)
+            arrays = weight, self.moments[f"m/{name}"], self.moments[f"v/{name}"]
+            kept = 1 - learning_rate * (self._weight_decay if weight.ndim > 1 else 0.0)
+            for start in range(0, len(flat), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                own, first, second = (array.reshape(-1)[block] for array in arrays)
+                first += (1 - BETA_1) * (flat[block] - first)
+                second += (1 - BETA_2) * (flat[block] ** 2 - second)
+                own *= kept
+                own -= scale * first / (np.sqrt(second) * correction + EPSILON)

@@ -24,7 +24,7 @@ import numpy as np
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import StepPlan, noise_seed
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
@@ -176,6 +176,22 @@ class StepperFactory(Protocol[Stepper_co]):
     def prepare_process(self, settings: TrainingSettings) -> None:
         """Prepare this process; called before the framework computes anything in it."""
         ...
+
+
+def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the moments that an optimiser goes on from, by key; zeros of a start.
+
+    Args:
+        checkpoint: The state.
+        averaged: Whether the moving average of the weights is wanted too.
+    """
+    for kind in ("m", "v"):
+        for name, weight in checkpoint.weights.items():
+            key = f"{kind}/{name}"
+            yield key, checkpoint.moments.get(key, np.zeros_like(weight))
+    if averaged:
+        for name, average in checkpoint.averages.items():
+            yield f"{AVERAGE}/{name}", average
 
 
 class Texts(NamedTuple):

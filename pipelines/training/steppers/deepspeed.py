@@ -9,9 +9,9 @@ documentation of its ``PipelineModule``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from torch.distributed import get_rank, get_world_size
 
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import shapes_of
-from pipelines.models.frameworks.torch import finished
 from pipelines.models.frameworks.torch_division import Part
 from pipelines.models.frameworks.torch_module import Unit, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
@@ -32,16 +31,17 @@ from pipelines.training.steppers.model_parallel import (
     StagedWork,
     StageModule,
     StepLoss,
-    stage_encode,
 )
 from pipelines.training.steppers.sharded import (
     DiskTensors,
     ShardedStepper,
     fresh_state,
-    moment_of,
+    kind_and_name,
+    lazy_checkpoint,
     optimiser_of,
     set_rate,
 )
+from pipelines.training.steppers.torch import to_numpy
 
 # Set before the import, which otherwise probes the machine for accelerators, and warns.
 os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
@@ -74,47 +74,32 @@ _SELDOM = 2**31
 """Steps between two of the library's own lines."""
 
 
-class Stage(NamedTuple):
-    """How DeepSpeed keeps the state.
-
-    Attributes:
-        number: Of ZeRO.
-        flat_parts: Gives what is joined of this worker's parts, each with the parameters to link
-            to it.
-        set_moment: Gives a parameter's part its share of an array of the optimiser.
-    """
-
-    number: int
-    flat_parts: Callable[[Any], Iterable[tuple[list[Any], torch.Tensor]]]
-    set_moment: Callable[[Any, torch.Tensor, str], None]
+STAGES = {"optimizer": 1, "gradients": 2, "parameters": 3}
+"""Of ZeRO, by ``training.sharding``."""
 
 
-def _linked_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
-    return zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
+def _flat_parts(zero: Any, stage: int) -> list[tuple[list[Any], torch.Tensor]]:
+    """Return what is joined of this worker's parts, each with the parameters to link to it."""
+    if stage == STAGES["parameters"]:
+        # There each parameter knows its place by itself.
+        return [([], flat) for flat in zero.fp32_partitioned_groups_flat]
+    return list(zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True))
 
 
-def _sole_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
-    """Return those of stage 3, where each parameter knows its place by itself."""
-    return (([], flat) for flat in zero.fp32_partitioned_groups_flat)
-
-
-def _set_part(part: Any, whole: torch.Tensor, key: str) -> None:
-    """Set that of stage 3, where the last part is padded; the library pads no arrays itself."""
-    size = safe_get_local_optimizer_state(part, key).numel()
+def _set_moment(part: Any, whole: torch.Tensor, kind: str, stage: int) -> None:
+    """Give a parameter's part its share of an array of the optimiser."""
+    if stage != STAGES["parameters"]:
+        safe_set_full_optimizer_state(part, whole, kind)
+        return
+    # The last part is padded, and the library does not pad whole arrays itself.
+    size = safe_get_local_optimizer_state(part, kind).numel()
     padded = torch.nn.functional.pad(whole.flatten(), (0, size * get_world_size() - whole.numel()))
-    safe_set_local_optimizer_state(part, padded[size * get_rank() :][:size], key)
-
-
-STAGES = {
-    "optimizer": Stage(1, _linked_parts, safe_set_full_optimizer_state),
-    "gradients": Stage(2, _linked_parts, safe_set_full_optimizer_state),
-    "parameters": Stage(3, _sole_parts, _set_part),
-}
+    safe_set_local_optimizer_state(part, padded[size * get_rank() :][:size], kind)
 
 
 def _take_moments(
     zero: Any,
-    stage: Stage,
+    stage: int,
     checkpoint: Checkpoint,
     weights: Mapping[str, Any],
     disk: DiskTensors | None = None,
@@ -125,25 +110,25 @@ def _take_moments(
 
     Args:
         zero: The library's optimiser.
-        stage: How it keeps the state.
+        stage: Of ZeRO.
         checkpoint: Has the moments; none of a start.
         weights: The parameters, by name.
         disk: Where the moments lie, if not in memory.
     """
-    for group, flat in stage.flat_parts(zero):
+    for group, flat in _flat_parts(zero, stage):
         zero.optimizer.state[flat] = fresh_state(flat, checkpoint.step, disk)
         lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
     device = worker_device()
     for key, array in checkpoint.moments.items():
-        kind, name = moment_of(key)
-        stage.set_moment(weights[name], torch.tensor(array, device=device), kind)
+        kind, name = kind_and_name(key)
+        _set_moment(weights[name], torch.tensor(array, device=device), kind, stage)
         if disk is not None:
             disk.let_go()
 
 
 def _moment(weights: Mapping[str, Any], key: str) -> torch.Tensor:
     """Return one of the moments, whole, by its kind and the name of its weight."""
-    kind, name = moment_of(key)
+    kind, name = kind_and_name(key)
     whole: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
     return whole
 
@@ -166,7 +151,7 @@ class DeepSpeedStepper(ShardedStepper):
             model=self._encoder, optimizer=optimiser, config=config
         )
         self._forward, zero = self._engine, self._engine.optimizer
-        self._begin_moments(flat for _, flat in self._stage.flat_parts(zero))
+        self._begin_moments(flat for _, flat in _flat_parts(zero, self._stage))
         _take_moments(zero, self._stage, checkpoint, weights, self._disk)
         self._let_go_after(optimiser)
 
@@ -174,17 +159,23 @@ class DeepSpeedStepper(ShardedStepper):
         """Return the state before a step, whose arrays come when they are read."""
         parts = self._encoder.weights
 
-        def moment(key: str) -> torch.Tensor:
+        def moment(key: str) -> np.ndarray:
             whole = _moment(parts, key)
             self._let_go()
-            return whole
+            return to_numpy(whole)
 
-        return self._gathered(step, lambda name: safe_get_full_fp32_param(parts[name]), moment)
+        return lazy_checkpoint(
+            step,
+            self._spec,
+            self._shapes,
+            lambda name: to_numpy(safe_get_full_fp32_param(parts[name])),
+            moment,
+        )
 
     def _config(self, workers: int) -> dict[str, Any]:
         """Return what the library is told."""
         zero: dict[str, Any] = {
-            "stage": self._stage.number,
+            "stage": self._stage,
             "reduce_bucket_size": BUCKET_ELEMENTS,
             "allgather_bucket_size": BUCKET_ELEMENTS,
             "stage3_param_persistence_threshold": LARGEST_WHOLE,
@@ -209,7 +200,7 @@ class DeepSpeedStepper(ShardedStepper):
 
     @property
     def _splits_weights(self) -> bool:
-        return self._stage is STAGES["parameters"]
+        return self._stage == STAGES["parameters"]
 
     def _fill(self, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Give the parameters their numbers; in stage 3 unit by unit, which is split at once."""
@@ -286,7 +277,7 @@ class DeepSpeedPipelineStepper(StagedWork):
                 "gradient_clipping": self._training.clip_norm,
                 "steps_per_print": _SELDOM,
                 "zero_optimization": {
-                    "stage": stage.number,
+                    "stage": stage,
                     "reduce_bucket_size": BUCKET_ELEMENTS,
                     "allgather_bucket_size": BUCKET_ELEMENTS,
                 },
@@ -313,15 +304,8 @@ class DeepSpeedPipelineStepper(StagedWork):
     def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[torch.Tensor]:
         """Make the update too; return the loss over all workers, on each of them."""
         assert loss_of is not None, "refused before the start"
-        weights, is_last = self._layer.weights, self._own.is_last
         part = Part(self._own.layers)
-        module = StageModule(
-            lambda: stage_encode(self._spec, weights, self._training.precision, part),
-            [self._inputs(batch) for batch in some],
-            partial(finished, self._spec, weights) if is_last else None,
-            self._training.activation_checkpointing,
-            sparse_words=False,
-        )
+        module = self._stage_module(some, self._layer.weights, part, sparse_words=False)
         # The library divides by the number of micro-batches itself.
         self._layer.begin(module, lambda sides, number: loss_of(sides, number) * len(some))
         return [self._engine.train_batch(_numbers(len(some)))]

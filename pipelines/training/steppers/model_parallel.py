@@ -37,12 +37,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 from pipelines.models.adaptation import Frozen
-from pipelines.models.architecture import Division, architecture_of, form_of
+from pipelines.models.architecture import Division, architecture_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch import PRECISIONS, Encoder, StageEncode, finished
+from pipelines.models.frameworks.torch import Encoder, StageEncode, finished, prepare
 from pipelines.models.frameworks.torch_division import Members, Part
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, encoder_module
-from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -50,9 +49,9 @@ from pipelines.settings.training import Place, layers_of_stage
 from pipelines.training.collectives.base import Collectives, check_agreement
 from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.devices import worker_device
-from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
+from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork, by_side
 from pipelines.training.steppers.objectives import Objective
-from pipelines.training.steppers.sharded import KINDS, FsdpStepper
+from pipelines.training.steppers.sharded import KINDS, FsdpStepper, lazy_checkpoint
 from pipelines.training.steppers.torch import (
     TorchStepper,
     TorchWork,
@@ -133,15 +132,8 @@ class OwnPart:
             device: Of the parts, from which the process group can send.
             kinds: Of the moments.
         """
-        moments = {
-            f"{kind}/{name}": shape for kind in kinds for name, shape in self.trained.items()
-        }
-        return Checkpoint(
-            step,
-            self._spec,
-            LazyArrays(self.trained, partial(self._sent, weight, device)),
-            LazyArrays(moments, partial(self._sent, moment, device)),
-        )
+        own = partial(self._sent, weight, device), partial(self._sent, moment, device)
+        return lazy_checkpoint(step, self._spec, self.trained, *own, kinds)
 
     def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
         """Have rank 0 put together the parts of an array, which come from the first replica."""
@@ -261,21 +253,6 @@ def check_members(
         check_agreement(replace(own, weights=weights, moments=moments), group, "tensor ranks")
 
 
-def stage_encode(
-    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], precision: str, part: Part
-) -> StageEncode:
-    """Return the forward pass of a worker's part.
-
-    Args:
-        spec: Of the whole encoder.
-        weights: The worker's, whole or parts.
-        precision: Of the matrix products.
-        part: Which these are.
-    """
-    form: Callable[..., StageEncode] = form_of(spec, "torch")
-    return form(spec, weights, PRECISIONS[precision], part)
-
-
 class DividedWork(TorchWork):
     """Makes updates of a part of the encoder; compares after the first what others hold too.
 
@@ -322,13 +299,9 @@ class ModelParallelStepper(DividedWork, TorchStepper):
             step, self._weights.__getitem__, self._moments.__getitem__, self._device, kinds
         )
 
-    def _encoder(self) -> Encoder:
-        weights = self._effective()
-        return Encoder(self._spec, weights, self._encode(weights))
-
-    def _encode(self, weights: Mapping[str, torch.Tensor]) -> StageEncode:
-        part = Part(self._own.layers, self._groups.members)
-        return stage_encode(self._spec, weights, self._training.precision, part)
+    @property
+    def _part(self) -> Part:
+        return Part(self._own.layers, self._groups.members)
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the norm over all parts; what each member has counts once."""
@@ -401,6 +374,29 @@ class StagedWork(TorchWork):
             nothing on the others.
         """
 
+    def _stage_module(
+        self,
+        some: Sequence[Batch],
+        weights: Mapping[str, torch.Tensor],
+        part: Part,
+        *,
+        sparse_words: bool,
+    ) -> StageModule:
+        """Return the stage for some micro-batches.
+
+        Args:
+            weights: Of the stage.
+            part: Which these are.
+            sparse_words: Makes the gradient of words a sparse tensor.
+        """
+        return StageModule(
+            partial(prepare, self._spec, weights, self._training.precision, part),
+            [self._inputs(batch) for batch in some],
+            self._training.activation_checkpointing,
+            is_last=self._own.is_last,
+            sparse_words=sparse_words,
+        )
+
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """See :class:`TorchWork`; zero before the last stage."""
         targets = [objective.targets(granule) for granule in work.granules]
@@ -416,11 +412,12 @@ class StagedWork(TorchWork):
         """See :class:`TorchWork`; zero before the last stage, which has the candidates."""
         some = self._texts(work, objective)
         with torch.no_grad():
-            embeddings = self._run(some, None)
+            found = self._run(some, None)
         pulls: list[list[torch.Tensor]] = []
         loss = torch.zeros((), device=self._device)
         if self._own.is_last:
-            loss, pulls = self._compared(work, objective, some, embeddings)
+            sides = [torch.cat(side) for side in by_side(some, found)]
+            loss, pulls = self._compared(work, objective, some, sides)
         self._run(some, lambda sides, number: pulled_loss(sides, pulls[number]))
         return loss
 
@@ -438,14 +435,8 @@ class PipelineStepper(StagedWork, ModelParallelStepper):
         return self._groups.stages.add_up_in_place(super()._loss(work))
 
     def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
-        weights, first = self._effective(), self._own.place.stage == 0
-        module = StageModule(
-            partial(self._encode, weights),
-            [self._inputs(batch) for batch in some],
-            partial(finished, self._spec, weights) if self._own.is_last else None,
-            self._training.activation_checkpointing,
-            sparse_words=True,
-        )
+        first = self._own.place.stage == 0
+        module = self._stage_module(some, self._effective(), self._part, sparse_words=True)
         tokens = torch.empty(
             module.tokens, self._spec.hidden, device="meta", requires_grad=loss_of is not None
         )
@@ -482,11 +473,11 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
     has as many rows for each micro-batch as the one with the most tokens needs.
 
     Args:
-        prepare: Makes the forward pass of the stage, for each micro-batch anew: the graph of what
+        encoder: Makes the forward pass of the stage, for each micro-batch anew: the graph of what
             weights are cast to goes with the first gradient.
         inputs: Of each micro-batch, its sides.
-        finish: Gives the embeddings of pooled states; of the last stage alone.
         checkpointed: Whether activations are computed again for their gradients.
+        is_last: Whether the stage gives embeddings.
         sparse_words: Makes the gradient of words a sparse tensor.
 
     Attributes:
@@ -497,17 +488,16 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
 
     def __init__(
         self,
-        prepare: Callable[[], StageEncode],
+        encoder: Callable[[], Encoder],
         inputs: Sequence[Sequence[Inputs]],
-        finish: Callable[[torch.Tensor], torch.Tensor] | None,
         checkpointed: bool,
         *,
+        is_last: bool,
         sparse_words: bool,
     ) -> None:
         super().__init__()
-        self._sparse_words = sparse_words
-        self._prepare, self._inputs, self._finish = prepare, inputs, finish
-        self._checkpointed = checkpointed
+        self._encoder, self._inputs = encoder, inputs
+        self._checkpointed, self._is_last, self._sparse_words = checkpointed, is_last, sparse_words
         self._counts = [[len(side.batch.token_ids) for side in sides] for sides in inputs]
         self.tokens = max(sum(counts) for counts in self._counts)
         self.texts = sum(side.batch.texts for side in inputs[0])
@@ -524,8 +514,9 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
             states: Of the stage before; anything for the first stage.
             number: Of the micro-batch.
         """
-        encode, sides = self._prepare(), self._inputs[int(number)]
-        counts = self._counts[int(number)]
+        encoder, sides = self._encoder(), self._inputs[int(number)]
+        encode, counts = encoder.encode, self._counts[int(number)]
+        assert isinstance(encode, StageEncode)
         if states.is_floating_point():
             parts = states[: sum(counts)].split(counts)
         else:
@@ -539,13 +530,13 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
             )
             for part, side in zip(parts, sides, strict=True)
         ]
-        if self._finish is None:
+        if not self._is_last:
             return functional.pad(torch.cat(after), (0, 0, 0, self.tokens - sum(counts)))
         pooled = [
-            self._finish(encode.pooled(states, side.batch))
-            for states, side in zip(after, sides, strict=True)
+            encode.pooled(states, side.batch) for states, side in zip(after, sides, strict=True)
         ]
-        self.embeddings.append([functional.normalize(one, dim=-1) for one in pooled])
+        vectors = [finished(encoder.spec, encoder.weights, side) for side in pooled]
+        self.embeddings.append([functional.normalize(side, dim=-1) for side in vectors])
         return torch.cat(self.embeddings[-1])
 
 

@@ -1,6 +1,6 @@
-"""What a framework minimises in a step: of several sources, each has its own objective.
+"""What a framework minimises in a step, with negatives on whichever workers they are.
 
-Negatives from all granules of a step, on whichever workers they are. Runs on executors.
+Runs on executors.
 
 A worker compares its own examples with the candidates of all workers, some examples at a time, and
 sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
@@ -59,33 +59,6 @@ by side; what some anchors pick; and these anchors' share of the worker's. Gives
 times this share, and its gradients."""
 
 
-def gathered_candidates(
-    granules: Sequence[Granule],
-    sides: Sequence[str],
-    collectives: Collectives,
-    *,
-    anchors: bool,
-    teacher: bool,
-) -> Candidates:
-    """The candidates that all workers bring to a step; all workers call it.
-
-    Args:
-        granules: Of this worker.
-        sides: Those that the objective embeds.
-        collectives: Between the workers.
-        anchors: Whether anchors are candidates too.
-        teacher: Whether a teacher's vectors of the texts are wanted: as many numbers as their
-            embeddings have, if it is as wide, are gathered with them.
-    """
-    gathered = collectives.all_gather(identities(granules, sides))
-    vectors = teachers_vectors(granules, sides) if teacher else []
-    return Candidates(
-        np.asarray(gathered),
-        anchors=anchors,
-        teacher=[np.asarray(collectives.all_gather(side)) for side in vectors],
-    )
-
-
 def pulls_on_embeddings(
     own: Sequence[Any],
     candidates: Candidates,
@@ -93,7 +66,7 @@ def pulls_on_embeddings(
     gradients_of: GradientsOf,
     join: Callable[[list[Any]], Any],
 ) -> tuple[Any, list[Any]]:
-    """The loss and its gradients at the embeddings of this worker; all workers call it.
+    """Return the loss and its gradients at the embeddings of this worker; all workers call it.
 
     Args:
         own: The embeddings of each side, [examples, width], of this worker's granules.
@@ -130,7 +103,7 @@ def pulls_on_embeddings(
 
 
 def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:
-    """First and last of as many anchors as have ``SIMILARITIES``, or one that has more."""
+    """Yield first and last of as many anchors as have ``SIMILARITIES``, or of one."""
     size = max(SIMILARITIES // candidates, 1)
     for start in range(0, anchors, size):
         yield start, min(start + size, anchors)
@@ -163,23 +136,27 @@ class Objective:
         return needs
 
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
-        """What all workers bring to a step to compare with; all workers call it."""
-        return gathered_candidates(
-            granules,
-            self.sides,
-            collectives,
+        """Return what all workers bring to a step to compare with; all workers call it.
+
+        A teacher's vectors, where they are used, are gathered too: as many numbers as embeddings
+        have, if it is as wide.
+        """
+        gathered = collectives.all_gather(identities(granules, self.sides))
+        taught = self.settings.uses_teacher
+        vectors = teachers_vectors(granules, self.sides) if taught else []
+        return Candidates(
+            np.asarray(gathered),
             anchors=self.settings.compares_anchors,
-            teacher=self.settings.uses_teacher,
+            teacher=[np.asarray(collectives.all_gather(side)) for side in vectors],
         )
 
     def targets(self, granule: Granule) -> Targets:
-        """What the embeddings of a granule are compared with, if its negatives are its own."""
+        """Return what a granule's embeddings are compared with, if its negatives are its own."""
         return granule_targets(self.settings, granule, self.sides)
 
 
 def objectives(run: TrainingRun, framework: str) -> tuple[Objective, ...]:
-    """The objective of each source of a run, by its number."""
-    alone = run.by_source if run.config.corpus.sources else (run,)
+    """Return the objective of each source of a run, by its number."""
     return tuple(
         Objective(
             one.config.objective,
@@ -187,5 +164,5 @@ def objectives(run: TrainingRun, framework: str) -> tuple[Objective, ...]:
             configured_loss(one.config.objective, framework),
             spans_steps(one.config.objective),
         )
-        for one in alone
+        for one in run.by_source
     )

@@ -12,7 +12,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +25,14 @@ from pipelines.errors import InputError
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.models.frameworks.torch_module import EncoderModule, allocate, encoder_module
+from pipelines.models.spec import EncoderSpec
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Batch, Stepper, StepperFactory
 from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
-from pipelines.training.steppers.torch_reconstruction import Part, RewritingModule
+from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
 """The optimiser's names for what checkpoints call m and v."""
@@ -41,7 +41,7 @@ _ALIGNMENT = 64
 _BYTES = 4
 
 
-def moment_of(key: str) -> tuple[str, str]:
+def kind_and_name(key: str) -> tuple[str, str]:
     """Return the optimiser's name of a moment, and the name of its weight.
 
     Args:
@@ -141,7 +141,7 @@ class ShardedStepper(BatchedWork):
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
         return [normalize(side, dim=-1) for side in self._forward(self._inputs(batch))]
 
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         (loss,) = self._forward([part])
         return loss
 
@@ -175,28 +175,27 @@ class ShardedStepper(BatchedWork):
         if (disk := self._disk) is not None:
             optimiser.register_step_post_hook(lambda *of_step: disk.let_go())
 
-    def _gathered(
-        self,
-        step: int,
-        weight: Callable[[str], torch.Tensor],
-        moment: Callable[[str], torch.Tensor],
-    ) -> Checkpoint:
-        """Return a state whose arrays are put together when they are read.
 
-        Args:
-            step: The step that it is before.
-            weight: Gives a weight; all workers call it at once.
-            moment: Gives one of the moments, by its kind and name as in checkpoints.
-        """
-        moments = {
-            f"{kind}/{name}": shape for kind in KINDS for name, shape in self._shapes.items()
-        }
-        return Checkpoint(
-            step,
-            self._spec,
-            LazyArrays(self._shapes, lambda name: to_numpy(weight(name))),
-            LazyArrays(moments, lambda key: to_numpy(moment(key))),
-        )
+def lazy_checkpoint(
+    step: int,
+    spec: EncoderSpec,
+    shapes: Shapes,
+    weight: Callable[[str], np.ndarray],
+    moment: Callable[[str], np.ndarray],
+    kinds: Iterable[str] = KINDS,
+) -> Checkpoint:
+    """Return a state whose arrays are put together when they are read.
+
+    Args:
+        step: The step that it is before.
+        spec: Of the encoder.
+        shapes: Of the weights.
+        weight: Gives a weight; all workers call it at once.
+        moment: Gives a moment, by its kind, a slash, and the name of its weight.
+        kinds: Of the moments.
+    """
+    moments = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
+    return Checkpoint(step, spec, LazyArrays(shapes, weight), LazyArrays(moments, moment))
 
 
 def fresh_state(part: torch.Tensor, step: int, disk: DiskTensors | None) -> dict[str, torch.Tensor]:
@@ -268,17 +267,28 @@ class FsdpStepper(ShardedStepper):
             name: torch.nn.Parameter(_local(part)) for name, part in self._parts.items()
         }
         decay = self._training.weight_decay
-        self._optimisers = [
-            optimiser_of({name: self._locals[name] for name in own}, self._shapes, decay)
-            for own in self._by_unit(units)
-            if own
-        ]
+        self._begin_moments(self._locals.values())
         self._state: dict[str, dict[str, Any]] = {}
-        self._take(checkpoint)
+        self._optimisers = []
+        for own in filter(None, self._by_unit(units)):
+            optimiser = optimiser_of(
+                {name: self._locals[name] for name in own}, self._shapes, decay
+            )
+            for name in own:
+                optimiser.state[self._locals[name]] = self._begun(name, checkpoint)
+            self._let_go_after(optimiser)
+            self._optimisers.append(optimiser)
+        self._let_go()
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Return the state before a step, whose arrays come when they are read."""
-        return self._gathered(step, self._weight, self._moment)
+        return lazy_checkpoint(
+            step,
+            self._spec,
+            self._shapes,
+            lambda name: to_numpy(self._weight(name)),
+            lambda key: to_numpy(self._moment(key)),
+        )
 
     def _mesh(self) -> DeviceMesh:
         """Return that of the workers that share the state out."""
@@ -329,20 +339,14 @@ class FsdpStepper(ShardedStepper):
         begin = self._collectives.rank * -(-len(array) // workers)
         local.copy_(torch.from_numpy(array[begin : begin + len(local)]))
 
-    def _take(self, checkpoint: Checkpoint) -> None:
-        """Give the optimisers this worker's part of the moments."""
-        self._begin_moments(self._locals.values())
-        names = {id(local): name for name, local in self._locals.items()}
-        for optimiser in self._optimisers:
-            for local in chain.from_iterable(group["params"] for group in optimiser.param_groups):
-                name = names[id(local)]
-                state = fresh_state(local.detach(), checkpoint.step, self._disk)
-                if checkpoint.moments:
-                    for kind, key in KINDS.items():
-                        self._fill(state[key], checkpoint.moments[f"{kind}/{name}"])
-                optimiser.state[local] = self._state[name] = state
-            self._let_go_after(optimiser)
-        self._let_go()
+    def _begun(self, name: str, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return an optimiser's state of this worker's part of a weight, and keep it."""
+        state = fresh_state(self._locals[name].detach(), checkpoint.step, self._disk)
+        if checkpoint.moments:
+            for kind, key in KINDS.items():
+                self._fill(state[key], checkpoint.moments[f"{kind}/{name}"])
+        self._state[name] = state
+        return state
 
     def _weight(self, name: str) -> torch.Tensor:
         """Return a weight, put together by those who share it out; all of them call it."""
@@ -350,7 +354,7 @@ class FsdpStepper(ShardedStepper):
 
     def _moment(self, key: str) -> torch.Tensor:
         """Do the same with a moment, by its kind and the name of its weight."""
-        kind, name = moment_of(key)
+        kind, name = kind_and_name(key)
         return self._whole(name, self._state[name][kind])
 
     def _whole(self, name: str, local: torch.Tensor) -> torch.Tensor:

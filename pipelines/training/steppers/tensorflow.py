@@ -1,4 +1,4 @@
-"""TensorFlow's side of training: gradients of a granule, and AdamW. Runs on an executor.
+"""TensorFlow's side of training: gradients of a granule, and AdamW. Runs on executors.
 
 Plain variables and two graph functions, so that the same code runs alone and under any exchange of
 gradients.
@@ -31,6 +31,7 @@ from pipelines.training.steppers.base import (
     StepperFactory,
     StepWork,
     granule_texts,
+    moments_of,
 )
 from pipelines.training.steppers.objectives import (
     LossOf,
@@ -48,12 +49,12 @@ _OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.i
 
 
 def pick_specs(objective: Objective) -> Picks:
-    """Of what anchors pick from."""
+    """Return those of what anchors pick from."""
     return Picks(_OWN, _EXCLUDED, _vectors(objective) if objective.settings.uses_teacher else [])
 
 
 def target_specs(objective: Objective) -> Any:
-    """Of the targets of a granule; see :class:`pipelines.losses.candidates.Targets`."""
+    """Return those of a granule's targets; see :class:`pipelines.losses.candidates.Targets`."""
     compared = {**_SCORES, "teacher": _vectors(objective)}
     return compared.get(objective.needs, pick_specs(objective))
 
@@ -85,7 +86,7 @@ _SCALAR = tf.TensorSpec([], tf.float32)
 
 
 def _scalar(number: float) -> Any:
-    """A tensor of a number that is another one at each step.
+    """Return a tensor of a number that is another one at each step.
 
     Of Python's numbers TensorFlow keeps every tensor that it has made (560 bytes each, in the
     cache of ``convert_to_eager_tensor``) for as long as the process lives; of numpy's none.
@@ -123,14 +124,13 @@ class TensorFlowStepper:
         config = task.run.config
         self._spec = checkpoint.spec
         gpus = tf.config.get_visible_devices("GPU")
-        on_gpu = bool(gpus)
         self._training = with_precision(config.training, collectives, has_bf16=_have_bf16(gpus))
         self.precision = self._training.precision
         self._collectives = collectives
         self._timed = TimedCollectives(collectives)
         self._mean_seconds = 0.0
         self.gradient_norm: float | None = None
-        self._on_gpu = on_gpu
+        self._on_gpu = bool(gpus)
         self._weights = {
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
@@ -141,18 +141,8 @@ class TensorFlowStepper:
             for name, value in checkpoint.frozen.weights.items()
         }
         self._scale = checkpoint.frozen.scale
-        self._moments = {
-            f"{kind}/{name}": tf.Variable(
-                checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), trainable=False
-            )
-            for kind in ("m", "v")
-            for name, value in checkpoint.weights.items()
-        }
-        if self._training.ema is not None:
-            self._moments |= {
-                f"{AVERAGE}/{name}": tf.Variable(value, trainable=False)
-                for name, value in checkpoint.averages.items()
-            }
+        moments = moments_of(checkpoint, averaged=self._training.ema is not None)
+        self._moments = {key: tf.Variable(value, trainable=False) for key, value in moments}
         self._compiled = tuple(map(self._functions, objectives(task.run, "tensorflow")))
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._pull = tf.function(
@@ -178,7 +168,7 @@ class TensorFlowStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Gives TensorFlow its threads and its GPU, before its first operation."""
+        """Give TensorFlow its threads and its GPU, before its first operation."""
         configure_threads(settings.threads)
         if tf.config.list_physical_devices("GPU"):
             limit_gpus(own_device())
@@ -189,7 +179,7 @@ class TensorFlowStepper:
         return None if self._on_gpu else self._mean_seconds + self._timed.seconds
 
     def step(self, work: StepWork, learning_rate: float) -> float:
-        """Makes one update from this worker's granules; returns the loss over all workers."""
+        """Make one update from this worker's granules; return the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         number = float(work.index + 1)
         mean_loss, norm, seconds = self._update(
@@ -205,9 +195,8 @@ class TensorFlowStepper:
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
-        """Loss and clipped gradients of this worker's granules at given weights."""
-        for name, value in weights.items():
-            self._weights[name].assign(value)
+        """Return loss and clipped gradients of this worker's granules at given weights."""
+        _assign(self._weights, weights)
         loss, gradients = self._loss_and_gradients(work)
         gradients, norm = self._clipped(gradients)
         self.gradient_norm = float(norm)
@@ -215,16 +204,12 @@ class TensorFlowStepper:
         return float(loss), {name: gradient.numpy() for name, gradient in named}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Takes another state, of the same shape."""
-        for variables, values in (
-            (self._weights, checkpoint.weights),
-            (self._moments, checkpoint.moments),
-        ):
-            for name, value in values.items():
-                variables[name].assign(value)
+        """Take another state, of the same shape."""
+        _assign(self._weights, checkpoint.weights)
+        _assign(self._moments, checkpoint.moments)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step, as numpy arrays."""
+        """Return the state before a step, as numpy arrays."""
         return Checkpoint(
             step=step,
             spec=self._spec,
@@ -238,7 +223,7 @@ class TensorFlowStepper:
         return make(work, compiled)
 
     def _within(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Loss and gradients with each granule's own negatives, averaged over the granules."""
+        """Return mean loss and gradients, with each granule's own negatives."""
         losses, sums = [], None
         for granule in work.granules:
             loss, gradients = compiled.gradients(
@@ -254,7 +239,7 @@ class TensorFlowStepper:
         return tf.add_n(losses) / count, [gradient / count for gradient in sums]
 
     def _across(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Loss and gradients with the negatives of the whole step, one granule in memory.
+        """Return loss and gradients with the step's negatives, one granule in memory.
 
         Two passes: embeddings without a tape; the loss's gradient on them, see
         :mod:`.objectives`; then each granule once more, pulling its part of that gradient
@@ -284,14 +269,14 @@ class TensorFlowStepper:
         return loss, sums
 
     def _inputs(self, granule: Granule, objective: Objective, epoch: int) -> list[_Texts]:
-        """The sides of a granule that the objective embeds."""
+        """Return the sides of a granule that the objective embeds."""
         return [
             _Texts(side.token_ids, side.lengths, np.array(side.seed, np.int32))
             for side in granule_texts(granule, objective.sides, self._training.seed, epoch)
         ]
 
     def _forward(self, texts: _Texts) -> tf.Tensor:
-        """Embeddings, of length 1."""
+        """Return embeddings, of length 1."""
         embeddings = forward(
             self._spec,
             effective(self._weights, self._frozen, self._scale),
@@ -336,7 +321,7 @@ class TensorFlowStepper:
         beta_2_power: tf.Tensor,
         share: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """AdamW with clipping by the global norm, in the fused kernel.
+        """Update by AdamW with clipping by the global norm, in the fused kernel.
 
         Returns:
             The mean loss, the norm before clipping, and the seconds that the all-reduce took.
@@ -375,7 +360,7 @@ class TensorFlowStepper:
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Gradients clipped by their global norm, if they are to be, and that norm."""
+        """Return gradients clipped by their global norm, if they are to be, and that norm."""
         norm, clip = tf.linalg.global_norm(gradients), self._training.clip_norm
         if clip:
             gradients, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
@@ -383,11 +368,16 @@ class TensorFlowStepper:
 
 
 def _have_bf16(gpus: Sequence[Any]) -> bool:
-    """Whether the GPUs, or the CPU where there are none, have instructions for bf16."""
+    """Return whether the GPUs, or the CPU where there are none, compute in bf16."""
     if not gpus:
         return computes_in_bf16()
     details = map(tf.config.experimental.get_device_details, gpus)
     return all(one.get("compute_capability", (0, 0)) >= BF16_CAPABILITY for one in details)
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
+    for name, value in values.items():
+        variables[name].assign(value)
 
 
 def _add(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -395,7 +385,7 @@ def _add(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> list[tf.Ten
 
 
 def _dense(gradients: Mapping[str, Any], weights: Mapping[str, tf.Variable]) -> list[tf.Tensor]:
-    """Gradients as dense tensors, zero for a weight that had no part in the loss."""
+    """Return gradients as dense tensors, zero for a weight that had no part in the loss."""
     return [
         tf.zeros_like(weights[name]) if gradient is None else tf.convert_to_tensor(gradient)
         for name, gradient in gradients.items()

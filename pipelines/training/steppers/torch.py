@@ -32,6 +32,7 @@ from pipelines.models.frameworks.torch import (
     prepare,
     to_device,
 )
+from pipelines.models.frameworks.torch_division import WHOLE, Part
 from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
@@ -49,11 +50,12 @@ from pipelines.training.steppers.base import (
     batches,
     by_side,
     granule_texts,
+    moments_of,
     parts_needed,
     per_batch,
 )
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
-from pipelines.training.steppers.torch_reconstruction import Part, rewriting
+from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
@@ -122,6 +124,7 @@ class TorchWork(ABC):
         self._device = worker_device()
         settings = task.run.config.training
         self._training = with_precision(settings, everyone, has_bf16=has_bf16(self._device))
+        self._rewriting = rewriting(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
 
@@ -197,19 +200,20 @@ class TorchWork(ABC):
         work: StepWork,
         objective: Objective,
         some: Sequence[Batch],
-        embeddings: Sequence[Sequence[torch.Tensor]],
+        sides: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Compare the embeddings of batches with the candidates of all workers.
+        """Compare the embeddings of this worker with the candidates of all workers.
 
         Args:
             some: All batches of this worker.
-            embeddings: Of each batch, those of its texts.
+            sides: The embeddings of each side.
 
         Returns:
-            The mean loss of this worker's anchors, and its gradients on the embeddings.
+            The mean loss of this worker's anchors, and its gradients on the embeddings of each
+            batch.
         """
         loss, pulls = pulls_on_embeddings(
-            _joined(some, embeddings),
+            sides,
             objective.candidates(work.granules, self._collectives),
             self._collectives,
             partial(gradients_of_loss, objective.loss),
@@ -218,17 +222,8 @@ class TorchWork(ABC):
         return loss, per_batch(some, pulls)
 
 
-def _joined(
-    some: Sequence[Batch], embeddings: Sequence[Sequence[torch.Tensor]]
-) -> list[torch.Tensor]:
-    """Return the embeddings of each side, from those of the texts of each batch."""
-    return [torch.cat(side) for side in by_side(some, embeddings)]
-
-
 class BatchedWork(TorchWork):
     """Embeds one batch after the other; see :mod:`.base` for what a batch is.
-
-    The arguments are those of :class:`TorchWork`.
 
     Attributes:
         keeps_last: Whether the graph of a step's last batch is kept while its embeddings are
@@ -238,22 +233,12 @@ class BatchedWork(TorchWork):
 
     keeps_last = False
 
-    def __init__(
-        self,
-        task: WorkerTask,
-        checkpoint: Checkpoint,
-        collectives: Collectives,
-        everyone: Collectives | None = None,
-    ) -> None:
-        super().__init__(task, checkpoint, collectives, everyone)
-        self._rewriting = rewriting(task.run, self._spec, self._training)
-
     @abstractmethod
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
         """Return the embeddings of each of a batch's texts, of length 1."""
 
     @abstractmethod
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         """Return the loss of an objective that has a part of a granule written out again."""
 
     @abstractmethod
@@ -286,8 +271,7 @@ class BatchedWork(TorchWork):
                 self._backward(loss / count, last=last)
             else:
                 # The gradients of all of the granule, one batch of it in memory.
-                embeddings, kept = self._embedded(some)
-                sides = _joined(some, embeddings)
+                sides, kept = self._embedded(some)
                 loss, pulls = gradients_of_loss(objective.loss, sides, targets, 1.0)
                 shares = per_batch(some, [pull / count for pull in pulls])
                 self._pull(some, shares, kept, last=last)
@@ -301,8 +285,8 @@ class BatchedWork(TorchWork):
         each batch once more, pulling its part of that gradient through.
         """
         some = [batch for granule in self._batches(work, objective) for batch in granule]
-        embeddings, kept = self._embedded(some)
-        loss, pulls = self._compared(work, objective, some, embeddings)
+        sides, kept = self._embedded(some)
+        loss, pulls = self._compared(work, objective, some, sides)
         self._pull(some, pulls, kept, last=True)
         return loss
 
@@ -334,17 +318,18 @@ class BatchedWork(TorchWork):
 
     def _embedded(
         self, some: Sequence[Batch]
-    ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor] | None]:
-        """Return the embeddings of each batch without a graph, and those of the last one with it.
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """Return the embeddings of each side without a graph, and those of the last batch with it.
 
         The latter are None if no graph is kept.
         """
+        kept = None
         with torch.no_grad():
             found = [self._embed(batch) for batch in (some[:-1] if self.keeps_last else some)]
-        if not self.keeps_last:
-            return found, None
-        kept = self._embed(some[-1])
-        return [*found, [embeddings.detach() for embeddings in kept]], kept
+        if self.keeps_last:
+            kept = self._embed(some[-1])
+            found.append([embeddings.detach() for embeddings in kept])
+        return [torch.cat(side) for side in by_side(some, found)], kept
 
     def _pull(
         self,
@@ -430,7 +415,7 @@ class TorchStepper(BatchedWork):
     """Holds the whole state, as plain tensors by name, of what is trained alone.
 
     Gradients come from ``backward``, which adds granule to granule in place. The arguments are
-    those of :class:`TorchWork`; the collectives average the gradients.
+    those of :class:`TorchWork`; its collectives average the gradients.
     """
 
     sharded = False
@@ -450,15 +435,8 @@ class TorchStepper(BatchedWork):
         }
         self._frozen = {name: place(value) for name, value in checkpoint.frozen.weights.items()}
         self._scale = checkpoint.frozen.scale
-        self._moments = {
-            f"{kind}/{name}": place(checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)))
-            for kind in ("m", "v")
-            for name, value in checkpoint.weights.items()
-        }
-        if self._training.ema is not None:
-            self._moments |= {
-                f"{AVERAGE}/{name}": place(value) for name, value in checkpoint.averages.items()
-            }
+        moments = moments_of(checkpoint, averaged=self._training.ema is not None)
+        self._moments = {key: place(value) for key, value in moments}
         words = self._weights.get(WORDS)
         self._word_gradient = None if words is None else WordGradient(words)
 
@@ -520,7 +498,7 @@ class TorchStepper(BatchedWork):
             for texts in batch
         ]
 
-    def _rewritten(self, part: Part) -> torch.Tensor:
+    def _rewritten(self, part: Noisy) -> torch.Tensor:
         assert self._rewriting is not None
         return self._rewriting.loss(self._effective(), of_objective(self._weights), part)
 
@@ -531,8 +509,13 @@ class TorchStepper(BatchedWork):
         """Return the encoder's weights, of which some may be frozen, or have LoRA's added."""
         return effective(self._weights, self._frozen, self._scale)
 
+    @property
+    def _part(self) -> Part:
+        """What the weights are of the encoder."""
+        return WHOLE
+
     def _encoder(self) -> Encoder:
-        return prepare(self._spec, self._effective(), self._training.precision)
+        return prepare(self._spec, self._effective(), self._training.precision, self._part)
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         return {name: weight.grad for name, weight in self._weights.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
-from pipelines.losses.loss import Loss, Reconstruction
+from pipelines.losses.loss import Loss
 from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.architecture import Shapes
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
@@ -21,12 +20,11 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.pretraining.start import generator
 from pipelines.pretraining.torch_head import View
 from pipelines.runs.run import TrainingRun
-from pipelines.settings import ObjectiveSettings, TrainingSettings
-from pipelines.tokens.vocabulary import SpecialIds
+from pipelines.settings import TrainingSettings
 from pipelines.training.steppers.base import bounds, parts_needed
 
 
-class Part(NamedTuple):
+class Noisy(NamedTuple):
     """Texts of a granule under noise.
 
     Attributes:
@@ -38,33 +36,30 @@ class Part(NamedTuple):
     inputs: Mapping[str, np.ndarray]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rewriting:
     """How texts are put under noise, and what it costs to find them again.
 
-    Attributes:
-        loss_of: The objective.
-        own: What it has of its own.
-        settings: Its settings.
+    Args:
+        run: Has an objective with weights of its own.
+        spec: Of its encoder.
         training: Seed, dropout, precision, and how much is in memory at once.
-        spec: Of the encoder.
-        ids: Of the vocabulary.
-        side: Name of the texts.
     """
 
-    loss_of: Loss
-    own: Reconstruction
-    settings: ObjectiveSettings
-    training: TrainingSettings
-    spec: EncoderSpec
-    ids: SpecialIds
-    side: str
+    def __init__(self, run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> None:
+        self._settings = run.config.objective
+        self._objective: Loss = LOSSES.load(self._settings.name)
+        assert self._objective.reconstruction is not None
+        assert run.special_ids is not None, "the driver has read them"
+        self._own, self._ids = self._objective.reconstruction, run.special_ids
+        self._spec, self._training = spec, training
+        (self._side,) = run.sides
 
     def parts_needed(self, granule: Granule) -> int:
         """Return in how many parts a granule is computed."""
-        return parts_needed(granule.sides[self.side].lengths, self.training.tokens_per_micro_batch)
+        lengths = granule.sides[self._side].lengths
+        return parts_needed(lengths, self._training.tokens_per_micro_batch)
 
-    def parts(self, granule: Granule, epoch: int, count: int) -> list[Part]:
+    def parts(self, granule: Granule, epoch: int, count: int) -> list[Noisy]:
         """Return a granule's texts under noise, in some parts; the noise is that of the granule.
 
         Args:
@@ -72,14 +67,14 @@ class Rewriting:
             epoch: Of the step.
             count: How many parts.
         """
-        seed, side = self.training.seed, granule.sides[self.side]
+        seed, side = self._training.seed, granule.sides[self._side]
         draw = generator(seed, epoch, granule.number)
-        inputs = self.own.noise(side, self.ids, self.settings, draw)
+        inputs = self._own.noise(side, self._ids, self._settings, draw)
         of_dropout = noise_seed(seed, epoch, granule.number)
         if count == 1:
-            return [Part(of_dropout, inputs)]
+            return [Noisy(of_dropout, inputs)]
         return [
-            Part((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
+            Noisy((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
             for number, (first, last) in enumerate(bounds(granule.examples, count))
         ]
 
@@ -87,7 +82,7 @@ class Rewriting:
         self,
         weights: Mapping[str, torch.Tensor],
         own: Mapping[str, torch.Tensor],
-        part: Part,
+        part: Noisy,
     ) -> torch.Tensor:
         """Return a part's share of the loss of its granule.
 
@@ -96,16 +91,16 @@ class Rewriting:
             own: The objective's, by their names without prefix.
             part: The texts.
         """
-        precision = self.training.precision
+        precision = self._training.precision
         view = View(
-            encoder=prepare(self.spec, weights, precision),
+            encoder=prepare(self._spec, weights, precision),
             own=own,
             dtype=PRECISIONS[precision],
-            dropout=self.training.dropout,
+            dropout=self._training.dropout,
             seed=part.seed,
-            activation_checkpointing=self.training.activation_checkpointing,
+            activation_checkpointing=self._training.activation_checkpointing,
         )
-        loss: torch.Tensor = self.loss_of.form("torch")(view, part.inputs, self.settings)
+        loss: torch.Tensor = self._objective.form("torch")(view, part.inputs, self._settings)
         return loss
 
 
@@ -113,17 +108,13 @@ class RewritingUnit(Unit):
     """An encoder and an objective's own weights, which are gathered at once.
 
     The objective uses the word embedding at both ends of the encoder, and TSDAE each layer twice.
-
-    Args:
-        rewriting: The objective.
-        shapes: Of what is trained.
     """
 
     def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
         super().__init__(shapes)
         self._rewriting = rewriting
 
-    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         weights = self.weights
         encoder, own = without_objective(weights), of_objective(weights)
@@ -151,7 +142,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
         """All parameters; see :attr:`pipelines.models.frameworks.torch_module.Unit.weights`."""
         return self.whole.weights
 
-    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         losses: list[torch.Tensor] = self.whole(parts)
         return losses
@@ -166,18 +157,6 @@ def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -
         training: Its settings, in which the precision is known.
     """
     # All sources have the same objective, if it has weights of its own.
-    alone = run.by_source[0] if run.config.corpus.sources else run
-    loss = LOSSES.load(alone.config.objective.name)
-    if loss.reconstruction is None:
-        return None
-    assert run.special_ids is not None, "the driver has read them"
-    (side,) = alone.sides
-    return Rewriting(
-        loss_of=loss,
-        own=loss.reconstruction,
-        settings=alone.config.objective,
-        training=training,
-        spec=spec,
-        ids=run.special_ids,
-        side=side,
-    )
+    first, *_ = run.by_source
+    loss: Loss = LOSSES.load(first.config.objective.name)
+    return None if loss.reconstruction is None else Rewriting(first, spec, training)

@@ -13,8 +13,8 @@ import numpy as np
 from corpus_factory import small_config, write_docstrings
 from engine_cases import EngineCase, trained_here
 
+import pipelines
 from faults.moments import EVALUATION, LATE
-from pipelines import workflow
 from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
@@ -40,7 +40,7 @@ def make_prepared(folder: Path) -> Path:
     if not (folder / "lanes").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         write_docstrings(folder.parent / "docstrings.jsonl")
-        workflow.prepare(small_config(folder))
+        pipelines.prepare(small_config(folder))
     return folder
 
 

@@ -22,7 +22,7 @@ from faults.network import limited
 from host_cluster import HostCluster, host_cluster
 from hosts import end, port_of, why_not
 
-from pipelines import workflow
+import pipelines
 from pipelines.compare.prediction import Evidence, Network, load_of, predicted_rate, scheme_of
 from pipelines.compare.processes import Usage
 from pipelines.compare.strategy import Strategy, named_strategies
@@ -80,7 +80,7 @@ def main(
         prepared = Path(name, "prepared")
         prepared.mkdir()
         write_docstrings(prepared.parent / "docstrings.jsonl")
-        workflow.prepare(check_config(prepared, 4))
+        pipelines.prepare(check_config(prepared, 4))
         for count in workers:
             for strategy in named_strategies(cases):
                 work = Path(name, f"{strategy.name}-{count}")

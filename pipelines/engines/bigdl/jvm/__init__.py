@@ -1,9 +1,96 @@
 """What BigDL's dllib lacks, in Java: the encoder's layers, AdamW, a worker's granules.
 
-The classes are compiled in the driver's JVM by the compiler that Spark itself uses for its queries,
-and sent to the executors by Spark; so they need no Java compiler and no build step.
+The Java sources beside this file are compiled in the driver's JVM by the compiler that Spark itself
+uses for its queries, and sent to the executors by Spark; so they need no Java compiler and no build
+step.
 """
 
-from pipelines.engines.bigdl.jvm.classes import PACKAGE, provide_classes
+from __future__ import annotations
 
-__all__ = ["PACKAGE", "provide_classes"]
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import EngineUnavailable
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+PACKAGE = "sentencepipelines"
+SOURCES = Path(__file__).parent
+
+
+def provide_classes(context: SparkContext) -> Any:
+    """Make the classes known, once for each context. Runs on the driver.
+
+    Args:
+        context: With dllib on the class path of its driver.
+
+    Returns:
+        The Java package, with the classes as attributes.
+
+    Raises:
+        EngineUnavailable: The driver's JVM cannot take classes that are made at run time.
+    """
+    sources = sorted(SOURCES.glob("*.java"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    name = f"sentence-pipelines-{digest}.jar"
+    jvm: Any = context._jvm
+    if not any(known.endswith(name) for known in _jars(context)):
+        # Deleted by Spark with the context; a class that was loaded from it stays.
+        path = Path(context._temp_dir) / name
+        _write_jar(path, _compiled(context, sources))
+        _add_to_driver(context, path)
+        context._jsc.addJar(path.as_uri())
+    return getattr(jvm, PACKAGE)
+
+
+def _jars(context: SparkContext) -> list[str]:
+    jars = context._jsc.sc().listJars()
+    return [str(jars.apply(number)) for number in range(jars.size())]
+
+
+def _compiled(context: SparkContext, sources: list[Path]) -> dict[str, bytes]:
+    """Return the class files, by name.
+
+    The compiler is Janino; source: its documentation, https://janino-compiler.github.io/janino.
+    """
+    jvm: Any = context._jvm
+    gateway: Any = context._gateway
+    files = gateway.new_array(jvm.java.io.File, len(sources))
+    for place, source in enumerate(sources):
+        files[place] = jvm.java.io.File(str(source))
+    janino = jvm.org.codehaus.janino
+    compiler = janino.Compiler()
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    compiler.setIClassLoader(janino.ClassLoaderIClassLoader(loader))
+    classes = jvm.java.util.HashMap()
+    resources = jvm.org.codehaus.commons.compiler.util.resource
+    compiler.setClassFileCreator(resources.MapResourceCreator(classes))
+    compiler.compile(files)
+    return {str(name): bytes(classes[name]) for name in classes}
+
+
+def _write_jar(path: Path, classes: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as jar:
+        for name, content in sorted(classes.items()):
+            jar.writestr(name, content)
+
+
+def _add_to_driver(context: SparkContext, path: Path) -> None:
+    """Add a jar to the class loader that Spark gives the application in the driver.
+
+    Raises:
+        EngineUnavailable: The application has another one.
+    """
+    jvm: Any = context._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    kind = str(loader.getClass().getName())
+    if kind != "org.apache.spark.util.MutableURLClassLoader":
+        raise EngineUnavailable(
+            "training.engine",
+            f"engine bigdl cannot add classes to the driver, whose class loader is {kind}",
+            "start the session by this command or by spark-submit",
+        )
+    loader.addURL(jvm.java.io.File(str(path)).toURI().toURL())

@@ -1,13 +1,20 @@
-"""Which stepper the engines of torchrun take for a layout, and which layouts they refuse."""
+"""What PyTorch's engines refuse, of the conf and of layouts, and which stepper a layout has."""
 
 import pytest
+from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
+from pyspark.ml.torch.distributor import TorchDistributor
 
 from pipelines.catalog import ENGINES, STEPPERS
-from pipelines.engines.base import check_fit, load_engine
-from pipelines.errors import InputError
+from pipelines.engines.barrier_engine import barrier_rules
+from pipelines.engines.base import check_conf, check_fit, load_engine
+from pipelines.errors import EngineUnavailable, InputError
+from pipelines.settings import Config
 from pipelines.settings.load import parse
 
 MEMBERS, STAGES = {"model_parallel": 2}, {"pipeline_parallel": 2}
+
+IGNORE = "pytorch.spark.distributor.ignoreSsl"
+RULES = barrier_rules(IGNORE)
 
 
 def config_with(engine, *settings):
@@ -15,6 +22,38 @@ def config_with(engine, *settings):
     for more in settings:
         training |= more
     return parse({"training": training})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.speculation", "true"),
+        ("spark.dynamicAllocation.enabled", "true"),
+        ("spark.ssl.enabled", "true"),
+        ("spark.task.resource.gpu.amount", "2"),
+    ],
+)
+def test_a_conf_that_does_not_fit_is_named(key, value):
+    with pytest.raises(EngineUnavailable, match=key):
+        check_conf({key: value}, "torch", RULES)
+
+
+def test_a_conf_that_fits_passes():
+    check_conf({}, "torch", RULES)
+    check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
+    check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("torch", TorchDistributor._TORCH_SSL_CONF),
+        ("deepspeed", DeepspeedTorchDistributor._DEEPSPEED_SSL_CONF),
+    ],
+)
+def test_the_key_that_accepts_clear_text_is_that_of_sparks_distributor(name, key):
+    (rule,) = (rule for rule in load_engine(name).rules if rule.key == "spark.ssl.enabled")
+    assert rule.unless == key
 
 
 @pytest.mark.parametrize(
@@ -75,3 +114,8 @@ def test_every_engine_has_the_sharding_that_is_its_default():
         assert (
             parse({"training": {"engine": name}}).training.sharding in load_engine(name).shardings
         )
+
+
+def test_without_a_session_it_does_not_start():
+    with pytest.raises(ValueError, match="engine torch trains in a Spark session"):
+        load_engine("torch").check(None, Config())

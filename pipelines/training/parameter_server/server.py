@@ -1,23 +1,22 @@
-"""What the parameter server holds and how requests change it; independent of the transport.
-
-A store answers the requests of its mode. The arrays that an update brings belong to the
-connection, which does not touch them before the same worker's next update.
-
-Messages between workers and the parameter server, over any transport.
+"""The parameter server: what it holds, and the messages that read and change it.
 
 A request is a header of a few numbers and a list of arrays, and so is its response. Arrays travel
 in the typed binary form of Elephas, which states their types and shapes. Both sides know these
 beforehand, so what arrives is compared with what is expected before any of it is kept, and is read
-into arrays that are there already.
+into arrays that are there already. The arrays that an update brings belong to the connection, which
+does not touch them before the same worker's next update.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +25,15 @@ from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.training.asynchronous import round_ends, state_of
+from pipelines.training.control.authenticated_server import (
+    TOKEN_BYTES,
+    Identity,
+    SocketTokenServer,
+    TokenServer,
+)
 from pipelines.training.steppers.adamw import AdamW
+
+logger = logging.getLogger(__name__)
 
 ReadInto = Callable[[memoryview], int]
 
@@ -87,7 +94,7 @@ class Layout:
         return {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
 
     def chunks(self, arrays: Weights) -> Iterator[bytes | memoryview]:
-        """The bytes of arrays, which are not copied.
+        """Yield the bytes of arrays, which are not copied.
 
         Raises:
             ValueError: An array has another shape.
@@ -100,11 +107,10 @@ class Layout:
             yield array.data.cast("B")
 
     def read(self, readinto: ReadInto, arrays: Weights) -> None:
-        """Reads into arrays that :meth:`new` made.
+        """Read into arrays that :meth:`new` made.
 
         Args:
             readinto: Fills a part of the given memory; returns how much.
-            arrays: What is read into.
 
         Raises:
             ValueError: The bytes are those of other arrays; some may have been read.
@@ -116,7 +122,7 @@ class Layout:
             fill(readinto, array.data.cast("B"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Form:
     """The arrays of a request and of its response, behind their headers.
 
@@ -137,28 +143,26 @@ class Form:
 
 
 def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
-    """The requests that are known in a mode, by name; the first two are those of Elephas.
+    """Return the requests that are known in a mode, by name; the first two are those of Elephas.
 
     Arrays travel in the order of their names, so that both ends agree on it.
 
     Args:
-        mode: The update rule.
         shapes: Of the weights, by name.
     """
     shapes = dict(sorted(shapes.items()))
-    weights, state = Layout(shapes), Layout(_state_shapes(shapes))
+    # As :func:`pipelines.training.asynchronous.state_of` names the arrays.
+    kinds = ("weights", "m", "v")
+    state = Layout({f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()})
     nothing = Layout({})
+    pulled = state if mode == "sync" else Layout(shapes)
+    known = {"parameters": Form(b"g", nothing, pulled), "update": Form(b"u", pulled, nothing)}
     if mode == "sync":
-        return {
-            "parameters": Form(letter=b"g", sends=nothing, brings=state),
-            "update": Form(letter=b"u", sends=state, brings=nothing),
-        }
-    return {
-        "parameters": Form(letter=b"g", sends=nothing, brings=weights),
-        "update": Form(letter=b"u", sends=weights, brings=nothing),
-        "state": Form(letter=b"s", sends=nothing, brings=state),
-        "progress": Form(letter=b"p", sends=nothing, brings=nothing),
-        "saved": Form(letter=b"m", sends=nothing, brings=nothing),
+        return known
+    return known | {
+        "state": Form(b"s", nothing, state),
+        "progress": Form(b"p", nothing, nothing),
+        "saved": Form(b"m", nothing, nothing),
     }
 
 
@@ -174,7 +178,7 @@ def read_exactly(readinto: ReadInto, size: int) -> bytes:
 
 
 def fill(readinto: ReadInto, memory: memoryview) -> None:
-    """Fills the memory.
+    """Fill the memory.
 
     Raises:
         ConnectionError: The bytes end before.
@@ -187,15 +191,8 @@ def fill(readinto: ReadInto, memory: memoryview) -> None:
         filled += count
 
 
-def _state_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """As :func:`pipelines.training.asynchronous.state_of` names the arrays."""
-    return {
-        f"{kind}/{name}": shape for kind in ("weights", "m", "v") for name, shape in shapes.items()
-    }
-
-
 def _head(shape: tuple[int, ...]) -> bytes:
-    """What stands before the elements of an array: dimensions, type, size."""
+    """Return what stands before the elements of an array: dimensions, type, size."""
     kind = b"float32"
     return b"".join(
         (
@@ -208,24 +205,13 @@ def _head(shape: tuple[int, ...]) -> bytes:
     )
 
 
-@dataclass(frozen=True)
-class Response:
-    """A response: its header and arrays.
-
-    Attributes:
-        header: A few numbers.
-        arrays: The arrays of the form, or none of them.
-    """
-
-    header: ResponseHeader = field(default_factory=ResponseHeader)
-    arrays: Weights | None = None
-
-
-Handler = Callable[[Request, Weights], Response]
+Answer = tuple[ResponseHeader, Weights | None]
+"""Of a handler; the arrays are those of the form, or none of them."""
+Handler = Callable[[Request, Weights], Answer]
 
 
 class ParameterStore(Protocol):
-    """Holds the parameters of one run.
+    """Holds the parameters of one run, and answers the requests of its mode.
 
     Attributes:
         forms: The requests that it knows, by name.
@@ -238,7 +224,7 @@ class ParameterStore(Protocol):
     writing: Mapping[str, Handler]
 
     def weights(self) -> Weights:
-        """The weights as they are now."""
+        """Return the weights as they are now."""
         ...
 
 
@@ -248,9 +234,6 @@ class SharedParameters:
     Counters are exact under any number of threads. The arrays are as exact as the lock that is
     held around the handlers; without one, updates of the same elements may be lost, as in Niu,
     Recht, Ré and Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
-
-    Args:
-        checkpoint: The state to begin with.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -274,18 +257,15 @@ class SharedParameters:
         """See :class:`ParameterStore`."""
         return self._rule.weights
 
-    def _parameters(self, request: Request, _: Weights) -> Response:
+    def _parameters(self, request: Request, _: Weights) -> Answer:
         made = self._made
-        return Response(
-            ResponseHeader(made), {name: value.copy() for name, value in self._rule.weights.items()}
-        )
+        return ResponseHeader(made), _copied(self._rule.weights)
 
-    def _state(self, request: Request, _: Weights) -> Response:
-        state = {f"weights/{name}": value.copy() for name, value in self._rule.weights.items()}
-        state |= {name: value.copy() for name, value in self._rule.moments.items()}
-        return Response(ResponseHeader(self._made), state)
+    def _state(self, request: Request, _: Weights) -> Answer:
+        state = _copied(self._rule.weights, "weights/") | _copied(self._rule.moments)
+        return ResponseHeader(self._made), state
 
-    def _update(self, request: Request, gradients: Weights) -> Response:
+    def _update(self, request: Request, gradients: Weights) -> Answer:
         if not math.isfinite(request.amount):
             raise ValueError(f"{request.amount} is no learning rate")
         with self._counting:
@@ -303,18 +283,18 @@ class SharedParameters:
                 self._made_steps.discard(self._applied)
                 self._begun_steps.discard(self._applied)
                 self._applied += 1
-            return Response(ResponseHeader(self._made))
+            return ResponseHeader(self._made), None
 
-    def _progress(self, request: Request, _: Weights) -> Response:
+    def _progress(self, request: Request, _: Weights) -> Answer:
         with self._counting:
-            return Response(ResponseHeader(self._applied, self._saved))
+            return ResponseHeader(self._applied, self._saved), None
 
-    def _mark_saved(self, request: Request, _: Weights) -> Response:
+    def _mark_saved(self, request: Request, _: Weights) -> Answer:
         with self._counting:
             if not self._saved <= request.step <= self._applied:
                 raise ValueError(f"the state before step {request.step} cannot have been saved")
             self._saved = request.step
-        return Response()
+        return ResponseHeader(), None
 
 
 class AveragedState:
@@ -323,9 +303,6 @@ class AveragedState:
     The differences are added up in the order of the ranks, so that a run repeats exactly. The
     state is not copied for a response: it changes when all have added to it, and a worker adds
     to it after it has read it.
-
-    Args:
-        checkpoint: The state to begin with.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -350,15 +327,15 @@ class AveragedState:
         self._granules = 0.0
         self._total: Weights = {}
 
-    def _parameters(self, request: Request, _: Weights) -> Response:
+    def _parameters(self, request: Request, _: Weights) -> Answer:
         begin, end = self._round
         if request.step == begin:
-            return Response(ResponseHeader(begin), self._state)
+            return ResponseHeader(begin), self._state
         if request.step == end:
-            return Response(ResponseHeader(begin))
+            return ResponseHeader(begin), None
         raise ValueError(f"the round is of steps {begin} to {end}, not of {request.step}")
 
-    def _update(self, request: Request, deltas: Weights) -> Response:
+    def _update(self, request: Request, deltas: Weights) -> Answer:
         with self._adding:
             end = self._round[1]
             due = request.rank not in self._waiting and self._turn <= request.rank < self._workers
@@ -370,7 +347,7 @@ class AveragedState:
                 self._turn += 1
             if self._turn == self._workers:
                 self._take_mean(end)
-        return Response(ResponseHeader(end))
+        return ResponseHeader(end), None
 
     def _add(self, deltas: Weights, granules: float) -> None:
         self._granules += granules
@@ -388,6 +365,10 @@ class AveragedState:
         self._round = (end, next(self._ends, end))
 
 
+def _copied(arrays: Weights, prefix: str = "") -> Weights:
+    return {f"{prefix}{name}": value.copy() for name, value in arrays.items()}
+
+
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in checkpoint.weights.items()}
 
@@ -397,3 +378,117 @@ STORES: Mapping[str, Callable[[TrainingRun, Checkpoint], ParameterStore]] = {
     "async": SharedParameters,
     "hogwild": SharedParameters,
 }
+
+
+class RequestHandler:
+    """Reads requests of known forms and has them answered.
+
+    Args:
+        forms: The requests that are known, by name.
+        handlers: What is done at each, by the same names; called from many threads.
+    """
+
+    def __init__(self, forms: Mapping[str, Form], handlers: Mapping[str, Handler]) -> None:
+        self.forms = forms
+        self._handlers = handlers
+        self._received = threading.local()
+
+    def answer(self, name: str, readinto: ReadInto) -> tuple[int, Iterator[bytes | memoryview]]:
+        """Read a request of the size that is due, do what it asks for, and return the response.
+
+        Returns:
+            The response's size, and its bytes.
+
+        Raises:
+            ValueError: It has another form, or is not due; nothing has changed.
+            ConnectionError: It ends too early; nothing has changed.
+        """
+        request, form = (
+            Request(*REQUEST.unpack(read_exactly(readinto, REQUEST.size))),
+            self.forms[name],
+        )
+        # A connection has a thread of its own, so these are the connection's arrays.
+        received: Weights | None = getattr(self._received, name, None)
+        if received is None:
+            received = form.sends.new()
+            setattr(self._received, name, received)
+        form.sends.read(readinto, received)
+        header, arrays = self._handlers[name](request, received)
+        packed = RESPONSE.pack(*header)
+        if arrays is None:
+            return len(packed), iter([packed])
+        return len(packed) + form.brings.size, chain([packed], form.brings.chunks(arrays))
+
+
+def answer_connection(
+    connection: socket.socket, server: TokenServer, handler: RequestHandler
+) -> None:
+    """Answer the requests of one connection until it ends.
+
+    Each is a letter, a length of eight bytes and a body, once the token has been sent.
+    """
+    names = {form.letter: name for name, form in handler.forms.items()}
+    with connection.makefile("rb") as lines:
+        if not server.authenticate(connection, lines.read(TOKEN_BYTES)):
+            return
+        while letter := lines.read(1):
+            (size,) = LENGTH.unpack(read_exactly(lines.readinto, LENGTH.size))
+            name = names.get(letter)
+            if name is None or size != handler.forms[name].size:
+                connection.sendall(REFUSED)
+                return
+            try:
+                length, chunks = handler.answer(name, lines.readinto)
+            except ValueError as error:
+                logger.warning("refused %s: %s", name, error)
+                connection.sendall(REFUSED)
+                return
+            connection.sendall(ACCEPTED + LENGTH.pack(length))
+            for chunk in chunks:
+                connection.sendall(chunk)
+
+
+class ParameterServer:
+    """Serves parameters over sockets, one request at a time; a context manager.
+
+    Args:
+        address: Address and port to listen at.
+        token: Of the run, of ``TOKEN_BYTES`` characters.
+        identity: With which connections are encrypted, if they are.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        address: tuple[str, int],
+        token: str,
+        identity: Identity | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        handlers = {
+            name: self._locked(handler)
+            for name, handler in {**store.reading, **store.writing}.items()
+        }
+        self._handler = RequestHandler(store.forms, handlers)
+        self._server = SocketTokenServer(address, self._attend, token=token, identity=identity)
+        self.address = (address[0], self._server.server_address[1])
+
+    def __enter__(self) -> ParameterServer:
+        self._server.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def _attend(self, connection: socket.socket) -> None:
+        answer_connection(connection, self._server, self._handler)
+
+    def _locked(self, handler: Handler) -> Handler:
+        def locked(request: Request, arrays: Weights) -> Answer:
+            with self._lock:
+                return handler(request, arrays)
+
+        return locked

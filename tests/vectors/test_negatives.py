@@ -1,6 +1,7 @@
-"""What a search keeps and what filters drop, against brute force."""
+"""What a search keeps, what filters drop, against brute force, and what becomes negatives."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,12 +10,21 @@ import pytest
 from mining_cases import WIDTH, Case
 
 from pipelines.settings import MiningSettings
-from pipelines.vectors import index
-from pipelines.vectors import negatives as searches
-from pipelines.vectors import negatives as selection
+from pipelines.vectors import index, mining_texts, negatives
 from pipelines.vectors.embedding import vector_array
+from pipelines.vectors.mining_texts import Anchors
 from pipelines.vectors.nearest import Neighbours
-from pipelines.vectors.negatives import EXACT, INDEX, Nearest, Selection, score_limits
+from pipelines.vectors.negatives import (
+    EXACT,
+    INDEX,
+    NONE,
+    Nearest,
+    Selection,
+    choose,
+    fill,
+    score_limits,
+    wanted,
+)
 from pipelines.vectors.store import VectorFile, VectorTable
 
 SETTINGS = {
@@ -53,10 +63,10 @@ def test_an_exact_search_finds_what_brute_force_finds(case, table, given, k, mon
     settings = MiningSettings(**given)
     found = Selection(case.arrays(), settings, k)
     # Several blocks of pairs, of documents, and of what waits to be sorted.
-    monkeypatch.setattr(searches, "BLOCK_PAIRS", 16)
-    monkeypatch.setattr(searches, "BLOCK_DOCUMENTS", 96)
-    monkeypatch.setattr(searches, "FIRST_DOCUMENTS", 32)
-    monkeypatch.setattr(selection, "WAITING", 500)
+    monkeypatch.setattr(negatives, "BLOCK_PAIRS", 16)
+    monkeypatch.setattr(negatives, "BLOCK_DOCUMENTS", 96)
+    monkeypatch.setattr(negatives, "FIRST_DOCUMENTS", 32)
+    monkeypatch.setattr(negatives, "WAITING", 500)
     EXACT.find(found, table, lambda: None)
     result = found.result()
     told: Counter[str] = Counter()
@@ -96,7 +106,7 @@ def test_the_nearest_are_the_same_whatever_waits(monkeypatch):
     scores = np.round(draw.random(2000), 2)
     results = []
     for waiting in (1, 300, 10_000):
-        monkeypatch.setattr(selection, "WAITING", waiting)
+        monkeypatch.setattr(negatives, "WAITING", waiting)
         nearest = Nearest(9, 5, floor=0.1)
         for start in range(0, 2000, 130):
             some = slice(start, start + 130)
@@ -111,8 +121,6 @@ def test_the_nearest_are_the_same_whatever_waits(monkeypatch):
 
 
 def test_groups_are_compared_some_at_a_time(monkeypatch):
-    from pipelines.vectors import mining_texts as anchors
-
     case = Case.random(5)
     arrays = case.arrays()
     rows = np.repeat(np.arange(len(case.pairs)), 20)
@@ -122,7 +130,7 @@ def test_groups_are_compared_some_at_a_time(monkeypatch):
         for row, document in zip(rows, documents, strict=True)
     ]
     for most in (2**21, 7, 1):
-        monkeypatch.setattr(anchors, "_LOOKED_UP", most)
+        monkeypatch.setattr(mining_texts, "_LOOKED_UP", most)
         assert arrays.are_of_group(rows, documents).tolist() == wanted
     assert 0 < sum(wanted) < len(wanted)
 
@@ -140,7 +148,7 @@ def indexed(table) -> VectorTable:
 def test_an_index_finds_most_of_what_brute_force_finds(case, indexed, given, monkeypatch):
     settings, k = MiningSettings(**given), 8
     # Several blocks of pairs.
-    monkeypatch.setattr(searches, "_FOUND_AT_ONCE", 900)
+    monkeypatch.setattr(negatives, "_FOUND_AT_ONCE", 900)
     found = Selection(case.arrays(), settings, k)
     INDEX.find(found, indexed, lambda: None)
     result = found.result()
@@ -165,7 +173,7 @@ def test_an_index_is_asked_again_for_pairs_that_filters_leave_with_little(case, 
             asked.append((len(vectors), k))
             return index.search_index(table, vectors, k)
 
-        patched.setattr(searches, "search_index", search)
+        patched.setattr(negatives, "search_index", search)
         INDEX.find(found, indexed, lambda: None)
     # 5 times 2 and 32 documents, and the most positives of an anchor.
     assert asked[0][0] == len(case.pairs)
@@ -175,3 +183,80 @@ def test_an_index_is_asked_again_for_pairs_that_filters_leave_with_little(case, 
     assert asked[-1][1] == len(case.documents)
     short = {row for row in range(len(case.pairs)) if len(case.left(row, settings)[0]) < 5}
     assert {*np.flatnonzero(found.are_short()).tolist()} == short
+
+
+@pytest.fixture(scope="module")
+def arrays(case) -> Anchors:
+    return case.arrays()
+
+
+def nearest(arrays: Anchors, count: int) -> Neighbours:
+    """Documents 100, 101, ... for each pair, with falling scores."""
+    rows = np.repeat(np.arange(len(arrays)), count)
+    documents = np.tile(np.arange(100, 100 + count), len(arrays))
+    return Neighbours(rows, documents, np.tile(np.linspace(0.9, 0.1, count), len(arrays)))
+
+
+def test_the_nearest_behind_those_that_are_passed_over(arrays):
+    settings = MiningSettings(negatives=3, skip=2)
+    assert wanted(settings) == 5
+    chosen = choose(nearest(arrays, 5), arrays, settings)
+    assert chosen.documents.tolist() == [[102, 103, 104]] * len(arrays)
+    assert chosen.is_whole.all()
+    short = choose(nearest(arrays, 4), arrays, settings)
+    assert short.documents.tolist() == [[102, 103, NONE]] * len(arrays)
+    assert not short.is_whole.any()
+
+
+def test_random_ones_of_the_window_depend_on_seed_and_pair_alone(arrays):
+    settings = MiningSettings(negatives=4, skip=10, choose="random", window=20)
+    assert wanted(settings) == 30
+    given = nearest(arrays, 30)
+    chosen = choose(given, arrays, settings)
+    assert chosen.is_whole.all()
+    assert chosen.documents.min() >= 110
+    assert chosen.documents.max() < 130
+    assert (np.diff(chosen.scores, axis=1) < 0).all()
+    # The same pair in another part.
+    half = slice(len(arrays) // 2, None)
+    others = replace(arrays, ids=arrays.ids[half], numbers=arrays.numbers[half])
+    again = choose(nearest(others, 30), others, settings)
+    np.testing.assert_array_equal(again.documents, chosen.documents[half])
+    other = choose(given, arrays, settings.model_copy(update={"seed": 2}))
+    assert (other.documents != chosen.documents).any(axis=1).mean() > 0.9
+
+
+def test_random_ones_are_drawn_evenly():
+    arrays = Case.random(1).arrays()
+    arrays = replace(arrays, ids=np.arange(4000), numbers=np.arange(4000))
+    settings = MiningSettings(negatives=1, choose="random", window=8)
+    chosen = choose(nearest(arrays, 8), arrays, settings)
+    counts = np.bincount(chosen.documents.reshape(-1) - 100, minlength=8)
+    # 500 each; six standard deviations are 126.
+    assert np.abs(counts - 500).max() < 126
+
+
+def test_what_is_missing_is_drawn_from_documents_that_are_not_the_anchors_own(case, arrays):
+    settings = MiningSettings(negatives=5, fill="random")
+    begun = choose(nearest(arrays, 2), arrays, settings)
+    filled = fill(begun, arrays, settings)
+    assert filled.is_whole.all()
+    np.testing.assert_array_equal(filled.documents[:, :2], begun.documents[:, :2])
+    assert np.isnan(filled.scores[:, 2:]).all()
+    loose = settings.model_copy(update={"relative_margin": None})
+    for row, documents in enumerate(filled.documents):
+        assert len(set(documents.tolist())) == 5
+        possible = {document for _, document in case.left(row, loose)[0]}
+        assert set(documents[2:].tolist()) <= possible
+    np.testing.assert_array_equal(fill(begun, arrays, settings).documents, filled.documents)
+
+
+def test_a_pair_stays_short_where_there_are_too_few_documents():
+    few = Case.random(6, anchors=4, documents=6, groups=1)
+    arrays = few.arrays()
+    settings = MiningSettings(negatives=6, fill="random", relative_margin=None)
+    nothing = Neighbours.none()
+    filled = fill(choose(nothing, arrays, settings), arrays, settings)
+    for row, documents in enumerate(filled.documents):
+        possible = {document for _, document in few.left(row, settings)[0]}
+        assert set(documents.tolist()) == possible | {NONE}

@@ -1,142 +1,185 @@
-"""Records of comma-separated files, whose fields may be quoted and hold line ends.
+"""CSV and TSV: separated fields below a header, which in CSV may be quoted and hold line ends.
 
-Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`. Whatever the quotes
-are, a line is parsed a bounded number of times: inside of quotes all that a line does is to stay
-inside, to end the record, or to break the rules, whichever line it was that opened the quote. So
-where a record was found to be none, it is known what becomes of those that begin in its other
-lines.
-
-Which signs a file of separated fields uses, and its lines as RFC 4180 has them.
-
-Spark and MySQL write a quote within quotes as `\"`, and a backslash there as two. RFC 4180 doubles
-the quote. Lines are rewritten before they are parsed, so there is one parser, and what it says of
-broken quotes holds for every dialect. Runs on executors.
+Runs on executors. Whatever the quotes are, a line is parsed a bounded number of times: within
+quotes all that a line does is to stay inside, to end the record, or to break the rules, whichever
+line opened the quote. So where a record turns out to be none, it is known what becomes of those
+that begin in its other lines.
 """
 
 from __future__ import annotations
 
 import csv
 import enum
+import json
 import re
 import sys
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate, chain, islice
-from typing import Any, Protocol
 
+from pipelines.corpus.readers.formats import (
+    RFC_4180,
+    Dialect,
+    FileNames,
+    Form,
+    Format,
+    Line,
+    Probe,
+    Reading,
+    Wanted,
+    decoded,
+    filled_lines,
+    record_of,
+)
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
-from pipelines.corpus.readers.streams import Encoding, Item, Skipped
+from pipelines.corpus.readers.streams import (
+    Encoding,
+    Item,
+    Skipped,
+    UnreadableError,
+    WrongFileError,
+)
+from pipelines.files.locations import Location, plain_suffix
 
+WRONG_QUOTES = "quotes that are not closed"
+WRONG_FIELDS = "not as many fields as the header"
+NOT_CLOSED_IN_LINE = "a quote is not closed in its line: see corpus.csv_multiline"
 
-class NamesDialect(Protocol):
-    """A section of the settings that says how its CSV files are written."""
-
-    @property
-    def csv_separator(self) -> str | None:
-        """Between the fields."""
-
-    @property
-    def csv_escape(self) -> str | None:
-        """Before a quote within quotes."""
+Fields = tuple[Line, list[str]]
+"""The lines of a record, and its fields."""
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """How the fields of a line are told apart.
+class _Table:
+    """Makes records of fields, by where the wanted columns are in the header."""
 
-    Attributes:
-        separator: Between them.
-        escape: Before a quote, or itself, within quotes; None where a quote is doubled alone.
-    """
-
-    separator: str = ","
-    escape: str | None = None
+    wanted: Wanted
+    encoding: Encoding
+    width: int
+    places: Mapping[str, int]
 
     @classmethod
-    def of(cls, settings: NamesDialect) -> Dialect:
-        """Return the dialect that settings name."""
-        return cls(settings.csv_separator or ",", settings.csv_escape)
+    def of(cls, reading: Reading) -> _Table:
+        header, wanted = reading.header, reading.wanted
+        names = header if wanted.as_rows else wanted.columns.names
+        # A file without a header has no records either.
+        places = {name: header.index(name) for name in names} if header else {}
+        return cls(wanted, reading.encoding, len(header), places)
 
-    def reader(self, lines: Iterable[str], *, strict: bool) -> Any:
-        """Return Python's reader over lines, the first of which begins a record.
+    def record(self, line: Line, fields: Sequence[str]) -> Record:
+        if len(fields) != self.width:
+            return self.refused(line, WRONG_FIELDS)
+        offset, end, _ = line
+        # As Spark has it, a field without anything is null.
+        values = {name: fields[place] or None for name, place in self.places.items()}
+        if self.wanted.as_rows:
+            return Record(offset, end, (json.dumps(values),))
+        return record_of(offset, end, values, self.wanted.columns)
 
-        Args:
-            lines: With their ends.
-            strict: Whether broken quotes are an error.
-        """
-        return csv.reader(self.rewritten(lines), delimiter=self.separator, strict=strict)
-
-    def rewritten(self, lines: Iterable[str]) -> Iterable[str]:
-        """Return lines in which quotes within quotes are doubled, one for each."""
-        return lines if self.escape is None else _rewritten(lines, self.separator, self.escape)
-
-
-RFC_4180 = Dialect()
-
-
-@cache
-def _within_quotes(escape: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what matches the inside of quotes, up to the quote that closes them, and escapes."""
-    sign = re.escape(escape)
-    inside = re.compile(rf'(?:[^"{sign}]+|""|{sign}["{sign}]|{sign}(?!"))*')
-    return inside, re.compile(rf'{sign}(["{sign}])')
+    def refused(self, line: Line, reason: str) -> Record:
+        return quarantined_record(*line, self.encoding.codec, reason)
 
 
-def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[str]:
-    inside, escaped = _within_quotes(escape)
-    is_open = False
-    for line in lines:
-        if '"' not in line and (not is_open or escape not in line):
+def tab_records(reading: Reading) -> Iterator[Found]:
+    """Yield a record a line, whose fields have no quotes; the first line is the header."""
+    encoding, table, has_header = reading.encoding, _Table.of(reading), reading.start == 0
+    for line in filled_lines(reading.own, encoding, blank=b"\r\n"):
+        if not isinstance(line, tuple):
             yield line
-            continue
-        parts: list[str] = []
-        # Outside of quotes it is the beginning of a field whenever the loop comes round.
-        place = 0
-        while place < len(line):
-            if is_open or line[place] == '"':
-                begin = place if is_open else place + 1
-                end = _end_of(inside, line, begin)
-                text = escaped.sub(lambda found: _PLAIN.get(found[1], found[1]), line[begin:end])
-                parts.append(line[place:begin] + text)
-                place, is_open = end, end == len(line)
-                if is_open:
-                    break
-            stop = line.find(separator, place)
-            stop = len(line) if stop < 0 else stop + 1
-            parts.append(line[place:stop])
-            place = stop
-        yield "".join(parts)
+        elif has_header:
+            has_header = False
+            yield line[1]
+        elif isinstance(text := decoded(line, encoding), Record):
+            yield text
+        elif text.count("\t") + 1 != table.width:
+            # Without cutting it: millions of empty fields are many times as large.
+            yield table.refused(line, WRONG_FIELDS)
+        else:
+            yield table.record(line, text.rstrip("\r\n").split("\t"))
 
 
-_PLAIN = {'"': '""'}
+def csv_records(reading: Reading) -> Iterator[Found]:
+    """Yield the records of what :func:`quoted_fields` gives; the first is the header."""
+    # Process-wide, and harmless: what is held is no longer than a record may be.
+    csv.field_size_limit(sys.maxsize)
+    wanted = reading.wanted
+    if not wanted.multiline:
+        yield from _csv_lines(reading)
+        return
+    table, has_header = _Table.of(reading), True
+    fields = quoted_fields(
+        reading.own, reading.encoding, wanted.record, table.width, wanted.dialect
+    )
+    for found in fields:
+        if not isinstance(found, tuple):
+            yield found
+        elif has_header:
+            has_header = False
+            yield found[0][1]
+        else:
+            yield table.record(*found)
 
 
-def _end_of(inside: re.Pattern[str], line: str, begin: int) -> int:
-    found = inside.match(line, begin)
-    assert found is not None, "it matches nothing at least"
-    return found.end()
+def _csv_lines(reading: Reading) -> Iterator[Found]:
+    """Yield a record a line, in whichever range it is read: what is said of it follows from it.
+
+    A line in which a quote stays open is left out. So is one that closes it, since an odd number
+    of quotes is the only sign of either.
+    """
+    encoding, dialect = reading.encoding, reading.wanted.dialect
+    table, has_header = _Table.of(reading), reading.start == 0
+    for line in filled_lines(reading.own, encoding, blank=b"\r\n"):
+        if not isinstance(line, tuple):
+            yield line
+        elif _is_open(line[2], encoding, dialect):
+            has_header = False
+            yield table.refused(line, NOT_CLOSED_IN_LINE)
+        elif has_header:
+            has_header = False
+            yield line[1]
+        elif isinstance(text := decoded(line, encoding), Record):
+            yield text
+        else:
+            try:
+                fields = next(dialect.reader([text], strict=True))
+            except csv.Error:
+                yield table.refused(line, WRONG_QUOTES)
+            else:
+                yield table.record(line, fields)
 
 
-WRONG_QUOTES = "quotes that are not closed"
+def _is_open(line: bytes, encoding: Encoding, dialect: Dialect) -> bool:
+    """Return whether an odd number of quotes delimits fields."""
+    quotes = line.count(b'"')
+    if quotes and dialect.escape is not None:
+        text = line.decode(encoding.codec, "surrogateescape")
+        quotes = sum(part.count('"') for part in dialect.rewritten([text]))
+    return quotes % 2 == 1
 
-Line = tuple[int, int, bytes]
-"""The byte of the file that it begins at, the one after it, and the line with its end."""
-Fields = tuple[Line, list[str]]
-"""A record that was read, with the lines that it takes."""
+
+def _tab_header(head: str, dialect: Dialect) -> tuple[str, ...]:
+    lines = (line for line in re.split(r"\r\n|\n|\r", head) if line)
+    return _named(next(lines, "").split("\t")) if head.strip("\r\n") else ()
 
 
-def decoded(line: Line, encoding: Encoding) -> str | Record:
-    """The text of a line, or a record for the quarantine."""
-    offset, end, data = line
+def _csv_header(head: str, dialect: Dialect) -> tuple[str, ...]:
+    lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r|$)", head)
     try:
-        return data.decode(encoding.codec)
-    except UnicodeDecodeError as error:
-        place = offset + encoding.width(data[: error.start])
-        return quarantined_record(
-            offset, end, data, encoding.codec, f"not {encoding.label} at byte {place}"
-        )
+        return _named(next(filter(None, dialect.reader(lines, strict=False)), ()))
+    except csv.Error as error:
+        raise WrongFileError(f"no header line ({error})") from None
+
+
+def _named(header: Sequence[str]) -> tuple[str, ...]:
+    """Name columns without a name as Spark does, `_c0` and on."""
+    return tuple(name or f"_c{place}" for place, name in enumerate(header))
+
+
+def _columns(probed: Probe) -> tuple[str, ...]:
+    if not probed.header:
+        raise UnreadableError("no header line")
+    return probed.header
 
 
 def quoted_fields(
@@ -146,7 +189,7 @@ def quoted_fields(
     width: int,
     dialect: Dialect = RFC_4180,
 ) -> Iterator[Fields | Found]:
-    """Records as RFC 4180 has them, but for the signs of the dialect.
+    """Yield records as RFC 4180 has them, but for the signs of the dialect.
 
     Where quotes are not closed within `most` bytes, or close a record of several lines with another
     number of fields than `width`, only the first line is given up: the next one begins a record
@@ -154,11 +197,7 @@ def quoted_fields(
 
     Args:
         most: Bytes that a record may have.
-        width: Fields of the header.
-        dialect: Of the file.
     """
-    # Process-wide, and harmless: what is held is bounded by the lines that are.
-    csv.field_size_limit(sys.maxsize)
     held = _HeldLines(encoding, most, width, dialect)
     for item in items:
         if isinstance(item, Skipped):
@@ -206,6 +245,11 @@ class _Reader:
         # Between two records this is no more than their end; inside of one it has none.
         self.is_open = True
 
+    @property
+    def fate(self) -> _Fate:
+        """Of a record that raised an error."""
+        return _Fate.OPEN if self.is_open else _Fate.BROKEN
+
 
 @dataclass
 class _HeldLines:
@@ -214,10 +258,8 @@ class _HeldLines:
     They stand one behind the other in one buffer: an object each would be many times as large.
 
     Attributes:
-        encoding: Of the file.
         most: Bytes that a record may have.
         width: Fields of a record.
-        dialect: Of the file.
         offset: Byte of the file that the first line which has not left begins at.
         data: The lines with their ends.
         begin: Where `data` begins among all bytes that were added.
@@ -241,7 +283,7 @@ class _HeldLines:
     is_doubtful: bool = False
 
     def add(self, offset: int, data: bytes) -> None:
-        """Takes lines, the first of which begins at a byte of the file."""
+        """Take lines, the first of which begins at a byte of the file."""
         if self.done == len(self.ends):
             self.offset, self.is_doubtful = offset, False
         if 2 * self.done >= len(self.ends):
@@ -256,7 +298,7 @@ class _HeldLines:
         self.data += data
 
     def _forget(self) -> None:
-        """Drops the lines that have left: seldom, since the others move."""
+        """Drop the lines that have left: seldom, since the others move."""
         begin = self._start(self.done)
         del self.data[: begin - self.begin], self.ends[: self.done]
         self.begin = begin
@@ -265,12 +307,6 @@ class _HeldLines:
 
     def _start(self, line: int) -> int:
         return self.ends[line - 1] if line else self.begin
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        return bytes(self.data[self._start(start) - self.begin : self._start(end) - self.begin])
-
-    def _text(self, line: int) -> str:
-        return next(self._texts(line, line + 1))
 
     def _texts(self, first: int, last: int) -> Iterator[str]:
         codec = self.encoding.codec
@@ -281,12 +317,12 @@ class _HeldLines:
             start = stop
 
     def _fields(self, start: int, end: int) -> list[str]:
-        """Those of a record that is known to be whole."""
+        """Return those of a record that is known to be whole."""
         fields: list[str] = next(self.dialect.reader(self._texts(start, end), strict=False))
         return fields
 
     def records(self, *, is_last: bool) -> Iterator[Fields | Found]:
-        """Gives the records, and keeps the lines of one whose end is not there yet."""
+        """Yield the records, and keep the lines of one whose end is not there yet."""
         while self.done < len(self.ends):
             if self.seen > self.done:
                 stretch: _Stretch | None = self._continued()
@@ -300,7 +336,7 @@ class _HeldLines:
             yield from self._without_first(stretch, is_last=is_last)
 
     def _whole(self) -> Generator[Fields | Found, None, _Stretch | None]:
-        """Gives records up to one that is none, or none yet; returns what is known of that."""
+        """Yield records up to one that is none, or none yet; return what is known of that."""
         first = self.done
         lines = _Reader(self._texts(first, len(self.ends)), self.dialect)
         try:
@@ -310,37 +346,35 @@ class _HeldLines:
                     return _Stretch(_Fate.CLOSED, end, len(fields))
                 yield self._taken(end, fields)
         except csv.Error:
-            fate = _Fate.OPEN if lines.is_open else _Fate.BROKEN
-            return _Stretch(fate, first + lines.reader.line_num)
+            return _Stretch(lines.fate, first + lines.reader.line_num)
         return None
 
     def _continued(self) -> _Stretch:
-        """What becomes of the record that is open, by the lines that were not seen yet."""
+        """Tell what becomes of the record that is open, by the lines that were not seen yet."""
         first = self.seen
         unseen = self._texts(first, len(self.ends))
         lines = _Reader(chain(['"' + next(unseen, "")], unseen), self.dialect)
         try:
             next(lines.reader)
         except csv.Error:
-            fate = _Fate.OPEN if lines.is_open else _Fate.BROKEN
-            return _Stretch(fate, min(first + lines.reader.line_num, len(self.ends)))
+            return _Stretch(lines.fate, min(first + lines.reader.line_num, len(self.ends)))
         end = first + lines.reader.line_num
         return _Stretch(_Fate.CLOSED, end, len(self._fields(self.done, end)))
 
     def _without_first(self, stretch: _Stretch, *, is_last: bool) -> Iterator[Fields | Found]:
-        """Gives up the first line of a stretch, unless it is whole, and reads the others.
+        """Give up the first line of a stretch, unless it is whole, and read the others.
 
         The last line of one that has an end may open quotes of its own: it is left.
         """
         end = stretch.end if stretch.fate is _Fate.OPEN else stretch.end - 1
         fields = stretch.fields
-        if self._fits_closed(self.done, stretch, fields):
+        if self._fits_closed(stretch, fields):
             yield self._taken(stretch.end, self._fields(self.done, stretch.end))
             return
-        fields -= self._separators(self._text(self.done))
+        fields -= self._separators(next(self._texts(self.done, self.done + 1)))
         yield self._given_up()
         while self.done < end:
-            text = self._text(self.done)
+            text = next(self._texts(self.done, self.done + 1))
             alone = _Reader([text], self.dialect)
             try:
                 yield self._taken(self.done + 1, next(alone.reader))
@@ -350,7 +384,7 @@ class _HeldLines:
                     return
                 if alone.is_open and stretch.fate is _Fate.CLOSED:
                     own = fields - self._separators('"' + text) + self._separators(text)
-                    if self._fits_closed(self.done, stretch, own):
+                    if self._fits_closed(stretch, own):
                         yield self._taken(stretch.end, self._fields(self.done, stretch.end))
                         return
                 yield self._given_up()
@@ -358,11 +392,11 @@ class _HeldLines:
         self.seen = self.done
 
     def _may_close(self, start: int, stretch: _Stretch, *, is_last: bool) -> bool:
-        """Whether a record that begins in a line may end in one that is not there yet."""
+        """Return whether a record that begins in a line may end in one that is not there yet."""
         return stretch.fate is _Fate.OPEN and not is_last and self._is_small(start, stretch.end)
 
-    def _fits_closed(self, start: int, stretch: _Stretch, fields: int) -> bool:
-        return stretch.fate is _Fate.CLOSED and self._fits(start, stretch.end, fields)
+    def _fits_closed(self, stretch: _Stretch, fields: int) -> bool:
+        return stretch.fate is _Fate.CLOSED and self._fits(self.done, stretch.end, fields)
 
     def _fits(self, start: int, end: int, fields: int) -> bool:
         return fields == self.width and self._is_small(start, end)
@@ -382,7 +416,8 @@ class _HeldLines:
         return line, fields
 
     def _left(self, end: int) -> Line:
-        data = self._bytes(self.done, end)
+        start, stop = self._start(self.done) - self.begin, self._start(end) - self.begin
+        data = bytes(self.data[start:stop])
         self.done = end
         offset, self.offset = self.offset, self.offset + self.encoding.width(data)
         return offset, self.offset, data
@@ -391,3 +426,26 @@ class _HeldLines:
         """Count those between the fields of a line that is read alone, closed or not."""
         fields: Sequence[str] = next(self.dialect.reader([line], strict=False), ())
         return max(len(fields) - 1, 0)
+
+
+TABS = Form(tab_records, header=_tab_header, columns=_columns)
+COMMAS = Form(csv_records, header=_csv_header, columns=_columns)
+_TAB_SUFFIXES = (".tsv", ".tab")
+
+
+def _has_tabs(file: Location) -> bool:
+    return plain_suffix(file) in _TAB_SUFFIXES
+
+
+def _form(file: Location, head: bytes) -> Form:
+    return TABS if _has_tabs(file) else COMMAS
+
+
+DELIMITED = Format(
+    files=FileNames((".csv", *_TAB_SUFFIXES)),
+    form=_form,
+    rows=_form,
+    # Whether a line end is within quotes is known only from the beginning of the file on.
+    splits=lambda file, multiline: _has_tabs(file) or not multiline,
+    columns=True,
+)

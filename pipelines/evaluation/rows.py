@@ -1,0 +1,147 @@
+"""The rows that an evaluation measures on: on the executors of Spark, or in this process.
+
+An evaluation is written once, as functions of record batches. :class:`SparkRows` has executors run
+them; :class:`LocalRows` runs them here, for checkpoints that are measured while workers hold the
+executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from pipelines.spark.capacity import Shared, default_parallelism, has_partitions, shared_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BATCH_ROWS = 1024
+"""Rows that are read at a time in this process."""
+
+Value = TypeVar("Value")
+Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""What Spark's `mapInArrow` takes."""
+Tables: TypeAlias = "Mapping[str, DataFrame]"
+"""What an evaluation measures on, by the names that it gives its tables."""
+
+
+class Row(Protocol):
+    """Values by column: a row of Spark, or a dictionary."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+    def __contains__(self, column: object, /) -> bool: ...
+
+
+class Rows(Protocol):
+    """The rows of a table."""
+
+    def count(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def collect(self) -> Sequence[Row]:
+        """Return all of them."""
+        ...
+
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
+        """Return the rows that a function makes of the batches; it runs once in each task.
+
+        Args:
+            schema: Of its batches, as Spark writes it: ``pair long, cosine double``.
+        """
+        ...
+
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
+        """Return the rows of highest ``score`` that a function makes, in any order.
+
+        Args:
+            work: Gives the best rows of each group among its own batches.
+            schema: As for :meth:`map`; has ``document_id`` and ``score``.
+            groups: Columns; rows of equal values are a group.
+            depth: Rows of a group; of equal scores the lower id wins.
+        """
+        ...
+
+    def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
+        """Share a value with the functions that run inside the block."""
+        ...
+
+
+@dataclass(frozen=True)
+class SparkRows:
+    """Rows of a data frame, which executors work on and merge; see :class:`Rows`."""
+
+    frame: DataFrame
+
+    def count(self) -> int:
+        """Count them on the executors."""
+        return self.frame.count()
+
+    def collect(self) -> Sequence[Row]:
+        """Bring them to the driver."""
+        return self.frame.collect()
+
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
+        """Bring to the driver what the executors make of them."""
+        return self.frame.mapInArrow(work, schema).collect()
+
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
+        """Have the executors merge the best rows of all tasks."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+        best_first = Window.partitionBy(*groups).orderBy(F.desc("score"), F.asc("document_id"))
+        found = self.frame.mapInArrow(work, schema)
+        ranked = found.withColumn("rank", F.row_number().over(best_first))
+        return ranked.where(F.col("rank") <= depth).collect()
+
+    def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
+        """Broadcast a value."""
+        return shared_value(self.frame.sparkSession, value)
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Rows that this process reads, batch by batch, as often as it needs; see :class:`Rows`."""
+
+    batches: Callable[[], Iterable[pa.RecordBatch]]
+
+    def count(self) -> int:
+        """Read and count them."""
+        return sum(batch.num_rows for batch in self.batches())
+
+    def collect(self) -> Sequence[Row]:
+        """Read them."""
+        return self.map(iter, "")
+
+    def map(self, work: Batches, schema: str) -> Sequence[Row]:
+        """Return what the function makes of all batches."""
+        return [row for batch in work(self.batches()) for row in batch.to_pylist()]
+
+    def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
+        """Return what the function makes: the best of all batches are the best of all."""
+        return self.map(work, schema)
+
+    def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
+        """Hand the value over."""
+        return nullcontext(Shared(value))
+
+
+def spread(table: DataFrame) -> DataFrame:
+    """Return the rows in at least one partition a core: Spark reads a small file as one.
+
+    Args:
+        table: As it is read. To tell the partitions behind a shuffle, Spark would compute it.
+    """
+    cores = cores_for(table)
+    return table if has_partitions(table, cores) else table.repartition(cores)
+
+
+def cores_for(frame: DataFrame) -> int:
+    """Return how many cores the session of a frame has."""
+    return default_parallelism(frame.sparkSession)
