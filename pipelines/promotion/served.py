@@ -91,7 +91,7 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     """
     folder = served_model(location(target, stores))
     if folder is None:
-        raise InputError(KEY, f"nothing is in service in {target}", "promote a model first")
+        raise nothing_in_service(target)
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
@@ -101,6 +101,11 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
             )
 
     return local_folder(folder, check)
+
+
+def nothing_in_service(target: str | Location) -> InputError:
+    """Return what a target is refused with from which no model is served."""
+    return InputError(KEY, f"nothing is in service in {target}", "promote a model first")
 
 
 def served_model(target: str | Location) -> Location | None:

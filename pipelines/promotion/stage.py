@@ -96,14 +96,6 @@ class _Candidate:
     unmatched: Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Served:
-    """What was measured of the model in service, on the texts of the candidate."""
-
-    figures: Figures
-    observations: Mapping[str, Observations]
-
-
 def promote(config: Config) -> Promotion:
     """Put ``run.folder/model`` in service if the gate lets it pass.
 
@@ -181,7 +173,7 @@ def model_in_service(config: Config) -> Location:
     target = _target(config)
     found = served.served_model(target)
     if found is None:
-        raise InputError(served.KEY, f"nothing is in service in {target}", "promote a model first")
+        raise served.nothing_in_service(target)
     return found
 
 
@@ -211,7 +203,7 @@ def roll_back(config: Config, to: str | None = None) -> Location:
     target = _target(config)
     # Checked first, since the lock below would leave files in a folder that is not ours.
     if not served.versions(target):
-        raise InputError(served.KEY, f"nothing is in service in {target}", "promote a model first")
+        raise served.nothing_in_service(target)
     served.check_target(target)
     with served.exclusive(target):
         version = _wanted(target, to)
@@ -287,18 +279,18 @@ def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location 
             logger.warning("%s: %s", one.name, one.sentence)
     for name in candidate.unmatched:
         logger.warning("%s was not compared with the training pairs: evaluate again", name)
-    refusals: dict[str, PromotionRefused] = {}
+    refusals: list[tuple[str, PromotionRefused]] = []
     for one in found:
         if one.name in config.promotion.accept:
             logger.warning("promotion.accept: %s: %s", one.name, one.sentence)
             continue
         remedy = f"name {one.name} there to promote the model all the same"
         problem = f"{one.sentence.rstrip('.')}; {remedy}"
-        refusals[one.name] = PromotionRefused("promotion.accept", problem)
+        refusals.append((one.name, PromotionRefused("promotion.accept", problem)))
     if refusals:
         record = _record(candidate, in_service, ())
-        _write_refusals(candidate.run.promotion, record, *refusals.values())
-        raise _all_of(refusals)
+        _write_refusals(candidate.run.promotion, record, *(told for _, told in refusals))
+        raise _all_of(dict(refusals))
 
 
 def _worse_than_start(run: RunFolder) -> list[Doubt]:
@@ -393,13 +385,13 @@ def _judgements(
             )
         return compare(None, candidate.intervals, candidate.before)
     names = evaluations(metrics)
-    other = _served_measured(config, candidate, in_service, known, names)
+    figures, observations = _served_measured(config, candidate, in_service, known, names)
     new, old = (
         {name: found[name] for name in names if name in found}
-        for found in (candidate.observations, other.observations)
+        for found in (candidate.observations, observations)
     )
     intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
-    return compare(other.figures, intervals)
+    return compare(figures, intervals)
 
 
 def _served_measured(
@@ -408,7 +400,7 @@ def _served_measured(
     in_service: Location,
     known: dict[str, Any],
     names: Sequence[str],
-) -> _Served:
+) -> tuple[Figures, Mapping[str, Observations]]:
     """Return what was measured of the model in service on the texts of the new one.
 
     What was noted when it was promoted, if that is of the same texts; else it is measured anew.
@@ -421,7 +413,7 @@ def _served_measured(
     wanted = {name: candidate.sets.get(name) for name in names}
     told = known.get("sets", {})
     if "figures" in known and all(told.get(name) == wanted[name] for name in names):
-        return _Served(known["figures"], read_observations(in_service / OBSERVATIONS))
+        return known["figures"], read_observations(in_service / OBSERVATIONS)
 
     from pipelines.evaluation.sets import digest_sets, evaluate
     from pipelines.spark.session import running_tasks, spark_session
@@ -437,7 +429,7 @@ def _served_measured(
     observed: dict[str, Observed] = {}
     with activity("measuring the model in service", detail=running_tasks):
         figures = evaluate(session, config, in_service, observed.__setitem__)
-    return _Served(figures, {name: one.observations for name, one in observed.items()})
+    return figures, {name: one.observations for name, one in observed.items()}
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:

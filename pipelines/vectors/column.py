@@ -40,6 +40,7 @@ def embed_column(
         output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
             (float) behind it, where it is quantised.
         backend: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`, as for the others.
+        precision: ``auto``, ``fp32`` or ``bf16``, of the matrix products.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; None: its default.
         dimensions: Values of an embedding to keep.

@@ -69,8 +69,8 @@ class EmbeddingOptions:
         kind: Its architecture.
         hidden: Width of the model's embeddings.
         normalise: Whether the model scales them to length 1.
-        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the next
-            three.
+        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the
+            precision of the matrix products (``auto``, ``fp32`` or ``bf16``) and CPU threads.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; see
             :meth:`pipelines.tokens.start.Prompts.before`.
@@ -108,17 +108,11 @@ def embedding_options(
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> EmbeddingOptions:
-    """Return options that fit the model; see :class:`EmbeddingOptions`.
+    """Return options that fit the model; see :class:`EmbeddingOptions` for the others.
 
     Args:
         model: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        backend: A name, or ``auto``.
-        precision: ``auto``, ``fp32`` or ``bf16``.
-        batch_tokens: Tokens of one forward pass; None: what suits the device.
-        prompt_name: `query`, `document` or another name of the model's prompts; None: its default,
-            if it has one.
         dimensions: Values of an embedding to keep; None: all.
-        quantise: ``none`` or ``int8``.
 
     Raises:
         InputError: There is no such model, backend, precision, prompt or quantisation, or the model

@@ -16,7 +16,7 @@ from pipelines.corpus.readers.spark_reader import damage_named
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.settings import Config, EmbeddingSettings
+from pipelines.settings import Config, EmbeddingSettings, MiningSettings
 from pipelines.spark.frames import holds_text, read_columns_of_any, read_parquet
 from pipelines.spark.java import valid_text
 from pipelines.spark.parquet_parts import data_files
@@ -51,29 +51,6 @@ class Source:
     others: Mapping[str, str]
     table: EmbeddingSettings
 
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        key: str,
-        format_key: str,
-        texts: Mapping[str, str],
-        others: Mapping[str, str | None],
-    ) -> Source:
-        """Return the table that a setting names, with columns by the settings that name them."""
-        settings = config.mining
-        dialect = Dialect.of(settings)
-        table = EmbeddingSettings(
-            inputs=getattr(settings, key.removeprefix("mining.")),
-            format=getattr(settings, format_key.removeprefix("mining.")),
-            text_column=next(iter(texts.values())),
-            csv_separator=dialect.separator,
-            csv_escape=dialect.escape,
-            follow_links=settings.follow_links,
-        )
-        named = {key: name for key, name in others.items() if name is not None}
-        return cls(key=key, format_key=format_key, texts=texts, others=named, table=table)
-
     @property
     def columns(self) -> list[str]:
         """All that are wanted, each once."""
@@ -91,25 +68,51 @@ class Source:
 def pairs_source(config: Config) -> Source | None:
     """Return the table of pairs; None where those of the prepared folder are meant."""
     settings = config.mining
-    texts = {
-        "mining.anchor_column": settings.anchor_column,
-        "mining.positive_column": settings.positive_column,
-    }
+    if not settings.inputs:
+        return None
     others = {
         "mining.group_column": settings.group_column,
         "mining.key_column": settings.key_column,
     }
-    return Source.of(config, INPUTS, "mining.format", texts, others) if settings.inputs else None
+    return Source(
+        key=INPUTS,
+        format_key="mining.format",
+        texts={
+            "mining.anchor_column": settings.anchor_column,
+            "mining.positive_column": settings.positive_column,
+        },
+        others={key: name for key, name in others.items() if name is not None},
+        table=_table(settings, settings.inputs, settings.format, settings.anchor_column),
+    )
 
 
 def documents_source(config: Config) -> Source | None:
     """Return the table of further documents, if there is one."""
     settings = config.mining
-    texts = {"mining.documents_column": settings.documents_column}
-    others = {"mining.documents_group_column": settings.documents_group_column}
     if not settings.documents:
         return None
-    return Source.of(config, MORE_DOCUMENTS, "mining.documents_format", texts, others)
+    text, group = settings.documents_column, settings.documents_group_column
+    return Source(
+        key=MORE_DOCUMENTS,
+        format_key="mining.documents_format",
+        texts={"mining.documents_column": text},
+        others={} if group is None else {"mining.documents_group_column": group},
+        table=_table(settings, settings.documents, settings.documents_format, text),
+    )
+
+
+def _table(
+    settings: MiningSettings, inputs: tuple[str, ...], kind: str, text: str
+) -> EmbeddingSettings:
+    dialect = Dialect.of(settings)
+    return EmbeddingSettings(
+        inputs=inputs,
+        format=kind,
+        text_column=text,
+        csv_separator=dialect.separator,
+        csv_escape=dialect.escape,
+        follow_links=settings.follow_links,
+    )
 
 
 def _sources(config: Config) -> list[Source]:
