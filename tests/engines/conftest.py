@@ -33,6 +33,7 @@ from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.tokens.examples import SCHEMA
+from pipelines.training.control.monitor import Monitor
 
 QUALITY_STEPS = 120
 POINTS = 5
@@ -179,6 +180,20 @@ def check_quality(spark, make_run, course, prepared, held_out, tmp_path) -> Call
         assert ours > after - POINTS
 
     return check
+
+
+@pytest.fixture
+def monitors(monkeypatch):
+    """The monitors of the runs, the newest last."""
+    made = []
+
+    class Kept(Monitor):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            made.append(self)
+
+    monkeypatch.setattr("pipelines.engines.base.Monitor", Kept)
+    return made
 
 
 def in_matrix(unless: Callable[[EngineCase], bool]) -> list:

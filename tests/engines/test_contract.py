@@ -24,7 +24,6 @@ from pipelines.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pipelines.training.control.monitor import Monitor
 
 STEPS = 24
 EVERY = 10
@@ -289,20 +288,6 @@ def test_a_last_step_that_leaves_no_numbers_is_not_kept(each_launch, make_run, s
     with pytest.raises(EngineError, match=r"lower training\.learning_rate"):
         each_launch.make().train(spark, run, lambda line: None)
     assert checkpoint_steps(run.run_folder) == [0]
-
-
-@pytest.fixture
-def monitors(monkeypatch):
-    """The monitors of the runs, the newest last."""
-    made = []
-
-    class Kept(Monitor):
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            made.append(self)
-
-    monkeypatch.setattr("pipelines.engines.base.Monitor", Kept)
-    return made
 
 
 def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitors):

@@ -75,7 +75,9 @@ class Served:
 
     def client(self, token: str = TOKEN):
         client = self.factory.create_client(0)
-        client.configure(self.address, token, self.store.forms, 30.0, self.fingerprint)
+        client.connection = client.client_class(
+            self.address, token, self.store.forms, 30.0, self.fingerprint
+        )
         return client
 
     def way(self, kind, rank: int = 0):

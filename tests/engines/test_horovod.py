@@ -28,19 +28,6 @@ FEW_STEPS = 12
 MANY_STEPS = 60
 
 
-@pytest.fixture
-def monitors(monkeypatch):
-    """The monitors of the engine's runs."""
-    made = []
-
-    def keep(*arguments, **named):
-        made.append(monitor_for(*arguments, **named))
-        return made[-1]
-
-    monkeypatch.setattr("pipelines.engines.spark_engine.monitor_for", keep)
-    return made
-
-
 def train(spark, run, on_metrics=lambda line: None):
     return load_engine("horovod").train(spark, run, on_metrics)
 

@@ -40,22 +40,6 @@ EVERY = 30
 CASES = {one.name: one for one in ENGINE_CASES}
 
 
-@pytest.fixture
-def monitors(monkeypatch):
-    """The monitors of the engine's runs."""
-    from pipelines.engines.base import monitor_for
-
-    made = []
-
-    def keep(*arguments, **named):
-        made.append(monitor_for(*arguments, **named))
-        return made[-1]
-
-    for module in ("spark_engine", "tensorflowonspark.engine", "local"):
-        monkeypatch.setattr(f"pipelines.engines.{module}.monitor_for", keep)
-    return made
-
-
 def lost_case(name: str, *losses: tuple[Callable, int], always: bool = False):
     """An engine, how it loses workers one time after the other, and how many go on each time."""
     case = CASES[name]

@@ -22,7 +22,7 @@ from test_contract import (
 )
 from unauthenticated import tells_nothing, visit
 
-from pipelines.engines.base import load_engine, monitor_for
+from pipelines.engines.base import load_engine
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import checkpoint_steps, save_checkpoint
 from pipelines.spark.errors import TaskPlace
@@ -110,19 +110,6 @@ def test_a_run_goes_on_from_a_checkpoint_in_either_mode(spark, make_run):
     together = replace(run, config=run.config.model_copy(update={"training": training}))
     rest = train(spark, resumed(together, 5))
     np.testing.assert_allclose(rest.losses, whole.losses[5:], rtol=1e-3)
-
-
-@pytest.fixture
-def monitors(monkeypatch):
-    """The monitors of the engine's runs."""
-    made = []
-
-    def keep(*arguments, **named):
-        made.append(monitor_for(*arguments, **named))
-        return made[-1]
-
-    monkeypatch.setattr("pipelines.engines.tensorflowonspark.engine.monitor_for", keep)
-    return made
 
 
 class Strangers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, wraps
 from http.client import LineTooLong
 from io import BufferedIOBase
@@ -25,7 +25,6 @@ from pipelines.training.control.authenticated_server import Identity, SocketToke
 from pipelines.training.parameter_server.client import Client
 from pipelines.training.parameter_server.server import (
     Answer,
-    Form,
     Handler,
     ParameterStore,
     Request,
@@ -49,18 +48,7 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
     connection: Client
 
     def __init__(self, client_class: type[Client]) -> None:
-        self._client_class = client_class
-
-    def configure(
-        self,
-        address: tuple[str, int],
-        token: str,
-        forms: Mapping[str, Form],
-        seconds: float,
-        fingerprint: str | None = None,
-    ) -> None:
-        """Say where the server is; see :class:`Client` for the arguments."""
-        self.connection = self._client_class(address, token, forms, seconds, fingerprint)
+        self.client_class = client_class
 
     # In place of the library's, which unpickle what arrives.
     def get_parameters(self, request: Request) -> tuple[ResponseHeader, Weights | None]:

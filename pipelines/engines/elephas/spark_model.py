@@ -216,7 +216,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         self._first = checkpoint
         self._store = STORES[training.mode](task.run, checkpoint)
         self.parameter_server.listen(self._store, bind, task.token, identity)
-        self.client.configure(
+        self.client.connection = self.client.client_class(
             (host, self.parameter_server.port),
             task.token,
             self._store.forms,
