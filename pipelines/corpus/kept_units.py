@@ -20,11 +20,14 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.redaction import check_redactor
@@ -53,9 +56,6 @@ from pipelines.spark.frames import (
     write_arrow,
     write_parquet,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -203,8 +203,6 @@ class Generation:
 
     def rows(self, session: SparkSession) -> DataFrame:
         """Return all its rows."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         return read_parquet(session, self.path / "rows", from_arrow_schema(SCHEMA))
 
     def without(self, ids: Collection[int]) -> Generation:
@@ -425,8 +423,6 @@ class _KeptUnits:
 
     def _without_deleted(self, generation: Generation, key: str) -> Generation:
         """Have the sources read again that hold rows of keys which were deleted since."""
-        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-
         has_keys = self.settings.key_column is not None and generation.settings == key
         if not (self.deleted and has_keys):
             return generation
@@ -458,8 +454,6 @@ class _KeptUnits:
         return Generation.load(self.folder / str(number))
 
     def _live_rows(self, claim: Claim) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-
         rows = claim.generation.rows(self.session)
         return rows if claim.is_whole else rows.where(F.col("source").isin(claim.ids))
 

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import accumulate
 from operator import add
-from typing import TYPE_CHECKING, Any, NotRequired
+from typing import Any, NotRequired
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+from pyspark.sql.pandas.types import from_arrow_schema
 from typing_extensions import TypedDict
 
 from pipelines.errors import InputError, PipelineError
@@ -54,10 +57,6 @@ from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
 from pipelines.tokens.examples import SOURCE, example_schema
 from pipelines.tokens.summary import SourceTokens, TokenSummary
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +123,6 @@ class Buckets:
 
 def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataFrame:
     """Return a light row per example: id, group, source, bucket length, two ordering hashes."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
     seed = F.lit(config.lanes.seed)
     edges = F.array(*map(F.lit, buckets.edges))
     place = F.ceil(F.col("length") / buckets.width) - 1
@@ -210,8 +207,6 @@ def arrange(
 
 def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scratch) -> DataFrame:
     """Add the number of the segment, and drop what is behind the last one of a source."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     ordered = _with_position(keys, scratch, "source", "bucket", "id_order", "id")
     number: Any = F
     for index, segment in enumerate(segments):
@@ -223,8 +218,6 @@ def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scrat
 
 def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:
     """Return the groups with more members in a segment than it has rows, with `count`."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = _per_segment([segment.rows for segment in segments])
     return frame.groupBy("segment", "group").count().where(F.col("count") > rows)
 
@@ -233,9 +226,6 @@ def _surplus(
     frame: DataFrame, large: DataFrame, segments: tuple[Segment, ...], granule: int
 ) -> DataFrame:
     """Return the members of a group beyond one per granule of the segment."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     granules = _per_segment([segment.examples // granule for segment in segments])
     crowded = large.where(F.col("count") > granules).select("segment", "group")
     members = frame.join(F.broadcast(crowded), ["segment", "group"], "left_semi")
@@ -290,15 +280,11 @@ def place_batches(
 
 def _per_segment(values: list[int]) -> Column:
     """Return a column that holds the value of the row's segment."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.array(*[F.lit(value).cast("long") for value in values])[F.col("segment")]
 
 
 def _with_position(frame: DataFrame, scratch: Scratch, *order: str) -> DataFrame:
     """Add `position`: the row's place in the total order of the columns, from 0."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     ordered = scratch.keep_counted(
         frame.sort(*order)
         .withColumn("partition", F.spark_partition_id())
@@ -431,8 +417,6 @@ def check_rows(
 
 def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
     """Count the groups of a source by how many members they have."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
     own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
     members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
     found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
@@ -457,8 +441,6 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     Raises:
         InputError: An earlier release has written them.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     first = next(iter(data_files(tokens.examples)), None)
     there = [] if first is None else pq.read_schema(arrow_source(first)).names
     if first is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
@@ -468,8 +450,6 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
 
 def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
     """Return the vectors of the examples' texts."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     return read_parquet(session, folder.examples, from_arrow_schema(TEACHER_SCHEMA))
 
 
