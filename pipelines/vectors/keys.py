@@ -127,12 +127,11 @@ def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputEr
     unusable = matches.where(f"kind in ('{TWICE}', '{MISSING}')")
     row = unusable.orderBy("second").limit(1).collect()[0]
     place = _place_in_input(row["second"], parts)
-    problem = f"`{key}` is null in {place}"
-    if row["kind"] == TWICE:
-        other = _place_in_input(row["first"], parts)
-        problem = f"`{key}` is `{row['key']}` in {other} and in {place}"
     remedy = "name a column that has another value in each row, and no nulls"
-    return InputError(KEY_COLUMN, problem, remedy)
+    if row["kind"] == MISSING:
+        return InputError(KEY_COLUMN, f"`{key}` is null in {place}", remedy)
+    other = _place_in_input(row["first"], parts)
+    return InputError(KEY_COLUMN, f"`{key}` is `{row['key']}` in {other} and in {place}", remedy)
 
 
 def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:

@@ -35,8 +35,10 @@ def runs(tmp_path, monkeypatch) -> tuple[Path, Path]:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     first, second = write_run(tmp_path / "one"), write_run(tmp_path / "two")
-    settings = ["training.workers=2", "training.learning_rate=3e-4"]
-    storage.write_text(second / "config.yaml", dump(load(None, settings)))
+    same = ["training.engine=tensorflowonspark", "training.workers=2"]
+    storage.write_text(
+        second / "config.yaml", dump(load(None, [*same, "training.learning_rate=3e-4"]))
+    )
     storage.write_json(second / "environment.json", {"python": "3.12.1", "host <b>": "a & b"})
     figures = storage.read_json(second / "metrics.json")
     figures["after"]["retrieval"]["mrr@10"] = 43.0

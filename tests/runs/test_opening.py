@@ -189,7 +189,7 @@ def test_a_run_whose_loss_is_called_otherwise_now_goes_on(tmp_path):
     path.write_text(json.dumps(begun))
     config = config_of(tmp_path / "run", resume=True)
     check_run_folder(config.model_copy(update={"objective": objective("simcse")}))
-    with pytest.raises(InputError, match=r"^objective\.name: the run was begun with twins, not"):
+    with pytest.raises(InputError, match=r"^objective\.name: the run was begun with simcse, not"):
         check_run_folder(config)
 
 
