@@ -8,7 +8,7 @@ from pipelines.jobs.base import Results, job
 from pipelines.progress import activity, say
 from pipelines.progress.display import SHORT_SECONDS
 from pipelines.promotion.stage import kept_runs
-from pipelines.runs.cleaning import Cleaned, remove_old_runs
+from pipelines.runs.old_runs import Cleaned, remove_old_runs
 from pipelines.settings import Config
 
 

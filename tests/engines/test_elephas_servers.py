@@ -38,7 +38,7 @@ from pipelines.training.parameter_server.server import (
     Request,
     forms,
 )
-from pipelines.training.steppers.adamw import AdamW
+from pipelines.training.steppers.numpy_adamw import AdamW
 
 TOKEN = "5" * 64
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=8, heads=2, intermediate=16, positions=16)

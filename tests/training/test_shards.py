@@ -24,7 +24,7 @@ from pipelines.training.parameter_server.client import (
     shard_shapes,
 )
 from pipelines.training.parameter_server.server import ParameterServer, SharedParameters
-from pipelines.training.steppers.adamw import AdamW
+from pipelines.training.steppers.numpy_adamw import AdamW
 
 TOKEN = "7" * 64
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=8)

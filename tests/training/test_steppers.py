@@ -26,7 +26,7 @@ from pipelines.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pipelines.training.steppers.adamw import AdamW
+from pipelines.training.steppers.numpy_adamw import AdamW
 
 UNCLIPPED = {"clip_norm": 0.0}
 # Several hard negatives hold a pair and a triplet, and steps of pairs are compared throughout.

@@ -44,9 +44,9 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.devices import worker_device
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Batch, Stepper, StepperFactory, StepWork
 from pipelines.training.steppers.model_parallel import OwnPart, StagedWork, StepLoss
+from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.sharded import fresh_state, kind_and_name, set_rate
 from pipelines.training.steppers.torch import TorchWork
 

@@ -47,8 +47,8 @@ from pipelines.settings import TrainingSettings
 from pipelines.settings.training import Placement
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.ring import gather_bytes
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Stepper, StepperFactory, StepWork
+from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.objectives import LossOf, Objective, objectives
 from pipelines.training.steppers.tensorflow import target_specs
 

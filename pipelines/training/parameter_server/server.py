@@ -31,7 +31,7 @@ from pipelines.training.control.authenticated_server import (
     SocketTokenServer,
     TokenServer,
 )
-from pipelines.training.steppers.adamw import AdamW
+from pipelines.training.steppers.numpy_adamw import AdamW
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Batch, Stepper, StepperFactory
+from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
 from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
 

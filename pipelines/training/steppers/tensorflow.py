@@ -24,7 +24,6 @@ from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import own_device, with_precision
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import (
     GradientStepper,
     LoadableStepper,
@@ -33,6 +32,7 @@ from pipelines.training.steppers.base import (
     granule_texts,
     moments_of,
 )
+from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.objectives import (
     LossOf,
     Objective,

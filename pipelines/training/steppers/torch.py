@@ -40,7 +40,6 @@ from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision, worker_device
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import (
     Batch,
     GradientStepper,
@@ -54,6 +53,7 @@ from pipelines.training.steppers.base import (
     parts_needed,
     per_batch,
 )
+from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
 from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 

@@ -7,7 +7,7 @@ import torch
 from steppers import SPEC, stepper
 
 from pipelines.models.weights import random_weights
-from pipelines.training.steppers.adamw import AdamW
+from pipelines.training.steppers.numpy_adamw import AdamW
 
 DECAY = 0.1
 
