@@ -123,242 +123,122 @@ _LEAST_SHARDING = {"deepspeed": "optimizer"}
 class TrainingSettings(Settings):
     """Which engine trains the encoder, and how."""
 
-    engine: Annotated[str, choice_of(ENGINES, AUTO)] = Field(
-        default=AUTO,
-        description=(
-            "The engine that trains. `auto`: the fastest that is installed and fits the session "
-            "and the settings; a resumed run keeps its own. See [engines](engines.md)."
-        ),
-    )
-    mode: Literal["sync", "async", "hogwild"] = Field(
-        default="sync", description="How updates are made; see [modes](modes.md)."
-    )
-    framework: Literal["tensorflow", "torch", "bigdl"] = Field(
-        default="tensorflow",
-        description=(
-            "Framework that computes the gradients. Unset, engine `auto` chooses it as well."
-        ),
-    )
-    feed: Literal["lanes", "spark", "memory"] = Field(
-        default="lanes",
-        description=(
-            "`lanes`: executors read lane files in place; `spark`: partitions are fed; "
-            "`memory`: all is read before the first step."
-        ),
-    )
-    workers: int = Field(
-        default=2,
-        ge=1,
-        description="Training processes, one per executor; engine `local` has one only.",
-    )
-    threads: int = Field(default=1, ge=1, description="CPU threads per worker.")
-    model_parallel: int = Field(
-        default=1,
-        ge=1,
-        description=(
-            "Workers that hold each layer together, a part of every matrix each (tensor parallel); "
-            "see [large encoders](large-encoders.md)."
-        ),
-    )
-    pipeline_parallel: int = Field(
-        default=1,
-        ge=1,
-        description=(
-            "Stages, one behind the other, that the layers are divided into (pipeline parallel); "
-            "see [large encoders](large-encoders.md)."
-        ),
-    )
-    granules_per_step: int = Field(
-        default=2,
-        ge=1,
-        description=(
-            "Granules per update; with `sync` a multiple of `workers`, or of `workers` / "
-            "(`model_parallel` x `pipeline_parallel`) where several hold the encoder together."
-        ),
-    )
-    max_staleness: int | None = Field(
-        default=None,
-        ge=0,
-        description=(
-            "`async`, `hogwild`: a step waits until all steps more than this many before it are "
-            "done; 0: one step at a time; unset: no step waits."
-        ),
-    )
-    parameter_servers: int = Field(
-        default=1,
-        ge=1,
-        description="`async` of `tensorflowonspark`: executors that share the parameters.",
-    )
-    transport: Literal["http", "socket"] = Field(
-        default="http", description="How workers of `elephas` reach its parameter server."
-    )
-    sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
-        default="none",
-        description=(
-            "`torch`, `deepspeed`: what is split between the workers instead of being held by "
-            "each; each value includes those before it. With `model_parallel`, `parameters` of "
-            "`torch` splits the part of each worker between the replicas. Unset, `deepspeed` has "
-            "`optimizer`, since it always splits something."
-        ),
-    )
-    offload: Literal["none", "cpu", "disk"] = Field(
-        default="none",
-        description=(
-            "`torch`, `deepspeed` with a sharding: where workers keep what they need once in a "
-            "step. `cpu`: the state is in the memory of the host, not of the GPU; `disk`: there "
-            "too, and the optimiser's moments are in a file on the disk of the worker (`TMPDIR`), "
-            "which goes with it. See [training](training.md#encoders-that-do-not-fit)."
-        ),
-    )
-    compression: Literal["none", "fp16"] = Field(
-        default="none",
-        description=(
-            "`horovod`, `bigdl`: number format in which gradients are sent. `fp16`: half the bytes "
-            "and three digits, and values below 6e-8 are lost (`bigdl`: two digits at any size, "
-            "for weights too)."
-        ),
-    )
-    round_steps: int = Field(
-        default=8,
-        ge=1,
-        description="`sync` of `elephas`: steps between two averages of the workers' weights.",
-    )
-    epochs: int = Field(default=1, ge=1, description="Passes over the lanes.")
-    max_steps: int | None = Field(default=None, ge=1, description="Stop after this many steps.")
-    learning_rate: float = Field(default=5e-5, gt=0, description="Peak learning rate.")
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        default="linear",
-        description="Learning rate after warm-up: falls to zero at the last step, or stays.",
-    )
-    warmup: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="Share of the steps over which the learning rate rises.",
-    )
-    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay (AdamW).")
-    clip_norm: float = Field(
-        default=1.0, ge=0, description="Largest gradient norm; 0: no clipping."
-    )
-    dropout: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description=(
-            "Share of activations that are set to zero. Unset: what the start checkpoint was "
-            "trained with (mostly 0.1 for the BERT family, 0 for newer models); 0 for `random`. "
-            "`simcse` needs it to be set."
-        ),
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto",
-        description=(
-            "Number format of matrix products; weights stay fp32. `auto`: bf16 where the GPUs or "
-            "CPUs of all workers have instructions for it, otherwise fp32: emulated bf16 takes "
-            "many times as long. `metrics.jsonl` says which it was. In the modes `async` and "
-            "`hogwild`, and where `elephas` averages, each worker decides alone, and the run ends "
-            "if they differ: set it where machines are not alike."
-        ),
-    )
-    activation_checkpointing: bool = Field(
-        default=False,
-        description=(
-            "`torch`: keep only the input of each layer, and compute the layer again for its "
-            "gradient: less memory, a third more time."
-        ),
-    )
-    tokens_per_micro_batch: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "`torch`: padded tokens that are embedded at once; a granule that has more on a side "
-            "is embedded in parts, twice, with the same loss. Unset: granules as they are. See "
-            "[training](training.md#memory)."
-        ),
-    )
-    seed: int = Field(
-        default=17, ge=0, description="Seed of step order, dropout and random weights."
-    )
-    log_every: int = Field(default=10, ge=1, description="Steps between two metrics lines.")
-    checkpoint_every: int = Field(default=500, ge=1, description="Steps between two checkpoints.")
-    checkpoint_minutes: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "`sync`: minutes after which there is a checkpoint too, whatever `checkpoint_every` "
-            "says; for machines that may be taken away."
-        ),
-    )
-    keep_checkpoints: int = Field(
-        default=2, ge=1, description="Newest checkpoints that are kept; older ones are deleted."
-    )
-    ema: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description=(
-            "The model is an exponential moving average of the weights, with this decay (0.999: "
-            "over some thousand steps). See [training](training.md#which-state-becomes-the-model)."
-        ),
-    )
-    average_checkpoints: int = Field(
-        default=1,
-        ge=1,
-        description=(
-            "The model is the mean of so many checkpoints, the last one and those before it at "
-            "multiples of `checkpoint_every`; all are kept."
-        ),
-    )
-    start_share: Annotated[float, Field(ge=0, lt=1)] | Literal["titles"] = Field(
-        default=0.0,
-        description=(
-            "The model is this share of the start's weights and the rest of the trained ones, "
-            "whichever state that is; 0: the trained ones alone. 0.5 keeps what the start knew of "
-            "other texts. `titles`: 0.5, unless most documents of `corpus.pairs: document` have no "
-            "title: then one step is made, and the model keeps the start's weights. See "
-            "[training](training.md#which-state-becomes-the-model)."
-        ),
-    )
-    keep_best: str | None = Field(
-        default=None,
-        description=(
-            "The model is the checkpoint that was best by this metric of the evaluations during "
-            "training (`evaluation.every_checkpoints`), for example `retrieval.ndcg@10`. Unset: "
-            "the last state."
-        ),
-    )
-    patience: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Training ends early once so many evaluations in a row were no better by "
-            "`training.keep_best`."
-        ),
-    )
-    restarts: int = Field(
-        default=2,
-        ge=0,
-        description=(
-            "When a worker is lost, a run goes on from its newest checkpoint within the same job, "
-            "with the workers that the cluster has room for, at most this many times. 0: it ends."
-        ),
-    )
-    resume: bool = Field(
-        default=False, description="Resume from the newest checkpoint, if there is one."
-    )
-    start_seconds: int = Field(
-        default=60,
-        ge=5,
-        description=(
-            "Deadline, of its own each, for the engine to start its processes on executors that "
-            "are there (see `spark.wait_seconds`), and for all workers to be ready to train."
-        ),
-    )
-    stall_seconds: int = Field(
-        default=300,
-        ge=5,
-        description="Deadline for a step; a worker that sends nothing is given up after 30 s.",
-    )
+    engine: Annotated[str, choice_of(ENGINES, AUTO)] = AUTO
+    """The engine that trains. `auto`: the fastest that is installed and fits the session and the
+    settings; a resumed run keeps its own. See [engines](engines.md)."""
+    mode: Literal["sync", "async", "hogwild"] = "sync"
+    """How updates are made; see [modes](modes.md)."""
+    framework: Literal["tensorflow", "torch", "bigdl"] = "tensorflow"
+    """Framework that computes the gradients. Unset, engine `auto` chooses it as well."""
+    feed: Literal["lanes", "spark", "memory"] = "lanes"
+    """`lanes`: executors read lane files in place; `spark`: partitions are fed; `memory`: all is
+    read before the first step."""
+    workers: int = Field(default=2, ge=1)
+    """Training processes, one per executor; engine `local` has one only."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads per worker."""
+    model_parallel: int = Field(default=1, ge=1)
+    """Workers that hold each layer together, a part of every matrix each (tensor parallel); see
+    [large encoders](large-encoders.md)."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Stages, one behind the other, that the layers are divided into (pipeline parallel); see
+    [large encoders](large-encoders.md)."""
+    granules_per_step: int = Field(default=2, ge=1)
+    """Granules per update; with `sync` a multiple of `workers`, or of `workers` / (`model_parallel`
+    x `pipeline_parallel`) where several hold the encoder together."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """`async`, `hogwild`: a step waits until all steps more than this many before it are done; 0:
+    one step at a time; unset: no step waits."""
+    parameter_servers: int = Field(default=1, ge=1)
+    """`async` of `tensorflowonspark`: executors that share the parameters."""
+    transport: Literal["http", "socket"] = "http"
+    """How workers of `elephas` reach its parameter server."""
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    """`torch`, `deepspeed`: what is split between the workers instead of being held by each; each
+    value includes those before it. With `model_parallel`, `parameters` of `torch` splits the part
+    of each worker between the replicas. Unset, `deepspeed` has `optimizer`, since it always splits
+    something."""
+    offload: Literal["none", "cpu", "disk"] = "none"
+    """`torch`, `deepspeed` with a sharding: where workers keep what they need once in a step.
+    `cpu`: the state is in the memory of the host, not of the GPU; `disk`: there too, and the
+    optimiser's moments are in a file on the disk of the worker (`TMPDIR`), which goes with it. See
+    [training](training.md#encoders-that-do-not-fit)."""
+    compression: Literal["none", "fp16"] = "none"
+    """`horovod`, `bigdl`: number format in which gradients are sent. `fp16`: half the bytes and
+    three digits, and values below 6e-8 are lost (`bigdl`: two digits at any size, for weights
+    too)."""
+    round_steps: int = Field(default=8, ge=1)
+    """`sync` of `elephas`: steps between two averages of the workers' weights."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the lanes."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many steps."""
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Learning rate after warm-up: falls to zero at the last step, or stays."""
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps over which the learning rate rises."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay (AdamW)."""
+    clip_norm: float = Field(default=1.0, ge=0)
+    """Largest gradient norm; 0: no clipping."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Share of activations that are set to zero. Unset: what the start checkpoint was trained with
+    (mostly 0.1 for the BERT family, 0 for newer models); 0 for `random`. `simcse` needs it to be
+    set."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of matrix products; weights stay fp32. `auto`: bf16 where the GPUs or CPUs of
+    all workers have instructions for it, otherwise fp32: emulated bf16 takes many times as long.
+    `metrics.jsonl` says which it was. In the modes `async` and `hogwild`, and where `elephas`
+    averages, each worker decides alone, and the run ends if they differ: set it where machines are
+    not alike."""
+    activation_checkpointing: bool = False
+    """`torch`: keep only the input of each layer, and compute the layer again for its gradient:
+    less memory, a third more time."""
+    tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """`torch`: padded tokens that are embedded at once; a granule that has more on a side is
+    embedded in parts, twice, with the same loss. Unset: granules as they are. See
+    [training](training.md#memory)."""
+    seed: int = Field(default=17, ge=0)
+    """Seed of step order, dropout and random weights."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps between two metrics lines."""
+    checkpoint_every: int = Field(default=500, ge=1)
+    """Steps between two checkpoints."""
+    checkpoint_minutes: float | None = Field(default=None, gt=0)
+    """`sync`: minutes after which there is a checkpoint too, whatever `checkpoint_every` says; for
+    machines that may be taken away."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept; older ones are deleted."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """The model is an exponential moving average of the weights, with this decay (0.999: over some
+    thousand steps). See [training](training.md#which-state-becomes-the-model)."""
+    average_checkpoints: int = Field(default=1, ge=1)
+    """The model is the mean of so many checkpoints, the last one and those before it at multiples
+    of `checkpoint_every`; all are kept."""
+    start_share: Annotated[float, Field(ge=0, lt=1)] | Literal["titles"] = 0.0
+    """The model is this share of the start's weights and the rest of the trained ones, whichever
+    state that is; 0: the trained ones alone. 0.5 keeps what the start knew of other texts.
+    `titles`: 0.5, unless most documents of `corpus.pairs: document` have no title: then one step is
+    made, and the model keeps the start's weights. See
+    [training](training.md#which-state-becomes-the-model)."""
+    keep_best: str | None = None
+    """The model is the checkpoint that was best by this metric of the evaluations during training
+    (`evaluation.every_checkpoints`), for example `retrieval.ndcg@10`. Unset: the last state."""
+    patience: int | None = Field(default=None, ge=1)
+    """Training ends early once so many evaluations in a row were no better by
+    `training.keep_best`."""
+    restarts: int = Field(default=2, ge=0)
+    """When a worker is lost, a run goes on from its newest checkpoint within the same job, with the
+    workers that the cluster has room for, at most this many times. 0: it ends."""
+    resume: bool = False
+    """Resume from the newest checkpoint, if there is one."""
+    start_seconds: int = Field(default=60, ge=5)
+    """Deadline, of its own each, for the engine to start its processes on executors that are there
+    (see `spark.wait_seconds`), and for all workers to be ready to train."""
+    stall_seconds: int = Field(default=300, ge=5)
+    """Deadline for a step; a worker that sends nothing is given up after 30 s."""
 
     @property
     def chooses_framework(self) -> bool:
