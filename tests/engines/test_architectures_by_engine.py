@@ -7,7 +7,7 @@ import pytest
 from engine_cases import trained_here
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain
 
-from pipelines.engines.base import engine_of
+from pipelines.engines.base import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import read_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
@@ -60,7 +60,8 @@ def test_two_workers_give_the_curve_of_one_process(
     alone["framework"] = alone["framework"].replace("bigdl", "torch")
     expected, _ = trained_here(run_of("alone", **alone))
     run = run_of("run", workers=2, **training)
-    found = engine_of(run.config).train(spark, run, lambda line: None).losses
+    trainer = load_engine(engine, run.config.training.framework)
+    found = trainer.train(spark, run, lambda line: None).losses
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
     trained = load_checkpoint(run.run_folder, STEPS)
