@@ -107,7 +107,7 @@ def read_retrieval_set(
 
 
 def _with_groups(queries: DataFrame, field: str) -> DataFrame:
-    """Return queries with the hash of their group, from a field or else ``metadata``; null if none."""
+    """Return queries with the hash of their group: a field, else one of ``metadata``, else null."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     in_metadata = F.from_json(_METADATA, "map<string,string>")[field]

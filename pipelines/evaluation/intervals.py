@@ -376,7 +376,7 @@ class _Drawn:
 
 
 def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return means of groups drawn with replacement, [draws, figures]; sums are [figures, groups]."""
+    """Return means of groups drawn with replacement, [draws, figures], from [figures, groups]."""
     rng, count = np.random.default_rng(_SEED), len(sizes)
     together = np.vstack([sums, sizes]).T
     found = []
@@ -433,7 +433,7 @@ def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:
-    """Return by figure the share of differences as large as the observed ones, in either direction."""
+    """Return by figure the share of differences as large as those found, in either direction."""
     as_large = (np.abs(others) >= np.abs(found) * (1 - _EQUAL) - _EQUAL).sum(0)
     # Of drawn ones the one that was found is one more: Phipson and Smyth, 2010.
     return np.asarray(as_large / len(others) if is_exact else (as_large + 1) / (len(others) + 1))

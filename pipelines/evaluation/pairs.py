@@ -267,9 +267,7 @@ def cosines_of(pairs: Rows, load: EmbedderLoader) -> Compared:
 
 
 def _cosine_batches(load: EmbedderLoader) -> Batches:
-    """Return a function that adds ``cosine`` of ``text_0`` and ``text_1`` to ``pair`` and
-    ``score``.
-    """
+    """Return a function that maps texts to ``cosine``, and keeps ``pair`` and ``score``."""
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder = None

@@ -118,9 +118,7 @@ _MEASURES: Mapping[str, Callable[[Sequence[int], Relevant, int], float]] = {
 def retrieval_metrics(
     ranked: Ranking, relevant: Mapping[int, Relevant], metrics: Sequence[str] = METRICS
 ) -> dict[str, float]:
-    """Return the means of metrics over all queries, times 100; queries without a ranking count as
-    0.
-    """
+    """Return the means of metrics over all queries, times 100; unranked queries count as 0."""
     by_query = figures_by_query(ranked, relevant, metrics)
     return {name: 100 * float(np.mean(figures)) for name, figures in by_query.items()}
 
@@ -207,9 +205,7 @@ def _others(found: Neighbours, depth: int) -> Neighbours:
 
 
 def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
-    """Return both rankings fused as by `search --hybrid`; deeper ranks follow and change no first
-    one.
-    """
+    """Return both rankings fused as by `search --hybrid`; deeper ranks follow the first ones."""
     vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
     first = ranking_of(weighted_fusion(vectors, words, depth))
     if depth <= FUSED_RANKS:
@@ -354,7 +350,7 @@ def rank_documents(
 def _nearest_batches(
     load: EmbedderLoader, shared: Shared[np.ndarray], depth: int, widths: Sequence[int]
 ) -> Batches:
-    """Return a function that ranks ``document_id``, ``text`` into rows of :func:`rank_documents`."""
+    """Return a function that finds the best of ``document_id``, ``text`` by cosine."""
 
     def find(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder, best = None, {width: Neighbours.none() for width in widths}
