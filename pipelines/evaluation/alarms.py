@@ -56,10 +56,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason against a model that only people can overrule.
-
-    ``name`` is as in ``promotion.accept``; ``sentence`` says what was found, with the bound.
-    """
+    """A reason against a model that only people can overrule, by its ``name``."""
 
     name: Name
     sentence: str
@@ -209,10 +206,7 @@ def seen_in_training(figures: Mapping[str, Any]) -> Doubt | None:
 
 
 def told_overlap(figures: Mapping[str, Any], name: str) -> str:
-    """Tell how much of a set is among the training pairs; empty where nothing is.
-
-    ``figures`` have it by set under ``overlap``; see :mod:`pipelines.evaluation.overlap`.
-    """
+    """Tell by ``overlap`` how much of a set is among the training pairs; empty for none."""
     known = figures.get("overlap", {}).get(name)
     return "" if known is None else _told_seen(name, known)
 
@@ -253,10 +247,7 @@ def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:
 
 
 def choosing_sets(figures: Mapping[str, Any]) -> set[str]:
-    """Return the sets by which ``training.keep_best`` has chosen the checkpoint.
-
-    These are the set that it names, in any form, and those of the same texts.
-    """
+    """Return the set of ``training.keep_best``, in any form, and the sets of the same texts."""
     metric = figures.get("model", {}).get("best_by")
     if metric is None:
         return set()

@@ -175,7 +175,6 @@ class CheckpointEvaluation:
         return {step for step in steps if step <= self._run.first_step}
 
     def _waiting(self) -> list[int]:
-        """Return the checkpoints that are still to be measured, the oldest first."""
         there = checkpoint_steps(self._run.run_folder)
         return [step for step in there if step not in self._tried and self._is_measured(step)]
 

@@ -39,10 +39,7 @@ def held_out_sources(config: Config) -> Sequence[str]:
 
 
 def set_name(config: Config, evaluation: str, given: str) -> str:
-    """Return the name of held-out pairs in ``metrics.json``.
-
-    ``given`` is the folder of the corpus, or one of its sources.
-    """
+    """Return the name in ``metrics.json`` of the corpus folder's, or a source's, held-out pairs."""
     is_source = any(given == source.name for source in config.corpus.sources)
     return f"{evaluation}.{given}" if is_source else evaluation
 

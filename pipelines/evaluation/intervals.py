@@ -305,7 +305,6 @@ class _Groups:
 
     @property
     def suffice(self) -> bool:
-        """Tell whether there are enough items and groups for an interval."""
         return self.items >= FEWEST_ITEMS and len(self.sizes) > 1
 
     @property

@@ -62,10 +62,7 @@ class PairFiles:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Pairs with their cosines and the scores of their file, float64 [pairs].
-
-    ``pairs`` are hashes of the texts, int64, ascending.
-    """
+    """Hashes of pairs (int64, ascending), cosines and their file's scores (float64), each [pairs]."""
 
     pairs: np.ndarray
     cosines: np.ndarray
@@ -135,10 +132,7 @@ def pair_evaluation(
 
 
 def is_pair_file(given: str) -> bool:
-    """Tell by its ending, such as `.csv` or `.parquet`, whether a path is a file of pairs.
-
-    The judgements of a retrieval set, in its folder `qrels`, are not.
-    """
+    """Tell by its ending whether a path is a file of pairs, and not of judgements in `qrels`."""
     return _stem_and_suffix(given)[1] in _FORMATS and PurePath(given).parent.name != "qrels"
 
 
@@ -316,10 +310,7 @@ def similarity_figures(cosines: np.ndarray, scores: np.ndarray) -> dict[str, flo
 
 
 def pearson(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Pearson's correlation of two equally long vectors; 0 where one of them is constant.
-
-    A model that finds all pairs equally similar says nothing about their order, hence 0.
-    """
+    """Return Pearson's correlation; 0 where a vector is constant, and so says nothing of an order."""
     from scipy.stats import pearsonr
 
     return 0.0 if _is_constant(left, right) else float(pearsonr(left, right).statistic)

@@ -155,9 +155,9 @@ class Queries:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The documents that a model finds.
+    """The documents that a model finds, the best first.
 
-    ``ranked`` has ids by query id, the best first: :data:`DEPTH`, or as many as a metric counts.
+    By query id there are :data:`DEPTH`, or as many as a metric counts.
     """
 
     queries: Queries
@@ -175,10 +175,7 @@ class Retrieved:
 
 @dataclass(frozen=True)
 class Rankings:
-    """The documents of the same queries, ranked by truncated embeddings and perhaps by BM25.
-
-    Queries are known by their ids.
-    """
+    """Documents by query id, ranked by truncated embeddings and perhaps by BM25."""
 
     by_width: Mapping[int, Neighbours]
     by_words: Neighbours | None = None

@@ -49,9 +49,10 @@ class Rows(Protocol):
         ...
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return the rows that a function makes of the batches; it runs once in each task.
+        """Return the rows that a function makes of batches, once in each task; its schema is
+        Spark's.
 
-        ``schema`` is that of its batches, as Spark writes it: ``pair long, cosine double``.
+        A schema is written ``pair long, cosine double``.
         """
         ...
 

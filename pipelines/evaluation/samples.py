@@ -156,10 +156,7 @@ def write_samples(
 
 
 def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
-    """Return queries with distinct relevant documents, in the order of their ids.
-
-    Ids are hashes of the texts, so the first of them are a sample.
-    """
+    """Return queries with distinct relevant documents, by id: a sample, since ids are hashes."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     for key in queries.ids.tolist():
@@ -184,10 +181,7 @@ def ranks_of(found: Retrieved) -> dict[int, int | None]:
 def choose_queries(
     before: Mapping[int, int | None], after: Mapping[int, int | None], count: int
 ) -> dict[str, list[int]]:
-    """Choose queries to show: those that gained most, those that lost most, and random others.
-
-    Gains are in reciprocal rank, in which the first places count most.
-    """
+    """Choose queries by gain in reciprocal rank: the highest, the lowest, and random others."""
     gains = _gains(before, after)
     gained = [key for key in gains if gains[key] > 0]
     lost = [key for key in gains if gains[key] < 0]
@@ -260,7 +254,6 @@ def _pairs(
 
 
 def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
-    """Return the embeddings of ids in any order."""
     rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
     return rows
 

@@ -81,10 +81,7 @@ def fenced(language: str, source: str) -> list[str]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """Return the lines of a table of cells that are Markdown already.
-
-    The last ``right`` columns are aligned to the right.
-    """
+    """Return the lines of a table of Markdown cells; the last ``right`` columns align right."""
     left = len(heads) - right
     marks = [":--" if place < left else "--:" for place in range(len(heads))]
     return [f"| {' | '.join(cells)} |" for cells in (heads, marks, *rows)]
@@ -215,7 +212,6 @@ def _title(source: SourceForm) -> str:
 
 
 def _texts_of(source: SourceForm) -> str:
-    """Describe the texts of a source, and the examples made of them."""
     inputs = ", ".join(source.inputs) or "the installed Python packages"
     return plain(f"{source.format} of {inputs}; examples by the rule {source.pairs}")
 
@@ -335,10 +331,7 @@ CITATION = """\
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return the card of a model: front matter for the hub, and Markdown for people.
-
-    Its parts are those of the cards that sentence-transformers writes.
-    """
+    """Return a card's front matter for the hub and its Markdown, in sentence-transformers' parts."""
     body = "\n".join(_body(facts))
     return f"---\n{front_matter(facts).to_yaml()}\n---\n\n{body}"
 
@@ -438,7 +431,6 @@ def _length(spec: EncoderSpec) -> str:
 
 
 def _widths(facts: CardFacts) -> Sequence[int]:
-    """Return the widths to which embeddings may be truncated."""
     widths = {*facts.config.common_widths()} - {facts.spec.embedding_width}
     return sorted(widths, reverse=True)
 

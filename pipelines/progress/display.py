@@ -210,7 +210,7 @@ def activity(
 ) -> Iterator[None]:
     """Show an activity while a block runs; within another activity, as a part of that.
 
-    ``detail`` is called every second, on a thread, for the state of the work.
+    A thread calls ``detail`` every second for the state of the work.
     """
     if _CURRENT.get() is not None:
         next_part(name)
@@ -426,7 +426,6 @@ class JobDisplay(Display):
         return f"{self._counted(self._stage)}{said}"
 
     def _counted(self, stage: int) -> str:
-        """Return the number of a stage and of all stages; nothing of a single one."""
         count = len(self._stages)
         return f"{stage + 1}/{count} " if count > 1 else ""
 

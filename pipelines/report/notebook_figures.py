@@ -81,10 +81,7 @@ def rows_figure(manifest: LaneManifest) -> Figure:
 
 
 def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw loss curves (steps and losses, by name) over one another.
-
-    The first is the widest line, so that equal ones show.
-    """
+    """Draw loss curves (steps, losses), the first as the widest line, so that equal ones show."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
         axes = figure.add_subplot()

@@ -66,7 +66,7 @@ def _target(output: str, stores: StorageSettings) -> Location:
 
 
 def _check_own(key: str, folder: Location, target: Location | None) -> None:
-    """Refuse to replace a folder's usual page by ours, if it is the user's."""
+    """Refuse a user's file at the usual place of a folder's page, if ours is to be there."""
     if target is None and not is_ours(folder, MEASURED):
         _check_page(key, RunFolder(folder).report)
 
@@ -78,10 +78,7 @@ def _check_page(key: str, file: Location) -> None:
 
 
 def _is_page(file: Location) -> bool:
-    """Tell whether a file is empty or was written by this command.
-
-    Pages of earlier releases are recognised by the style sheet.
-    """
+    """Tell whether a file is empty or ours; a style sheet marks pages of earlier releases."""
     with file.open("rb") as opened:
         beginning = bytes(opened.read(_BEGINNING))
     return (

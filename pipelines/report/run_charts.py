@@ -205,15 +205,11 @@ def _source_charts(logged: Lines) -> list[Chart]:
 
 
 def _middle(group: Lines) -> float:
-    """Return the mean step of a group."""
     return math.fsum(line["step"] for line in group) / len(group)
 
 
 def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
-    """Return by evaluation and metric the values by step: figures that have a direction.
-
-    ``lines`` are those of ``evaluations.jsonl``: ``step``, ``evaluation``, and figures by metric.
-    """
+    """Return figures with a direction by evaluation, metric and step, of ``evaluations.jsonl``."""
     found: dict[str, dict[str, dict[float, float]]] = {}
     for line in lines:
         if not is_number(line.get("step")) or "evaluation" not in line:

@@ -128,7 +128,6 @@ def write_report(
 
 
 def _links(run: RunFolder, prepared: PreparedFolder, page: Location) -> list[Link]:
-    """Return links to the model and to the report of the corpus, as far as they exist."""
     # A folder of a store is one of its versions, of which people need not know.
     model = [link("model folder", run.path / "model", page)] if run.model.is_dir() else []
     corpus = [link("corpus report", prepared.report, page)] if prepared.report.is_file() else []
@@ -164,7 +163,6 @@ def _settings(config: Config) -> dict[str, str]:
 
 
 def _source(source: SourceSettings, config: Config) -> str:
-    """Describe one of several sources, and its objective."""
     inputs = ", ".join(source.inputs) or "installed packages"
     weight = "" if source.weight is None else f"; weight {source.weight:g}"
     objective = _objective(source.objective or config.objective)
@@ -243,7 +241,6 @@ def _restart(restart: Restart) -> dict[str, str]:
 
 
 def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the main figures, those of judged sets before others."""
     lines = main_lines(comparisons)
     return sorted(lines, key=lambda line: line.role != Role.JUDGED)[:_MAX_SCORES]
 

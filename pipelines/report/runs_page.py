@@ -198,10 +198,7 @@ class Row(NamedTuple):
 
 
 def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> list[Row]:
-    """Return the values that differ between runs, in the first run's order.
-
-    ``runs`` are values by key; a missing key is a difference, too.
-    """
+    """Return the values that differ, or are missing, between runs, in the first run's order."""
     rows = (
         Row(
             key,
@@ -516,6 +513,5 @@ def _took(time: WallTime | None) -> str:
 
 
 def _parts(times: Sequence[TimeSpent | None]) -> dict[str, str]:
-    """Return the parts of workers' time that any run has, in their order."""
     known = {part for time in times if time is not None for part in time.parts}
     return {part: name for part, name in PARTS.items() if part in known}

@@ -465,10 +465,7 @@ def stack(
     *,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """Draw shares of a whole over the steps, stacked; see :func:`picture_of`.
-
-    ``layers`` are by name, the lowest first: as many values as there are steps, and a colour.
-    """
+    """Draw stacked shares of a whole over the steps, lowest layer first; see :func:`picture_of`."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -514,10 +511,7 @@ def distributions(
     label: str,
     size: tuple[float, float] = (5.2, 2.5),
 ) -> str:
-    """Draw how values are spread, as shares of their number; see :func:`picture_of`.
-
-    ``edges`` of the bins ascend; ``label`` is that of the horizontal axis.
-    """
+    """Draw how values are spread, as shares of their number, between ascending bin edges."""
     shares = [np.histogram(shape.values, edges)[0] / max(len(shape.values), 1) for shape in shapes]
 
     def draw(figure: Figure) -> None:
@@ -554,10 +548,7 @@ class Panel:
 
 
 def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: str) -> str:
-    """Draw panels side by side over sizes that double, as a whole SVG document.
-
-    A panel has as many values as there are sizes; ``label`` is that of the horizontal axis.
-    """
+    """Draw panels of values over sizes that double, side by side, as a whole SVG document."""
 
     def draw(figure: Figure) -> None:
         places = figure.subplots(1, len(panels), squeeze=False)[0]

@@ -124,7 +124,6 @@ class MlflowTracker:
         self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
 
     def _noted(self) -> dict[str, Any]:
-        """Read the run folder's record of its MLflow run."""
         assert self._start is not None
         path = id_path(self._start)
         return storage.read_json(path) if path.exists() else {}

@@ -72,7 +72,7 @@ class RunTracking:
         return self
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Report figures of a step."""
+        """Report the figures of a step."""
         self._step = max(self._step, step)
         point = MetricPoint(step=step, time=time.time(), values=dict(values))
         for proxy in self._proxies:
@@ -107,10 +107,7 @@ class TrackingError(Exception):
 
 
 class TrackerProxy:
-    """The driver's side of one tracker, whose failures it survives.
-
-    ``name`` is the tracker's, in the registry; ``start`` is sent to it first.
-    """
+    """The driver's side of one tracker, whose failures it survives; sends ``start`` first."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self._name = name
