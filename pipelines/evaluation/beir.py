@@ -71,8 +71,8 @@ def read_retrieval_set(
 
     Returns:
         `asked`: ``query_id``, ``text`` (null of a missing query), ``document_id`` and ``gain``
-            (greater than 0) of a relevant document, and ``group`` of the query; queries without a
-            relevant document are left out. `documents`: ``document_id`` and ``text``.
+        (greater than 0) of a relevant document, and ``group`` of the query; queries without a
+        relevant document are left out. `documents`: ``document_id`` and ``text``.
 
     Raises:
         InputError: A file or column is missing, a line is broken, an id occurs twice, a judgement

@@ -62,7 +62,7 @@ class PairFiles:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Hashes of pairs (int64, ascending), cosines and their file's scores (float64), each [pairs]."""
+    """Hashes of pairs (int64, ascending), cosines and given scores (float64), each [pairs]."""
 
     pairs: np.ndarray
     cosines: np.ndarray
@@ -310,7 +310,7 @@ def similarity_figures(cosines: np.ndarray, scores: np.ndarray) -> dict[str, flo
 
 
 def pearson(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Pearson's correlation; 0 where a vector is constant, and so says nothing of an order."""
+    """Return Pearson's correlation; 0 where a vector is constant, which says nothing of order."""
     from scipy.stats import pearsonr
 
     return 0.0 if _is_constant(left, right) else float(pearsonr(left, right).statistic)

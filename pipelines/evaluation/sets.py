@@ -259,8 +259,8 @@ def evaluate(
 
     Returns:
         Figures by the names of the sets. Where an evaluation measures at several widths, it does so
-            at each of ``objective.dimensions``, of all sources' objectives; with
-            ``evaluation.hybrid``, each fused with BM25 too.
+        at each of ``objective.dimensions``, of all sources' objectives; with ``evaluation.hybrid``,
+        each fused with BM25 too.
 
     Raises:
         InputError: A set or the model cannot be read.

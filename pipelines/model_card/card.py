@@ -331,7 +331,7 @@ CITATION = """\
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return a card's front matter for the hub and its Markdown, in sentence-transformers' parts."""
+    """Return a card: front matter for the hub, and Markdown as sentence-transformers' cards."""
     body = "\n".join(_body(facts))
     return f"---\n{front_matter(facts).to_yaml()}\n---\n\n{body}"
 

@@ -25,7 +25,7 @@ _CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
 LINE_SECONDS = 30.0
 """The shortest time between two lines about the same work."""
 SHORT_SECONDS = 5.0
-"""The silence at the start of commands that mostly end, or refuse their input, within it."""
+"""Commands that mostly end within it, or refuse their input, print nothing before."""
 LINES_PER_DOUBLING = 20
 """The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
 _TICK_SECONDS = 1.0
@@ -430,7 +430,7 @@ class JobDisplay(Display):
         return f"{stage + 1}/{count} " if count > 1 else ""
 
     def _seconds_left(self) -> float | None:
-        """Return those of the job; None unless this stage's rest and all later ones are known."""
+        """Return the job's; None unless the rest of this stage and all later ones are known."""
         present, *later = self._stages[self._stage :]
         left = None if self._row is None else self._row.time_remaining
         if left is None and present in self._expected:

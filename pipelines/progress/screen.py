@@ -1,4 +1,4 @@
-"""The screen of rich: tables and rows of progress, in terminals and in the output of notebooks."""
+"""rich's tables and rows of progress, in terminals and in the output of notebooks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipelines.errors import printable
 class Screen(Console):
     """A console on which no text controls the terminal, and brackets and colons are literal.
 
-    Text is sanitised as it is drawn, in any table or line. Sanitise a cell of arbitrary text
-    before, so that its width is right.
+    Text is sanitised as it is drawn, in any table or line. Sanitise a cell's arbitrary text
+    beforehand, so that its width is right.
     """
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:

@@ -29,9 +29,9 @@ _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufe
 
 
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
-    """Return a text on one line, at most so many characters long; control characters are escaped.
+    """Return a text on one line, at most so many characters long, with nothing hidden in it.
 
-    Those that reverse the writing direction are among them.
+    Control characters are escaped, among them those that reverse the writing direction.
     """
     line = " ".join(text[: 4 * most].split())
     cut = line[:most].rstrip() + "…" if len(line) > most else line

@@ -66,7 +66,7 @@ def _target(output: str, stores: StorageSettings) -> Location:
 
 
 def _check_own(key: str, folder: Location, target: Location | None) -> None:
-    """Refuse a user's file at the usual place of a folder's page, if ours is to be there."""
+    """Refuse to replace a user's file at the usual place of a folder's page."""
     if target is None and not is_ours(folder, MEASURED):
         _check_page(key, RunFolder(folder).report)
 

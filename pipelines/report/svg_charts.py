@@ -139,7 +139,7 @@ class Readings:
         return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
 
     def summary(self, name: str) -> str:
-        """Return the first and last value of each series, for readers who cannot point."""
+        """Return a text alternative: the first and last value of each series."""
         return ". ".join(filter(None, [name, *map(self._ends, self.series)]))
 
     def _ends(self, one: Series) -> str:
@@ -308,10 +308,9 @@ FEWEST_OF_A_LINE = 3
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
+    """One line of a chart; ``label`` is for the legend.
 
     Attributes:
-        label: Shows in the legend, where it is not empty.
         width: Of the line, in points.
         steps: The places of its values, if not the steps of the chart.
         dash: Lengths of line and gap, in widths of the line; empty for a solid line.
@@ -343,13 +342,8 @@ def chart(
 ) -> str:
     """Draw curves; see :func:`picture_of`.
 
-    Args:
-        steps: The horizontal axis of curves without their own places.
-        curves: Each of as many values as there are places.
-        shares: Whether values are shares, to be shown in per cent.
-        from_zero: Whether the vertical axis begins at zero.
-        dots: Whether each value is marked, for few of them.
-        legend: Whether the names of the curves stand on the picture.
+    ``steps`` are the horizontal axis of curves without their own places; a curve has as many values
+    as places. ``shares`` are shown in per cent, ``dots`` mark each value, for few of them.
     """
 
     def draw(figure: Figure) -> None:
@@ -423,11 +417,8 @@ def histogram(
 ) -> str:
     """Draw how often each whole number occurs; see :func:`picture_of`.
 
-    Args:
-        counts: How often each number occurs; not all numbers are negative.
-        edges: Lines are drawn right of these numbers.
-        labels: Of the two axes.
-        edge_label: The lines' name in the legend.
+    ``counts`` are by number; not all numbers are negative. Lines are drawn right of ``edges``, and
+    ``edge_label`` names them in the legend.
     """
     last = max(*counts, *edges)
     heights = [counts.get(number, 0) for number in range(last + 1)]
@@ -465,7 +456,7 @@ def stack(
     *,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """Draw stacked shares of a whole over the steps, lowest layer first; see :func:`picture_of`."""
+    """Draw stacked shares over the steps, lowest layer (values, colour) first; :func:`picture_of`."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()

@@ -58,8 +58,7 @@ class Verdict:
 
     Attributes:
         word: `better`, `worse`, `mixed` or `cannot be told`, by the sets that decide.
-        sentence: That, its significance, losses elsewhere, and what could not be judged.
-        next_step: What to do now.
+        sentence: The word, its significance, losses elsewhere, and what could not be judged.
         is_proxy: Whether no set with judged queries was measured.
         tested: Which figures of which sets were tested, and how.
         alarms: What is wrong with the model or its training, a sentence each.

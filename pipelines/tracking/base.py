@@ -74,10 +74,7 @@ class RunStart:
 
     Attributes:
         run_folder: Absolute path of the run folder, or its address.
-        storage: How stores are reached.
-        settings: The section ``tracking``.
-        parameters: The whole configuration, flat: dotted key to text.
-        config: The same as YAML.
+        parameters: The whole configuration as text, by dotted key; ``config`` has it as YAML.
         program: The driver's program.
         first_step: The step that training goes on from; None if nothing is trained.
     """
@@ -115,11 +112,8 @@ class MetricPoint:
 class RunEnd:
     """The end of a run, or of a part of it.
 
-    Attributes:
-        step: Completed steps.
-        problem: What went wrong, in one line.
-        files: Absolute paths of files to keep.
-        model: A sentence-transformers folder to keep.
+    ``step`` counts completed steps, ``problem`` is one line. ``files`` (absolute paths) and
+    ``model`` (a sentence-transformers folder) are to be kept.
     """
 
     status: Status = "finished"
