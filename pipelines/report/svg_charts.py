@@ -456,7 +456,7 @@ def stack(
     *,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """Draw stacked shares over the steps, lowest layer (values, colour) first; :func:`picture_of`."""
+    """Draw stacked shares over the steps, the lowest layer (values, colour) first."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
