@@ -34,9 +34,8 @@ WHOLE = 0
 class Form(NamedTuple):
     """A way of ranking documents; a set is measured in several.
 
-    Attributes:
-        width: Embeddings are truncated to it and scaled to length 1 again; :data:`WHOLE` for all.
-        hybrid: Whether the rankings by embeddings and by BM25 are fused.
+    Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all. A
+    hybrid form fuses the rankings by embeddings and by BM25.
     """
 
     width: int = WHOLE
@@ -51,10 +50,8 @@ class Form(NamedTuple):
 class Forms(NamedTuple):
     """The further measurements where documents are ranked.
 
-    Attributes:
-        widths: Widths beside whole embeddings; those not below the model's are left out.
-        hybrid: Whether each width is also fused with BM25.
-        metrics: Metrics of rankings, beside the usual ones.
+    ``widths`` not below the model's are left out. If ``hybrid``, each width is also fused with
+    BM25. ``metrics`` are added to the usual ones.
     """
 
     widths: Sequence[int] = ()
@@ -79,9 +76,8 @@ WHOLE_ALONE = Forms()
 class Measured(NamedTuple):
     """The result of an evaluation of a model.
 
-    Attributes:
-        figures: By their names in ``metrics.json``.
-        observed: The observations behind them; intervals and samples follow from it.
+    ``figures`` are by their names in ``metrics.json``. Intervals and samples follow from
+    ``observed``.
     """
 
     figures: dict[str, float]
@@ -93,9 +89,8 @@ class Measured(NamedTuple):
 class Figure:
     """A figure of an evaluation.
 
-    Attributes:
-        better: Which direction is better; None for a figure that says nothing of quality.
-        is_count: Whether it says on how much was measured.
+    ``better`` is its better direction; None for a figure that says nothing of quality. A figure
+    that ``is_count`` says on how much was measured.
     """
 
     name: str

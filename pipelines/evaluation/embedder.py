@@ -1,6 +1,6 @@
 """A model that executors load to embed texts, and exact neighbours by its embeddings.
 
-Models compute in fp32, so that figures do not depend on the processor.
+It computes in fp32, so that figures do not depend on the processor.
 """
 
 from __future__ import annotations

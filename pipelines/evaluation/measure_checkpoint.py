@@ -48,9 +48,8 @@ PLAN = "plan.json"
 class Snapshot:
     """The tables of a set.
 
-    Attributes:
-        name: The set's in ``metrics.json``; see :meth:`Evaluation.checkpoint_name`.
-        kind: The name of its evaluation.
+    ``name`` is the set's in ``metrics.json``, see :meth:`Evaluation.checkpoint_name`; ``kind``
+    names its evaluation.
     """
 
     name: str

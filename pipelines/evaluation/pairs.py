@@ -41,11 +41,10 @@ _COMPRESSED = (".gz", ".bz2")
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The kind of pair files that a setting names.
+    """The kind of pair files that the setting ``key`` names.
 
-    Attributes:
-        key: The setting that names the files; ``KEY_columns`` names the columns.
-        columns: Names of the first text, the second text and the number.
+    ``columns`` are the names of the first text, the second text and the number; the setting
+    ``KEY_columns`` has them.
     """
 
     key: str

@@ -49,10 +49,9 @@ class Rows(Protocol):
         ...
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return the rows that a function makes of batches, once in each task; its schema is
-        Spark's.
+        """Return the rows that a function makes of batches, once in each task.
 
-        A schema is written ``pair long, cosine double``.
+        The schema of its batches is written as in Spark: ``pair long, cosine double``.
         """
         ...
 

@@ -76,10 +76,8 @@ _SEPARATOR = "--"
 class BaseModel:
     """The start model of a training.
 
-    Attributes:
-        shown: For people: its name on the hub, or its folder.
-        hub_name: Its name on the hub; None where nobody has said it.
-        revision: The commit there, where that is known.
+    ``shown`` is for people: its name on the hub, or its folder. ``hub_name`` and the commit there
+    (``revision``) are None where unknown.
     """
 
     shown: str

@@ -46,11 +46,9 @@ def _escaped(character: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """A link of a page.
+    """A link of a page to a path, or to the address of a store.
 
-    Attributes:
-        place: The path, or the address of a store.
-        href: Relative to the page; None where a browser could not follow it.
+    ``href`` is relative to the page; None where a browser could not follow it.
     """
 
     name: str

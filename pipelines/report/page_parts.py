@@ -25,12 +25,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled picture, as markup.
+    """A titled picture, as markup; ``note`` says how to read it.
 
-    Attributes:
-        wide: Whether it takes the whole width.
-        narrow: The same picture for a narrow screen, on which a wide one's text is too small.
-        note: How to read it.
+    A ``wide`` one takes the whole width; ``narrow`` is the same picture for a narrow screen, on
+    which the wide one's text is too small.
     """
 
     title: str

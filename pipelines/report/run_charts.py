@@ -268,12 +268,10 @@ class TimeBar:
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """The workers' time by part.
+    """The workers' time by part; ``parts`` have names for people, by their CSS names.
 
-    Attributes:
-        parts: Names of the parts for people, by their CSS names.
-        left_out: How many workers are not shown.
-        apart: Whether communication was timed apart from arithmetic.
+    ``left_out`` workers are not shown. ``apart`` says whether communication was timed apart from
+    arithmetic.
     """
 
     parts: Mapping[str, str]

@@ -336,11 +336,9 @@ def moment(iso: str) -> str:
 
 
 class MapPair(NamedTuple):
-    """A pair on a map, in the map's units.
+    """A pair on a map, in the map's units, with texts safe to show.
 
-    Attributes:
-        kind: `first`, `near` or `far`: the rank of its document for its query.
-        texts: Its two texts, safe to show.
+    ``kind`` is `first`, `near` or `far`: the rank of its document for its query.
     """
 
     number: int

@@ -185,11 +185,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 class Row(NamedTuple):
-    """A line of a table that has a column for each run.
+    """A line of a table that has a column for each run, with values for people.
 
-    Attributes:
-        values: Of each run, for people.
-        is_marked: Whether values that differ from the first run's are marked.
+    If it ``is_marked``, values that differ from the first run's are marked.
     """
 
     key: str
@@ -376,12 +374,10 @@ class RunHead(NamedTuple):
 
 
 class FigureGroup(NamedTuple):
-    """A figure of all runs that have it.
+    """A figure of all runs that have it; ``first`` is the first run's.
 
-    Attributes:
-        first: The first run's figure.
-        lines: The number of each run, and its figure before and after training.
-        is_of_other_data: Whether runs are known to have measured it on different data.
+    ``lines`` have the number of each run, and its figure before and after training. A group
+    ``is_of_other_data`` where runs are known to have measured it on different data.
     """
 
     first: Comparison

@@ -83,11 +83,9 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Series:
-    """The readable values of one curve, bar or layer.
+    """The readable values of one curve, bar or layer; only finite ones are shown.
 
-    Attributes:
-        label: For people; empty where the title of the picture says it.
-        values: Those that are not finite are not shown.
+    ``label`` is empty where the title of the picture says it.
     """
 
     label: str
@@ -100,10 +98,8 @@ class Series:
 class Readings:
     """The values that a reader can read off a picture.
 
-    Attributes:
-        axis: What the horizontal axis counts, for people: `step`.
-        shares: Whether values are shares, to be shown in per cent.
-        marked: Whether values are heights on the picture, so that they can be marked.
+    The horizontal ``axis`` counts `step`, say. ``shares`` are shown in per cent. Values are
+    ``marked`` if they are heights on the picture.
     """
 
     axis: str

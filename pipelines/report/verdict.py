@@ -79,11 +79,10 @@ class Verdict:
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
-    """Return the verdict on the model of a run.
+    """Return the verdict on the model of a run; None without any interval or alarm.
 
     ``figures`` are those of ``metrics.json``, see :func:`pipelines.report.comparison.compare`;
-    `model` says which state it is, where that is known. None where no figure has an interval, and
-    there is no alarm.
+    `model` says which state it is, where that is known.
     """
     by_role: dict[Role | None, list[Comparison]] = {role: [] for role in Role}
     for line in main_lines(compare(figures)):

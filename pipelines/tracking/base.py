@@ -95,12 +95,9 @@ class RunStart:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricPoint:
-    """The figures of one step.
+    """The figures of one step, by name, such as ``training/loss``.
 
-    Attributes:
-        step: Completed steps.
-        time: Seconds since 1970.
-        values: By name, such as ``training/loss``.
+    ``step`` counts completed steps, ``time`` seconds since 1970.
     """
 
     step: int

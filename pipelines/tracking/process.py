@@ -27,12 +27,9 @@ def main() -> None:
 
 
 def serve(name: str, requests: TextIO, answers: TextIO) -> None:
-    """Pass requests on to a tracker, and its errors to the driver.
+    """Pass requests on to the tracker of a name, and its errors to the driver.
 
-    Args:
-        name: The tracker's, in the registry.
-        requests: Lines of ``{"call": ..., "with": ...}``.
-        answers: Takes a line for each: ``{"problem": null}``, or with a text.
+    A request is a line ``{"call": ..., "with": ...}``, its answer ``{"problem": null}`` or a text.
     """
     tracker: Tracker | None = None
     is_open = False
