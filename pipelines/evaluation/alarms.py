@@ -1,7 +1,7 @@
-"""Doubts about a model that good figures do not remove: alarms, and figures that judge themselves.
+"""Alarms about a model: doubts that good figures do not remove, and figures that judge themselves.
 
-Each doubt is a function of what ``metrics.json`` holds, with a bound. Console, report and model
-card show it, and a promotion refuses it unless ``promotion.accept`` names it.
+Each doubt is a function of ``metrics.json``, with a bound. Console, report and model card show it,
+and a promotion refuses it unless ``promotion.accept`` names it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from pipelines.settings.promotion import Doubt as Name
 from pipelines.vectors.nearest import unit_length
 
 LEAST_CHANGE = 1e-6
-"""Of the weights, relative to their length. Rounding in fp32 alone is 6e-8; one useful step of
-AdamW at a learning rate of 5e-5 is some 1e-3."""
+"""The change of the weights, relative to their length. Rounding in fp32 alone is 6e-8; one useful
+step of AdamW at a learning rate of 5e-5 is about 1e-3.
+"""
 MOST_ALIKE = 0.99
 """Mean cosine of two texts. Encoders in use have 0 to 0.8, collapsed ones 0.999 and more."""
 FEWEST_DIRECTIONS = 1.5
 """Effective rank: 1 if all embeddings lie on one line."""
 LEAST_LOSS = 0.01
-"""Of a loss with in-batch negatives, in every step: the positive has 99 % of the probability."""
+"""A loss with in-batch negatives, in every step: the positive has 99 % of the probability."""
 NO_LOSS = 1e-9
-"""Of any other loss, whose scale is not known: nothing but rounding."""
+"""Any other loss, whose scale is not known: only rounding."""
 LEAST_SPREAD = 1e-4
 """Standard deviation of the cosines of pairs. Encoders in use have 0.05 and more."""
 
 _PICKED = ("pairs", "triplets")
-"""What losses need whose examples pick a positive among negatives. SimCSE is none of them: its
-positive is the same text under dropout, so a loss near 0 is usual."""
+"""Requirements of losses whose examples pick a positive among negatives. SimCSE is none of them:
+its positive is the same text under dropout, so a loss near 0 is usual.
+"""
 _FEWEST_TEXTS = 5
 _MOST_TEXTS = 1_000
 _FORM = re.compile(r"(@\d+)?(\+bm25)?$")
@@ -54,12 +56,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason against a model that only people can overrule.
-
-    Attributes:
-        name: As in ``promotion.accept``.
-        sentence: What was found, with the bound.
-    """
+    """A reason against a model that only people can overrule, by its ``name``."""
 
     name: Name
     sentence: str
@@ -93,9 +90,9 @@ def keep_doubts(run_folder: Location) -> None:
 
 
 def signs_of(observed: Mapping[str, Observed]) -> dict[str, dict[str, float]]:
-    """Return by set what tells a collapsed model: see :func:`embedding_signs`.
+    """Return by set the signs of a collapsed model, see :func:`embedding_signs`.
 
-    Of a set of pairs it is `deviation`, the standard deviation of their cosines.
+    For a set of pairs it is `deviation`, the standard deviation of their cosines.
     """
     signs = {}
     for name, found in observed.items():
@@ -109,11 +106,10 @@ def signs_of(observed: Mapping[str, Observed]) -> dict[str, dict[str, float]]:
 def embedding_signs(embeddings: np.ndarray) -> dict[str, float]:
     """Return `mean_cosine` of two different texts, and `effective_rank`.
 
+    ``embeddings`` are [texts, width]; only the first thousand texts count.
+
     Source: Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO
     2007.
-
-    Args:
-        embeddings: [texts, width]; of more than a thousand texts the first are taken.
     """
     rows = unit_length(embeddings[:_MOST_TEXTS]).astype(np.float64)
     if not np.isfinite(rows).all():
@@ -210,17 +206,13 @@ def seen_in_training(figures: Mapping[str, Any]) -> Doubt | None:
 
 
 def told_overlap(figures: Mapping[str, Any], name: str) -> str:
-    """Tell how much of a set is among the training pairs; empty where nothing is.
-
-    Args:
-        figures: ``overlap`` has it by set; see :mod:`pipelines.evaluation.overlap`.
-    """
+    """Tell by ``overlap`` how much of a set is among the training pairs; empty for none."""
     known = figures.get("overlap", {}).get(name)
     return "" if known is None else _told_seen(name, known)
 
 
 def told_overlaps(record: Mapping[str, Any]) -> list[str]:
-    """Tell the same of each set of a preparation's ``overlap.json``."""
+    """Tell the overlap of each set of a preparation's ``overlap.json``."""
     told = (_told_seen(name, known) for name, known in record.get("sets", {}).items())
     return [one for one in told if one]
 
@@ -234,14 +226,14 @@ def _told_seen(name: str, known: Mapping[str, Any]) -> str:
 
 
 def unmatched_sets(figures: Mapping[str, Any]) -> list[str]:
-    """Return the judged sets that nobody has compared with the training pairs."""
+    """Return the judged sets that were never compared with the training pairs."""
     known = figures.get("overlap", {})
     sets = figures.get("sets", {})
     return [name for name in sets if sets[name]["role"] == Role.JUDGED and name not in known]
 
 
 def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:
-    """Return the doubt about a checkpoint that was chosen by all that it is judged by."""
+    """Return the doubt about a checkpoint that was chosen by all sets that judge it."""
     choosing = choosing_sets(figures)
     by_role: dict[str, list[str]] = {}
     for name, one in figures.get("sets", {}).items():
@@ -255,10 +247,7 @@ def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:
 
 
 def choosing_sets(figures: Mapping[str, Any]) -> set[str]:
-    """Return the sets that ``training.keep_best`` has chosen the checkpoint by.
-
-    These are the set that it names, in whatever form, and those of the same texts.
-    """
+    """Return the set of ``training.keep_best``, in any form, and the sets of the same texts."""
     metric = figures.get("model", {}).get("best_by")
     if metric is None:
         return set()

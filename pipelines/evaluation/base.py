@@ -1,6 +1,6 @@
-"""What an evaluation is, and what is known of its figures.
+"""An evaluation, and its figures.
 
-Everything that lists, names, checks, measures, compares or shows evaluations goes through
+All code that lists, names, checks, measures, compares or shows evaluations goes through
 :data:`pipelines.catalog.EVALUATIONS`.
 """
 
@@ -22,39 +22,36 @@ if TYPE_CHECKING:
     from pipelines.evaluation.intervals import Interval, Observations, Observed
 
 Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, Interval]]"
-"""How sure differences between two models are, by figure, at a confidence."""
+"""Returns the intervals of differences between two models, by figure, at a confidence."""
 
 FEWER = " among held-out"
-"""Ends the names of what checkpoints are measured on with fewer documents than a model."""
+"""Ends the names of sets on which checkpoints are measured with fewer documents than a model."""
 
 WHOLE = 0
-"""Stands for the whole width of an embedding, among widths to which it is cut."""
+"""Stands for the whole width among the widths to which embeddings are truncated."""
 
 
 class Form(NamedTuple):
-    """How documents are ranked: one of several ways in which a set is measured.
+    """A way of ranking documents; a set is measured in several.
 
-    Attributes:
-        width: To which embeddings are cut and scaled to length 1 again; :data:`WHOLE` for all.
-        hybrid: By embeddings and BM25, both rankings fused.
+    Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all. A
+    hybrid form fuses the rankings by embeddings and by BM25.
     """
 
     width: int = WHOLE
     hybrid: bool = False
 
     def named(self, name: str) -> str:
-        """Return what a set is called in ``metrics.json`` where it is measured in this form."""
+        """Return the name in ``metrics.json`` of a set that is measured in this form."""
         at_width = name if self.width == WHOLE else f"{name}@{self.width}"
         return f"{at_width}+bm25" if self.hybrid else at_width
 
 
 class Forms(NamedTuple):
-    """What else is measured where documents are ranked.
+    """The further measurements where documents are ranked.
 
-    Attributes:
-        widths: Of embeddings, beside the whole ones; those that they do not exceed are left out.
-        hybrid: Each width with BM25, too.
-        metrics: Of rankings, beside the usual ones.
+    ``widths`` not below the model's are left out. If ``hybrid``, each width is also fused with
+    BM25. ``metrics`` are added to the usual ones.
     """
 
     widths: Sequence[int] = ()
@@ -63,12 +60,12 @@ class Forms(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Forms:
-        """Return what the settings ask for."""
+        """Return the forms that the settings ask for."""
         asked = config.evaluation
         return cls(config.trained_widths(), asked.hybrid, asked.retrieval_metrics)
 
     def each(self) -> list[Form]:
-        """Return them one by one, that of whole embeddings alone first."""
+        """Return the forms, that of whole embeddings without BM25 first."""
         hybrids = (False, True) if self.hybrid else (False,)
         return [Form(width, hybrid) for width in (WHOLE, *self.widths) for hybrid in hybrids]
 
@@ -77,11 +74,10 @@ WHOLE_ALONE = Forms()
 
 
 class Measured(NamedTuple):
-    """What an evaluation found of a model.
+    """The result of an evaluation of a model.
 
-    Attributes:
-        figures: By their names in ``metrics.json``.
-        observed: What they are the summary of; intervals and samples follow from it.
+    ``figures`` are by their names in ``metrics.json``. Intervals and samples follow from
+    ``observed``.
     """
 
     figures: dict[str, float]
@@ -93,9 +89,8 @@ class Measured(NamedTuple):
 class Figure:
     """A figure of an evaluation.
 
-    Attributes:
-        better: Where a better model has it; None for what says nothing of quality.
-        is_count: It says on how much was measured.
+    ``better`` is its better direction; None for a figure that says nothing of quality. A figure
+    that ``is_count`` says on how much was measured.
     """
 
     name: str
@@ -105,7 +100,7 @@ class Figure:
 
     @classmethod
     def count(cls, name: str) -> Figure:
-        """Return one that says on how much was measured, such as the number of pairs."""
+        """Return a figure that says on how much was measured, such as the number of pairs."""
         return cls(name, name, better=None, is_count=True)
 
 
@@ -129,22 +124,20 @@ class Evaluation:
     """A way to measure a model.
 
     Attributes:
-        part: What the progress bar shows meanwhile.
-        figures: What it gives, in the order in which they are shown.
-        sets: The files or folders to measure on that the settings name; none where it is off.
-        short_name: What a set is called in ``metrics.json``, unless another has that name too. A
+        part: The progress bar's text.
+        figures: Its figures, in the order in which they are shown.
+        sets: Returns the files or folders to measure on; none where the settings turn it off.
+        short_name: Returns a set's name in ``metrics.json``, unless another has that name too. A
             set of held-out pairs has the name of the evaluation, and that of its source.
-        check: Looks at a set as far as that can be done without Spark; raises InputError.
+        check: Checks a set as far as possible without Spark; raises InputError.
         read: Reads and checks a set; raises InputError.
-        read_fewer: The same with less to search, for checkpoints, which one process is to measure
-            in minutes. Figures are others then, and have names of their own.
-        arrange: Makes of these tables those that `measure` takes, on Spark.
-        measure: Gives the figures; in the forms that are asked for, if it `has_forms`.
-        has_forms: It measures at several widths, with BM25 and by further metrics.
-        intervals: How sure the differences between two models are; those of means over the items
-            unless given.
-        held_out: It measures on the pairs that the preparation holds out, which are not there
-            before.
+        read_fewer: Reads the set with fewer documents, for checkpoints, which one process is to
+            measure in minutes. Its figures differ, and have names of their own.
+        arrange: Turns these tables into those of `measure`, on Spark.
+        measure: Returns the figures; in the forms that are asked for, if it `has_forms`.
+        has_forms: Whether it measures at several widths, with BM25 and by further metrics.
+        intervals: Compares two models; by means over the items unless given.
+        held_out: Whether it measures on held-out pairs, which do not exist before the preparation.
     """
 
     name: str
@@ -162,20 +155,20 @@ class Evaluation:
     held_out: bool = False
 
     def figures_of(self, config: Config) -> Sequence[Figure]:
-        """Return what it gives with some settings."""
+        """Return its figures under these settings."""
         more = config.evaluation.retrieval_metrics if self.has_forms else ()
         named = {figure.name: figure for figure in self.figures}
         return [*({name: ranked_figure(name) for name in more} | named).values()]
 
     def checkpoint_name(self, name: str) -> str:
-        """Return what a set, in some form, is called where checkpoints are measured on it."""
+        """Return the name of a set, in some form, where checkpoints are measured on it."""
         return name if self.read_fewer is None else f"{name}{FEWER}"
 
 
 def figure_named(name: str) -> Figure:
-    """Return what is known of a figure by its name in ``metrics.json``.
+    """Return a figure by its name in ``metrics.json``.
 
-    A run folder may hold figures that no evaluation of this release gives; of those more is taken
+    A run folder may hold figures that no evaluation of this release gives; of those higher is taken
     for better.
     """
     evaluation: Evaluation

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 SETS = "evaluation.retrieval_sets"
 SPLITS = ("test", "dev", "train")
-"""In this order: the first split that a set has is measured on."""
+"""The first of these splits that a set has is measured on."""
 
 NOT_FOUND = "not_found"
 _METADATA = "metadata"
@@ -49,7 +49,7 @@ _TAB = "\t"
 
 
 def set_name(given: str) -> str:
-    """Return what a set is called: its folder, with the split where one is asked for."""
+    """Return the name of a set: its folder, with the split where one is asked for."""
     path = PurePath(given)
     if path.suffix == ".tsv":
         return f"{path.parent.parent.name}-{path.stem}"
@@ -64,22 +64,19 @@ def read_retrieval_set(
 ) -> Tables:
     """Read and check a set.
 
-    A document's text is its title and its text with a space between them. Its id stands as a hash
-    of 64 bits, so that the driver need not know them all.
-
-    Args:
-        given: A folder, or one of the files in its ``qrels``, where there are several.
-        settings: ``query_group``, ``missing_documents``, ``missing_queries``, ``follow_links``.
+    A document's text is its title, a space and its text. Its id becomes a hash of 64 bits, so that
+    the driver need not know them all; ids are equal for equal texts. ``given`` is a folder, or one
+    of the files in its ``qrels``, where there are several. Of the settings it takes
+    ``query_group``, ``missing_documents``, ``missing_queries`` and ``follow_links``.
 
     Returns:
-        `asked`: ``query_id``, ``text`` (null of a query that is missing), ``document_id`` and
-        ``gain`` (greater than 0) of a relevant document, and ``group`` of the query; queries
-        without one are left out. `documents`: ``document_id`` and ``text``. Ids are numbers, equal
-        for equal texts.
+        `asked`: ``query_id``, ``text`` (null of a missing query), ``document_id`` and ``gain``
+        (greater than 0) of a relevant document, and ``group`` of the query; queries without a
+        relevant document are left out. `documents`: ``document_id`` and ``text``.
 
     Raises:
-        InputError: A file or column is missing, a line is broken, an id is there twice, a
-            judgement names what is not there, or nothing is relevant.
+        InputError: A file or column is missing, a line is broken, an id occurs twice, a judgement
+            names a missing id, or nothing is relevant.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -110,12 +107,7 @@ def read_retrieval_set(
 
 
 def _with_groups(queries: DataFrame, field: str) -> DataFrame:
-    """Return queries with the hash of their group; null where they name none.
-
-    Args:
-        queries: With the field, and ``metadata`` as JSON.
-        field: Of the query, or else of its metadata.
-    """
+    """Return queries with the hash of their group: a field, else one of ``metadata``, else null."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     in_metadata = F.from_json(_METADATA, "map<string,string>")[field]
@@ -208,7 +200,7 @@ def _strings(names: Sequence[str]) -> StructType:
 
 
 def _lines_of(files: Iterable[Location]) -> Iterator[str]:
-    """Read the lines of text files of a store, but for blank ones; on an executor."""
+    """Read the non-blank lines of text files of a store. Runs on an executor."""
     for file in files:
         with file.open("rb") as packed:
             plain: Any = gzip.GzipFile(fileobj=packed) if is_compressed(file) else packed
@@ -217,7 +209,7 @@ def _lines_of(files: Iterable[Location]) -> Iterator[str]:
 
 
 def _rows_of(files: Iterable[Location]) -> Iterator[str]:
-    """Read the rows of files of a store with a header and tabs, as JSON; on an executor."""
+    """Read the rows of tab-separated files with a header, as JSON. Runs on an executor."""
     for file in files:
         lines = _lines_of([file])
         names = next(lines).split(_TAB)
@@ -228,7 +220,7 @@ def _rows_of(files: Iterable[Location]) -> Iterator[str]:
 
 
 def _read_rows(session: SparkSession, file: Location) -> DataFrame:
-    """Read the rows of a file with a header and tabs, all columns strings."""
+    """Read the rows of a tab-separated file with a header, all columns strings."""
     local = as_local(file)
     if local is not None:
         reader = session.read.option("encoding", "UTF-8")
@@ -274,7 +266,7 @@ def _check_named(
     qrels: Location,
     missing_ones: Missing,
 ) -> None:
-    """Refuse judgements of what is not there, or tell how many count as not found."""
+    """Refuse judgements of missing ids, or tell how many count as not found."""
     missing = judged.join(table, judged[what] == table["id"], "left_anti").select(what).distinct()
     first = missing.orderBy(what).first()
     if first is None:

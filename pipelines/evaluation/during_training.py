@@ -1,9 +1,8 @@
-"""Measures checkpoints while training goes on, without taking part in it.
+"""The evaluation of checkpoints during a training, which it does not affect.
 
-The workers write checkpoints to the run folder anyway. A thread of the driver sees them there, and
-has one after the other measured by a process of its own, which runs
-:mod:`pipelines.evaluation.measure_checkpoint`. Executors, engine and workers have no part in it:
-the loss curve is the same one.
+Workers write checkpoints to the run folder anyway. A thread of the driver finds them there, and has
+each measured by a process that runs :mod:`pipelines.evaluation.measure_checkpoint`. Executors,
+engine and workers have no part in it, so the loss curve stays the same.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def choosing_metric(config: Config) -> Metric | None:
-    """Return by what the best checkpoint is kept, if it is to be.
+    """Return the metric that chooses the best checkpoint; None unless the settings ask for one.
 
     Raises:
         InputError: It is not measured.
@@ -78,7 +77,7 @@ POLL_SECONDS = 1.0
 MEASURE_SECONDS = 1800.0
 """Deadline for the evaluation of one checkpoint."""
 KILL_SECONDS = 5.0
-"""How long a process that was killed may take to end."""
+"""Deadline for a killed process to end."""
 FINISH_SECONDS = 300.0
 """How long the end of a training waits for checkpoints that are not measured yet."""
 
@@ -87,18 +86,18 @@ OnFigures = Callable[[int, Figures], None]
 
 
 class CheckpointEvaluation:
-    """Measure every so many-th checkpoint of a run; a context manager on the driver.
+    """The evaluation of every so many-th checkpoint of a run; a context manager on the driver.
 
     The last checkpoint is left to the `evaluate` job, unless the best one is to be kept. A
-    checkpoint that is deleted before its turn is left out. Those that a driver before this one has
-    left unmeasured come first, also where no step is left to be made.
+    checkpoint that is deleted before its turn is skipped. Checkpoints that an earlier driver left
+    unmeasured come first, even where no step is left to make.
 
     Args:
-        snapshots: What is measured on; nothing is measured if there are none.
-        run: The run, with ``evaluation.every_checkpoints`` above 0 if there are some.
+        snapshots: The tables to measure on; without any, nothing is measured.
+        run: The run, with ``evaluation.every_checkpoints`` above 0 if there are snapshots.
         on_figures: Called with the step and the figures, on a thread.
-        metric: By which the best checkpoint is kept, if it is to be; and by which the workers are
-            asked to end when there was no gain for ``training.patience`` evaluations.
+        metric: Chooses the best checkpoint, if that is to be kept; workers are asked to end after
+            ``training.patience`` evaluations without a gain.
     """
 
     def __init__(
@@ -176,12 +175,11 @@ class CheckpointEvaluation:
         return {step for step in steps if step <= self._run.first_step}
 
     def _waiting(self) -> list[int]:
-        """Return the checkpoints that are still to be measured, the oldest first."""
         there = checkpoint_steps(self._run.run_folder)
         return [step for step in there if step not in self._tried and self._is_measured(step)]
 
     def _is_measured(self, step: int) -> bool:
-        """Tell whether the state before a step is one of those that are measured."""
+        """Tell whether the checkpoint of the state before a step is to be measured."""
         if step == self._last:
             return step > 0 and self._metric is not None
         every = self._run.config.training.checkpoint_every
@@ -191,16 +189,16 @@ class CheckpointEvaluation:
         )
 
     def check(self) -> None:
-        """Make sure that the run is still this job's, as far as the thread has heard.
+        """Check that the run is still this job's, as far as the thread knows.
 
         Raises:
-            SupersededError: A later attempt has begun, which was seen when figures were written.
+            SupersededError: A later attempt has begun, as the thread saw when it wrote figures.
         """
         if self._superseded is not None:
             raise self._superseded
 
     def _work(self) -> None:
-        """Measure one checkpoint after the other, until the training has ended: the thread."""
+        """Measure the checkpoints in turn until the training has ended: the thread's function."""
         while not self._aborted.is_set():
             # Read before looking for checkpoints, so that none that was there at the end is missed.
             is_last_look = self._ending.is_set()
@@ -221,11 +219,7 @@ class CheckpointEvaluation:
                 self._ending.wait(POLL_SECONDS)
 
     def _measure(self, step: int) -> None:
-        """Have a checkpoint measured by a process, and pass the figures on.
-
-        Raises:
-            SubprocessError: It failed, or took too long.
-        """
+        """Have a process measure a checkpoint, and pass the figures on."""
         began = time.monotonic()
         # Made and removed by the driver, so that a process that is killed leaves nothing behind.
         with tempfile.TemporaryDirectory(
@@ -250,7 +244,7 @@ class CheckpointEvaluation:
         self._on_figures(step, figures)
 
     def _compare(self, metric: Metric, step: int, figures: Figures, written: Path) -> None:
-        """Keep a state that is the best so far; ask for the end after too many that are not."""
+        """Keep the best state so far; ask for the end after too many without a gain."""
         folder, patience = self._run.run_folder, self._run.config.training.patience
         value = metric.of(figures)
         if value is None or not math.isfinite(value):
@@ -274,7 +268,7 @@ class CheckpointEvaluation:
             ask_to_end(folder)
 
     def _ask(self, job: bytes) -> bytes:
-        """Return what a process answers to a job; it is gone afterwards."""
+        """Return a process's answer to a job; the process has ended by then."""
         command = [sys.executable, "-m", "pipelines.evaluation.measure_checkpoint"]
         with (self._folder / "log.txt").open("ab") as log, self._starting:
             if self._aborted.is_set():
@@ -300,7 +294,7 @@ class CheckpointEvaluation:
         return answer
 
     def _warn(self, step: int | None, error: Exception) -> None:
-        """Tell why a checkpoint was not measured, or could not be looked for."""
+        """Warn that a checkpoint was not measured, or could not be looked for."""
         if self._aborted.is_set():
             return
         if step is not None and self._is_deleted(step):

@@ -1,6 +1,6 @@
-"""A model that executors load to embed texts, and exact neighbours by the vectors that it gives.
+"""A model that executors load to embed texts, and exact neighbours by its embeddings.
 
-Models compute in fp32, so that figures do not depend on the processor.
+It computes in fp32, so that figures do not depend on the processor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ EmbedderLoader: TypeAlias = "Callable[[], TextEmbedder]"
 
 
 def embedder_loader(session: SparkSession, model_folder: Location | str) -> EmbedderLoader:
-    """Return what loads a model on an executor, with a thread for each CPU of the task.
+    """Return a loader of a model on executors, with a thread for each CPU of the task.
 
-    Args:
-        model_folder: A folder that the driver and every executor can reach.
+    The driver and every executor must reach the folder.
 
     Raises:
         InputError: The folder holds no model.

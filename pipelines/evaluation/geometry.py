@@ -18,14 +18,13 @@ from pipelines.evaluation.rows import Batches, Rows, Tables, cores_for
 from pipelines.vectors.nearest import unit_length
 
 MAX_PAIRS = 1_000
-"""Uniformity compares all texts of a side with one another; of more pairs the first are taken."""
+"""Uniformity compares all texts of a side with one another, so only the first pairs count."""
 
 
 def partners(tables: Tables) -> Tables:
-    """Return the pairs that are compared: queries (`text_0`), each with a relevant document.
+    """Return the pairs to compare: queries (`text_0`), each with a relevant document (`text_1`).
 
-    Args:
-        tables: See :func:`pipelines.evaluation.held_out.held_out_tables`.
+    The tables are those of :func:`pipelines.evaluation.held_out.held_out_tables`.
     """
     texts = tables["documents"].withColumnRenamed("text", "text_1")
     pairs = tables["asked"].withColumnRenamed("text", "text_0").join(texts, "document_id")
@@ -35,7 +34,7 @@ def partners(tables: Tables) -> Tables:
 
 
 def measure(tables: Mapping[str, Rows], load: EmbedderLoader, forms: Forms) -> list[Measured]:
-    """Embed the pairs of :func:`partners`, and return :func:`geometry_figures` of them."""
+    """Embed the pairs of :func:`partners`, and return their :func:`geometry_figures`."""
     found = tables["pairs"].map(_embedding_batches(load), "first binary, second binary")
     # In one order, whatever the partitions were, so that sums are the same to the last bit.
     sides = zip(*sorted((row["first"], row["second"]) for row in found), strict=True)
@@ -44,7 +43,7 @@ def measure(tables: Mapping[str, Rows], load: EmbedderLoader, forms: Forms) -> l
 
 
 def _embedding_batches(load: EmbedderLoader) -> Batches:
-    """Return what embeds ``text_0``, ``text_1``: float32 of length 1, as bytes."""
+    """Return a function that embeds ``text_0``, ``text_1``: float32 of length 1, as bytes."""
 
     def embed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder = None
@@ -65,12 +64,8 @@ def _embedding_batches(load: EmbedderLoader) -> Batches:
 def geometry_figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     """Return ``pairs`` (a count), ``alignment`` and ``uniformity``; of both less is better.
 
-    Alignment is the mean of the squared distance of partners. Uniformity is that of a side, and
-    the mean of the two sides.
-
-    Args:
-        first: [pairs, width], rows of length 1.
-        second: The same, of their partners.
+    Alignment is the mean squared distance of partners, uniformity the mean of both sides'. Both
+    arguments are [pairs, width], rows of length 1; ``second`` has the partners.
     """
     distances = ((first.astype(np.float64) - second) ** 2).sum(axis=1)
     return {
@@ -83,10 +78,8 @@ def geometry_figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
 def uniformity(embeddings: np.ndarray) -> float:
     """Return the logarithm of the mean of exp(-2 d²) over the distances d of all different rows.
 
-    A text that is there several times counts once. 0, the worst, if all are one.
-
-    Args:
-        embeddings: [texts, width], rows of length 1.
+    ``embeddings`` are [texts, width], rows of length 1. Equal rows count once; 0, the worst, if all
+    are equal.
     """
     from scipy.spatial.distance import pdist
 

@@ -1,4 +1,4 @@
-"""The pairs that the preparation has held out, as evaluations read them."""
+"""The held-out pairs of a preparation, as evaluations read them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def held_out_sets(config: Config) -> Sequence[str]:
-    """Return the folder of the corpus, if it has queries and documents that are held out."""
+    """Return the folder of the corpus, if it has held-out queries and documents."""
     corpus = PreparedFolder.of(config).corpus
     return [str(corpus.path)] if corpus.queries.exists() and corpus.documents.exists() else []
 
 
 def held_out_sources(config: Config) -> Sequence[str]:
-    """Return the sources of a corpus of several that have held-out queries, by name."""
+    """Return the sources with held-out queries, by name; none of a corpus without sources."""
     corpus = PreparedFolder.of(config).corpus
     if not config.corpus.sources or not held_out_sets(config):
         return []
@@ -39,11 +39,7 @@ def held_out_sources(config: Config) -> Sequence[str]:
 
 
 def set_name(config: Config, evaluation: str, given: str) -> str:
-    """Return what held-out pairs are called in ``metrics.json``.
-
-    Args:
-        given: The folder of the corpus, or one of its sources.
-    """
+    """Return the name in ``metrics.json`` of the corpus folder's, or a source's, held-out pairs."""
     is_source = any(given == source.name for source in config.corpus.sources)
     return f"{evaluation}.{given}" if is_source else evaluation
 
@@ -51,10 +47,8 @@ def set_name(config: Config, evaluation: str, given: str) -> str:
 def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
     """Read the tables `asked` and `documents`; see :func:`held_out_tables`.
 
-    Documents of pairs for training are searched too, as far as the preparation has drawn them.
-
-    Args:
-        given: The corpus' folder; or one of its sources, whose queries search its documents alone.
+    Documents of training pairs are searched too, as far as the preparation has drawn them.
+    ``given`` is the corpus' folder; or one of its sources, whose queries search only its documents.
     """
     distractors = PreparedFolder.of(config).corpus.distractors
     others = read_parquet(session, distractors) if distractors.exists() else None
@@ -62,7 +56,7 @@ def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
 
 
 def read_held_out_alone(session: SparkSession, config: Config, given: str) -> Tables:
-    """Read the same without the documents of pairs for training."""
+    """Read the held-out tables without the documents of training pairs."""
     return _read(session, config, given, None)
 
 
@@ -84,9 +78,9 @@ def _read(session: SparkSession, config: Config, given: str, others: DataFrame |
 
 
 def _with_others(tables: Tables, others: DataFrame | None) -> Tables:
-    """Add the documents of pairs for training to those that are searched, if there are some.
+    """Add the documents of training pairs, if any, to those that are searched.
 
-    A document of one source that another source asks for is not trained on, so none is there twice.
+    A document of one source that is relevant in another is not trained on, so none occurs twice.
     """
     if others is None:
         return tables
@@ -102,7 +96,7 @@ def held_out_tables(
     Args:
         queries_path: Parquet: ``query_id`` (int64), ``text`` and ``document_id`` (int64) of a
             relevant document; a row for each where there are several. Perhaps ``group`` (int64):
-            queries of one gain and lose together.
+            queries of a group gain and lose together.
         documents_path: Parquet: ``document_id`` (int64, unique) and ``text``.
 
     Raises:

@@ -1,21 +1,21 @@
-"""How sure a difference between two models is: an interval, and a test of no difference.
+"""The significance of a difference between two models: an interval, and a test of no difference.
 
 Both models are measured on the same queries (or pairs of texts). Queries of one package, document
-or thread gain and lose together, so whole groups of them are drawn and flipped; where no groups are
-known, each query is its own.
+or thread gain and lose together, so whole groups are drawn and flipped. Without known groups, each
+query is a group.
 
-- The interval is a paired bootstrap: groups are drawn again with replacement many times, and the
-  difference of the figure is taken each time. Of queries like these, the true difference lies in
-  the interval with a probability of :data:`CONFIDENCE`.
-- The test flips the sign of each group's difference, which is what a model of equal quality may
-  give. It is exact where few groups differ, and there a bootstrap is too sure.
+- The interval is a paired bootstrap: groups are resampled with replacement, and each resample gives
+  a difference of the figure. For queries like these, the true difference lies in the interval with
+  a probability of :data:`CONFIDENCE`.
+- The test flips the sign of each group's difference, as a model of equal quality might. It is exact
+  where few groups differ; there a bootstrap is too sure.
 
 Sources: Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; for retrieval Smucker,
 Allan and Carterette, "A comparison of statistical significance tests for information retrieval
-evaluation", CIKM 2007, and for groups Field and Welsh, "Bootstrapping clustered data", JRSS B
-69(3), 2007. The percentiles are those of Hesterberg, "What teachers should know about the
-bootstrap", The American Statistician 69(4), 2015 ("expanded percentile"), without which intervals
-of a few dozen queries are too narrow.
+evaluation", CIKM 2007; for groups Field and Welsh, "Bootstrapping clustered data", JRSS B 69(3),
+2007. The percentiles are those of Hesterberg, "What teachers should know about the bootstrap", The
+American Statistician 69(4), 2015 ("expanded percentile"), without which intervals of a few dozen
+queries are too narrow.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from pipelines.files.locations import Location, arrow_source
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Numbers of a model for each item of a set.
+    """A model's numbers for each item of a set.
 
     Attributes:
-        items: [items], int64: query ids, or hashes of pairs of texts; in an order that is the same
-            for all models.
+        items: [items], int64: query ids, or hashes of pairs of texts; in the same order for all
+            models.
         values: By name, [items], float64: figures of each query times 100, or the cosine and the
-            number of each pair.
+            score of each pair.
         groups: [items], int64: equal for items that gain and lose together, such as the queries of
-            one package or thread; None where each item is its own.
+            one package or thread; None where each item is a group.
     """
 
     items: np.ndarray
@@ -53,17 +53,17 @@ class Observations:
 
 
 class Observed(Protocol):
-    """What was observed of a model on a set."""
+    """Anything with observations of a model on a set."""
 
     @property
     def observations(self) -> Observations:
-        """Item by item."""
+        """Return the observations, item by item."""
         ...
 
 
 _COLUMNS = ("set", "name", "item", "value")
 GROUP = "group"
-"""A column that tables of earlier releases lack; null where an item is its own."""
+"""A column that tables of earlier releases lack; null where an item is a group by itself."""
 
 
 def write_observations(path: Location, by_set: Mapping[str, Observations]) -> None:
@@ -100,7 +100,7 @@ def digest_observations(path: Location) -> str | None:
 
 
 def read_observations(path: Location) -> dict[str, Observations]:
-    """Read what :func:`write_observations` wrote, by set; nothing where there is no file."""
+    """Read a table of :func:`write_observations`, by set; an empty dict where there is no file."""
     if not path.is_file():
         return {}
     table = pq.read_table(arrow_source(path))
@@ -130,9 +130,9 @@ FEWEST_ITEMS = 10
 FEWEST_DIFFERING = 6
 """Groups that differ: of five, all in one direction, a test gives 2/32, which is no evidence."""
 UNSEEN = 0.005
-"""Points: what cannot be seen in two decimals is no difference, however sure."""
+"""Points: a difference that two decimals do not show counts as none, however sure."""
 POWER = 0.8
-"""Of the smallest difference that can be shown."""
+"""The power (probability of detection) at the smallest detectable difference."""
 _RESAMPLES, _FEWEST_RESAMPLES = 9999, 1999
 _DRAWN_AT_A_TIME = 2_000_000
 _DRAWN = 200_000_000
@@ -148,20 +148,20 @@ _EQUAL_COSINES = 1e-6
 _SEED = 17
 
 Measure = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
-"""Figures of the cosines of pairs, and of the numbers that people gave them."""
+"""Figures of the cosines of pairs and of the scores that people gave them."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the difference of a figure between two models lies, in points.
+    """The interval of a figure's difference between two models, in points.
 
     Attributes:
-        detectable: The smallest true difference that so many items of such a spread show as one in
-            four of five tries (:data:`POWER`).
+        detectable: The smallest true difference that so many items of such a spread show with a
+            probability of :data:`POWER`.
         p: How often models of equal quality differ as much, by the sign-flip test; None in records
             of releases without it.
         differing: Groups of items that differ at all; None in the same records.
-        groups: Of the items, where several share one; None where each is its own.
+        groups: Groups of the items, where several share one; None where each is a group.
     """
 
     low: float
@@ -173,7 +173,7 @@ class Interval:
 
     @property
     def probability(self) -> float:
-        """`p`; of a record without it, what the ends of a 95 % interval say of a normal spread."""
+        """The p value; in a record without `p`, that of a normal spread with this 95 % interval."""
         from scipy.stats import norm
 
         if self.p is not None:
@@ -190,11 +190,11 @@ class Interval:
         gain_p: float | None = None,
         confidence: float = CONFIDENCE,
     ) -> str:
-        """Return `better`, `worse` or `cannot be told`: what every verdict and gate goes by.
+        """Return `better`, `worse` or `cannot be told`: the basis of every verdict and gate.
 
         Args:
-            gain_p: The probability that a gain is judged by, of :func:`holm`, where there are
-                several chances of one. A loss counts by itself: overlooking it costs more.
+            gain_p: The probability that judges a gain, from :func:`holm`, where there are several
+                chances of one. A loss counts by itself: overlooking it costs more.
         """
         if self.low <= 0 <= self.high:
             return CANNOT_BE_TOLD
@@ -207,10 +207,10 @@ class Interval:
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """Adjust the probabilities of several tests, so that one error in all of them is as rare.
+    """Adjust the p values of several tests, so that any error among them is as rare as in one test.
 
-    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal
-    of Statistics 6(2), 1979. It holds however the tests depend on each other.
+    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6(2), 1979. It holds however the tests depend on each other.
     """
     adjusted, highest = [0.0] * len(probabilities), 0.0
     order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
@@ -225,8 +225,8 @@ def mean_intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of the differences of means over the items, by the name of the values.
 
-    Values of which one is no number are left out; there is nothing of fewer than
-    :data:`FEWEST_ITEMS`, or where all are of one group.
+    Values with a NaN are left out. Nothing is returned for fewer than :data:`FEWEST_ITEMS`, or
+    where all are of one group.
     """
     groups = _Groups.of(before, after)
     both = [name for name in before.values if name in after.values]
@@ -246,12 +246,10 @@ def pair_intervals(
     after: Observations,
     confidence: float = CONFIDENCE,
 ) -> dict[str, Interval]:
-    """Return the same of figures that are no means, such as correlations.
+    """Return the intervals of figures that are no means, such as correlations.
 
-    There is nothing where all numbers of some draw are alike, since too few of them differ.
-
-    Args:
-        measure: The figures of the values `cosine` and `score`.
+    ``measure`` takes the values `cosine` and `score`. Nothing is returned where all scores of some
+    draw are equal, since too few of them differ.
     """
     groups, scores = _Groups.of(before, after), before.values["score"]
     cosines = np.stack([one.values["cosine"] for one in (before, after)])
@@ -285,19 +283,14 @@ def pair_intervals(
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Which items belong together.
-
-    Attributes:
-        group_of: [items], from 0 on.
-        sizes: [groups], float64.
-    """
+    """The group of each item, [items], from 0 on, and the size of each group, float64 [groups]."""
 
     group_of: np.ndarray
     sizes: np.ndarray
 
     @classmethod
     def of(cls, before: Observations, after: Observations) -> _Groups:
-        """Return those that either model's observations tell: one may be of an earlier release."""
+        """Return the groups of either model's observations: one may be of an earlier release."""
         if not np.array_equal(before.items, after.items):
             raise ValueError("the two models were not measured on the same items")
         told = after.groups if after.groups is not None else before.groups
@@ -312,16 +305,14 @@ class _Groups:
 
     @property
     def suffice(self) -> bool:
-        """Whether anything can be said of so many."""
         return self.items >= FEWEST_ITEMS and len(self.sizes) > 1
 
     @property
     def effective(self) -> float:
-        """As many groups of one size say as much. Kish, "Survey Sampling", 1965."""
+        """The number of equal-sized groups that say as much. Kish, "Survey Sampling", 1965."""
         return float(self.items**2 / (self.sizes**2).sum())
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Return the sums by group, [groups]."""
         return np.bincount(self.group_of, values, len(self.sizes))
 
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
@@ -333,7 +324,7 @@ class _Groups:
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Differences of figures as they were drawn, [draws, figures], and as they are, [figures]."""
+    """Differences of figures: resampled, [draws, figures], and observed, [figures]."""
 
     groups: _Groups
     draws: np.ndarray
@@ -348,7 +339,7 @@ class _Drawn:
     ) -> dict[str, Interval]:
         """Return the intervals by name.
 
-        The smallest difference to be shown is that of a z test: Cohen, "Statistical power analysis
+        The smallest detectable difference is that of a z test: Cohen, "Statistical power analysis
         for the behavioral sciences", 1988.
         """
         from scipy.stats import norm
@@ -369,7 +360,7 @@ class _Drawn:
         }
 
     def _ends(self, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return both ends, and standard errors; so that few groups make none narrower."""
+        """Return both ends, and standard errors; few groups do not make the interval narrower."""
         from scipy.stats import norm, t
 
         count = self.groups.effective
@@ -384,12 +375,7 @@ class _Drawn:
 
 
 def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return means of groups drawn with replacement, [draws, figures].
-
-    Args:
-        sums: Of the items of each group, [figures, groups].
-        sizes: [groups].
-    """
+    """Return means of groups drawn with replacement, [draws, figures], from [figures, groups]."""
     rng, count = np.random.default_rng(_SEED), len(sizes)
     together = np.vstack([sums, sizes]).T
     found = []
@@ -423,14 +409,14 @@ def _flipped_means(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _batches(count: int) -> list[int]:
-    """Divide the draws of so many groups into rows at a time."""
+    """Divide the draws of so many groups into batches of rows."""
     draws = min(max(_DRAWN // count, _FEWEST_RESAMPLES), _RESAMPLES)
     most = max(_DRAWN_AT_A_TIME // count, 1)
     return [min(most, draws - start) for start in range(0, draws, most)]
 
 
 def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.ndarray:
-    """Return which groups are flipped, [tries, groups]: all ways of it if these are few."""
+    """Return which groups are flipped, [tries, groups]: all combinations if these are few."""
     if count > exact:
         return _coins(tries, count, rng).astype(bool)
     numbers, places = np.arange(2**count, dtype=np.int64), np.arange(count, dtype=np.int64)
@@ -439,7 +425,7 @@ def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.n
 
 
 def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Return 0 or 1 with the same probability, float64."""
+    """Return 0 or 1 with the same probability, float64 [rows, columns]."""
     packed = rng.integers(256, size=(rows, -(-columns // 8)), dtype=np.uint8)
     coins: np.ndarray = np.unpackbits(packed, axis=1, count=columns).astype(np.float64)
     return coins
@@ -453,6 +439,6 @@ def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) ->
 
 
 def _exchanged(values: np.ndarray, groups: _Groups, flipped: np.ndarray) -> np.ndarray:
-    """Return the values of two models, exchanged in some groups; [2, items]."""
+    """Return the values of two models, [2, items], exchanged in some groups."""
     is_flipped = np.isin(groups.group_of, flipped)
     return np.where(is_flipped, values[::-1], values)

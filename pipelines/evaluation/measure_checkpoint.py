@@ -1,9 +1,9 @@
 """Measures one checkpoint: ``python -m pipelines.evaluation.measure_checkpoint``, job as JSON.
 
-While training goes on its workers hold the executors, so one process beside the driver measures
-checkpoints: without Spark, on tables that Spark has read, checked and written as Parquet before the
-training starts. It takes as little of the CPU as the system can give it while others want it. Its
-last line on standard output is the figures as JSON; it ends with its driver, and at its deadline.
+During a training its workers hold the executors, so a process beside the driver measures
+checkpoints without Spark. Spark has read and checked the tables, and written them as Parquet,
+before the training. The process takes the lowest CPU priority. Its last line on standard output is
+the figures as JSON; it ends with its driver, and at its deadline.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ PLAN = "plan.json"
 class Snapshot:
     """The tables of a set.
 
-    Attributes:
-        name: Of the set, in ``metrics.json``; see :meth:`Evaluation.checkpoint_name`.
-        kind: How it is measured on, the name of an evaluation.
+    ``name`` is the set's in ``metrics.json``, see :meth:`Evaluation.checkpoint_name`; ``kind``
+    names its evaluation.
     """
 
     name: str
@@ -60,10 +59,10 @@ class Snapshot:
 
 
 def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
-    """Read and check all that ``evaluation`` asks for.
+    """Read and check all sets of ``evaluation``.
 
     Raises:
-        InputError: Something cannot be read.
+        InputError: One cannot be read.
     """
     return [
         Snapshot(
@@ -97,12 +96,9 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
 def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float]]:
     """Measure a model in this process, with the figures that the cluster gives on these tables.
 
-    Args:
-        folder: Of :func:`write_snapshots`.
-
-    Returns:
-        As :func:`pipelines.evaluation.sets.evaluate`; what is searched among fewer documents than
-        there is called otherwise.
+    ``folder`` is that of :func:`write_snapshots`. Figures are as in
+    :func:`pipelines.evaluation.sets.evaluate`; sets with fewer documents to search have other
+    names.
     """
     embedder = load()
     figures: dict[str, dict[str, float]] = {}
@@ -130,17 +126,17 @@ def _batches(table: Location) -> Iterator[pa.RecordBatch]:
 
 NICENESS = 19
 STATE = "state"
-"""Where the state that was measured is left, in the folder for files on the way."""
+"""The subfolder of ``folder`` where the measured state is left."""
 PARENT_CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Measure what standard input says: a JSON object.
+    """Measure the checkpoint that a JSON object on standard input names.
 
     Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``storage``, how stores
-    are reached; ``folder``, an empty one for files on the way; ``keep``, whether the state is left
-    there, in ``STATE``; ``driver``, the id of the process that asks; and ``seconds``, after which
-    the driver no longer waits for the answer.
+    are reached; ``folder``, an empty one for intermediate files; ``keep``, whether the state is
+    left there, in ``STATE``; ``driver``, the id of the process that asks; and ``seconds``, after
+    which the driver no longer waits for the answer.
     """
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Output of libraries must not mix with the answer, so it goes to the log.
@@ -169,10 +165,10 @@ def main() -> None:
 
 
 def _end_with(driver: int, seconds: float, folder: Path) -> None:
-    """Have this process end when its driver is gone, or after so many seconds.
+    """End this process when its driver is gone, or after so many seconds, and remove the folder.
 
-    A scheduler that kills a job tries again, and two would measure beside one another otherwise.
-    The folder is removed then, since the driver may not be there to do it.
+    A scheduler that kills a job tries again, and otherwise two would measure at once. The driver
+    may not be there to remove the folder.
     """
     deadline = time.monotonic() + seconds
 

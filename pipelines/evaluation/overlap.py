@@ -1,8 +1,8 @@
-"""How much of what a model is judged by is among its training pairs.
+"""The overlap of evaluation sets with the training pairs.
 
-Texts are the same as `corpus.exclude` has it: in their letters and digits, or nearly. Spark matches
-them where they lie; the driver receives counts alone. A preparation keeps them beside the pairs,
-a training in its run folder, and an evaluation beside its figures.
+Texts match as in `corpus.exclude`: by their letters and digits, exactly or nearly. Spark matches
+them where they lie; the driver receives only counts. A preparation keeps these beside the pairs, a
+training in its run folder, and an evaluation beside its figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 QUERIES, PAIRS = "queries", "pairs"
 _NOT_OF_SETS = {"retrieval", "hybrid", "geometry", "every_checkpoints", "samples"}
-"""Settings of the section that change nothing of how sets are read."""
+"""Settings of the section that do not affect how sets are read."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Overlap:
     """How much of a set is among the training pairs.
 
     Attributes:
-        digest: Of the set, see :func:`pipelines.evaluation.sets.digest_sets`.
-        of: `queries`, each a text of some training pair where it is seen; or `pairs`, of which both
-            are texts of one training pair.
-        items: Queries or pairs that the set has.
-        seen: Those of them that are among the training pairs.
-        relevant: Queries with each of their relevant documents; pairs.
+        digest: The set's, see :func:`pipelines.evaluation.sets.digest_sets`.
+        of: `queries`, seen if a training pair has the text; or `pairs`, seen if one training pair
+            has both texts.
+        items: Queries or pairs of the set.
+        seen: Those among the training pairs.
+        relevant: Queries with each of their relevant documents; or pairs.
         seen_relevant: Those of which both texts are in one training pair.
     """
 
@@ -71,7 +71,7 @@ class Overlap:
 
 
 class _Record(TypedDict, total=False):
-    """What is read again of ``overlap.json``."""
+    """The parts of ``overlap.json`` that are read again."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -82,10 +82,8 @@ class _Record(TypedDict, total=False):
 def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None:
     """Match the evaluation sets with the training pairs, unless nothing has changed since.
 
-    A set that cannot be read yet is left out, with a warning: evaluating refuses it.
-
-    Args:
-        session: Starts Spark where it is needed.
+    A set that cannot be read yet is left out, with a warning: evaluating refuses it. ``session``
+    starts Spark, and is called only where it is needed.
     """
     corpus, named = PreparedFolder.of(config).corpus, _foreign_sets(config)
     fingerprint = _fingerprint(config, named)
@@ -99,13 +97,10 @@ def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None
 def measure_overlap(
     session: SparkSession, config: Config, named: Sequence[NamedSet], folder: Location
 ) -> dict[str, Overlap]:
-    """Match sets with the training pairs, and tell what was found.
+    """Match sets with the training pairs, log the overlaps, and return them by name.
 
-    Args:
-        folder: The job's, for what is computed in between.
-
-    Returns:
-        By name; without sets that cannot be read, and those that are of another kind.
+    Sets that cannot be read, or are of another kind, are left out. ``folder`` is the job's, for
+    intermediate files.
     """
     from pipelines.spark.frames import Scratch
 
@@ -128,7 +123,7 @@ def measure_overlap(
 
 
 def keep_overlap(prepared: PreparedFolder, run: RunFolder) -> None:
-    """Keep in a run folder what is known of the pairs that the run is trained on."""
+    """Copy the overlap record of the training pairs to a run folder, and warn of overlaps."""
     run.overlap.unlink(missing_ok=True)
     if prepared.corpus.overlap.is_file():
         storage.write_json(run.overlap, records.read_object(prepared.corpus.overlap))
@@ -142,10 +137,8 @@ def overlap_of_run(
 ) -> dict[str, Overlap]:
     """Return by set how much of it the run was trained on, as far as that is known.
 
-    What its preparation did not match is matched now, if its pairs are still there.
-
-    Args:
-        digests: Of the sets as they are measured on now.
+    Sets that its preparation did not match are matched now, if its pairs are still there.
+    ``digests`` are those of the sets as they are measured on now.
     """
     known = {
         name: one
@@ -164,7 +157,7 @@ def _foreign_sets(config: Config) -> list[NamedSet]:
 
 
 def _has_its_pairs(config: Config, run: RunFolder) -> bool:
-    """Tell whether the prepared folder still holds what a run was trained on."""
+    """Tell whether the prepared folder still holds a run's training pairs."""
     from pipelines.lanes.files import LaneManifest
 
     prepared = PreparedFolder.of(config)
@@ -184,7 +177,7 @@ def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
 
 
 def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
-    """Return the name of a set, and the files that it stands for, as far as there are any."""
+    """Return the name of a set, and the stamps of its files, as far as there are any."""
     follow, files = config.evaluation.follow_links, list[Location]()
     try:
         if is_pair_file(given):

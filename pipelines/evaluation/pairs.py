@@ -1,10 +1,10 @@
-"""Files of pairs of texts with a number each: similarity, and paraphrase classification.
+"""Scored pairs of texts: similarity, and paraphrase classification.
 
-Figures follow from the cosines that a model gives the pairs, and from the numbers. They are those
-of sentence-transformers: `EmbeddingSimilarityEvaluator` asks whether cosines order pairs as people
-do (Reimers, Beyer and Gurevych, "Task-oriented intrinsic evaluation of semantic textual
-similarity", COLING 2016, say why Spearman's comes first), and `BinaryClassificationEvaluator`
-whether one threshold on the cosine separates them.
+Figures compare the cosines of pairs with the scores of a file, as in sentence-transformers.
+`EmbeddingSimilarityEvaluator` asks whether cosines order pairs as people do; Reimers, Beyer and
+Gurevych, "Task-oriented intrinsic evaluation of semantic textual similarity", COLING 2016, say why
+Spearman's comes first. `BinaryClassificationEvaluator` asks whether one threshold on the cosine
+separates them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ _COMPRESSED = (".gz", ".bz2")
 
 @dataclass(frozen=True)
 class PairFiles:
-    """What the files of an evaluation hold.
+    """The kind of pair files that the setting ``key`` names.
 
-    Attributes:
-        key: The setting that names the files; that of the columns is ``KEY_columns``.
-        columns: Names of the first text, the second text and the number.
+    ``columns`` are the names of the first text, the second text and the number; the setting
+    ``KEY_columns`` has them.
     """
 
     key: str
@@ -62,13 +61,7 @@ class PairFiles:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Pairs as a model sees them; float64 [pairs] but for the hashes.
-
-    Attributes:
-        pairs: Hashes of the texts, int64, ascending.
-        cosines: Of the embeddings.
-        scores: The numbers that the file has.
-    """
+    """Hashes of pairs (int64, ascending), cosines and given scores (float64), each [pairs]."""
 
     pairs: np.ndarray
     cosines: np.ndarray
@@ -76,7 +69,7 @@ class Compared:
 
     @property
     def observations(self) -> Observations:
-        """The values `cosine` and `score` of each pair."""
+        """Return the values `cosine` and `score` of each pair."""
         return Observations(self.pairs, {"cosine": self.cosines, "score": self.scores})
 
 
@@ -92,12 +85,12 @@ def pair_evaluation(
     """Return an evaluation on files of pairs.
 
     Args:
-        key: The setting that names the files, such as `evaluation.similarity`; that of the columns
-            is ``KEY_columns``.
-        read: Reads and checks a file of such: ``text_0``, ``text_1`` and ``score``.
-        measure: The figures of the cosines and the numbers, both float64 [pairs].
-        check: Looks for what it needs, before Spark starts; raises InputError.
-        guards: It measures on the files of `evaluation.guards`, too.
+        key: The setting that names the files, such as `evaluation.similarity`; ``KEY_columns``
+            names the columns.
+        read: Reads and checks a file into ``text_0``, ``text_1`` and ``score``.
+        measure: Returns the figures of the cosines and the scores, both float64 [pairs].
+        check: Looks for requirements before Spark starts; raises InputError.
+        guards: Whether it also measures on the files of `evaluation.guards`.
     """
     name = key.rpartition(".")[2]
 
@@ -138,22 +131,19 @@ def pair_evaluation(
 
 
 def is_pair_file(given: str) -> bool:
-    """Tell by its ending, such as `.csv` or `.parquet`, whether a path is that of a file of pairs.
-
-    The judgements of a retrieval set, in its folder `qrels`, are not.
-    """
+    """Tell by its ending whether a path is a file of pairs, and not of judgements in `qrels`."""
     return _stem_and_suffix(given)[1] in _FORMATS and PurePath(given).parent.name != "qrels"
 
 
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """Read the pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
 
-    Parquet, CSV (or TSV) and JSON lines, recognised by their endings; read once here, before any
-    model is loaded.
+    The ending says Parquet, CSV (or TSV) or JSON lines. The file is read once, before a model
+    loads.
 
     Raises:
-        InputError: File or columns are missing or not what they are said to be, there are fewer
-            than two pairs, or a row lacks a text or a finite number.
+        InputError: The file or a column is missing or malformed, there are fewer than two pairs, or
+            a row lacks a text or a finite number.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -175,10 +165,10 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
 
 
 def check_file(file: str, kind: PairFiles) -> None:
-    """Look at what can be known of a file of pairs without Spark.
+    """Check a file of pairs without Spark.
 
     Raises:
-        InputError: It is not there, cannot be read, or lacks a column.
+        InputError: It is missing, cannot be read, or lacks a column.
     """
     from pipelines.corpus.readers.inputs import find_files, has_columns
     from pipelines.corpus.readers.spark_reader import columns_in
@@ -193,7 +183,7 @@ def check_file(file: str, kind: PairFiles) -> None:
 
 
 def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
-    """Read the raw rows as the corpus does; its errors come under the names of these settings."""
+    """Read the raw rows as the corpus does; errors name these settings."""
     from pipelines.corpus.readers.spark_reader import read_rows
 
     form = _FORMATS.get(_stem_and_suffix(file)[1])
@@ -261,7 +251,7 @@ def arranged(tables: Tables) -> Tables:
 
 
 def cosines_of(pairs: Rows, load: EmbedderLoader) -> Compared:
-    """Return the model's cosines of pairs, and their numbers, in the order of their hashes."""
+    """Return the model's cosines of pairs, and their scores, in the order of their hashes."""
     found = pairs.map(_cosine_batches(load), "pair long, score double, cosine double")
     # Equal pairs have equal cosines but for their last bits, and perhaps different numbers.
     rows = sorted((row["pair"], row["score"], row["cosine"]) for row in found)
@@ -270,7 +260,7 @@ def cosines_of(pairs: Rows, load: EmbedderLoader) -> Compared:
 
 
 def _cosine_batches(load: EmbedderLoader) -> Batches:
-    """Return what puts ``cosine`` of ``text_0`` and ``text_1`` beside ``pair`` and ``score``."""
+    """Return a function that maps texts to ``cosine``, and keeps ``pair`` and ``score``."""
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder = None
@@ -291,10 +281,10 @@ SIMILARITY_FILES = "evaluation.similarity"
 
 
 def scored_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
-    """Read pairs of which not all have one score.
+    """Read pairs with at least two distinct scores.
 
     Raises:
-        InputError: See :func:`read_pairs`; or there is only one score.
+        InputError: See :func:`read_pairs`; or all scores are equal.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -319,10 +309,7 @@ def similarity_figures(cosines: np.ndarray, scores: np.ndarray) -> dict[str, flo
 
 
 def pearson(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Pearson's correlation of two equally long vectors; 0 where one of them is constant.
-
-    A model that finds all pairs equally similar says nothing about their order, hence 0.
-    """
+    """Return Pearson's correlation; 0 where a vector is constant, which says nothing of order."""
     from scipy.stats import pearsonr
 
     return 0.0 if _is_constant(left, right) else float(pearsonr(left, right).statistic)
@@ -386,16 +373,11 @@ def labelled_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFra
 
 
 def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return how well a threshold on the cosines gives the labels.
+    """Return how well a threshold on the cosines gives the labels (0 and 1, both present).
 
-    Args:
-        cosines: [pairs].
-        labels: [pairs], 0 or 1, both of them there.
-
-    Returns:
-        ``pairs`` (a count), ``average_precision``, ``f1`` and ``accuracy`` (times 100, the latter
-        two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines); NaN
-        where a cosine is no number, since those have no order.
+    Figures are ``pairs`` (a count), ``average_precision``, ``f1`` and ``accuracy`` (times 100, the
+    latter two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines). All
+    but the count are NaN where a cosine is NaN, since NaN has no order.
     """
     from sklearn.metrics import average_precision_score
 
@@ -419,11 +401,8 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
 def best_f1(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """Return the highest F1 that a threshold on the scores gives, and that threshold.
 
-    Of equal ones the highest threshold counts; it lies half way to the next score below.
-
-    Args:
-        scores: [pairs].
-        labels: [pairs], 0 or 1, at least one of them 1.
+    Labels are 0 or 1, at least one of them 1. The highest of equally good thresholds counts; it
+    lies half way to the next score below.
     """
     found, extracted, distinct = _cumulated(scores, labels)
     return _best(2 * found / (extracted + found[-1]), distinct)
@@ -444,7 +423,7 @@ def best_accuracy(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]
 
 
 def _cumulated(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each distinct score, the highest first, positives and pairs down to it, and it."""
+    """Return positives and pairs down to each distinct score, and the scores, the highest first."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     last_of_score = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))

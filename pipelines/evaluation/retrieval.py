@@ -1,8 +1,8 @@
-"""Retrieval: does a query find its documents among all of them?
+"""Retrieval: does a query find its relevant documents among all of them?
 
-Queries are few: their embeddings are broadcast. Documents may be many: each task embeds its own in
-a stream and keeps the ten best of each query, and Spark merges those. The driver receives the
-queries and ten rows for each; where BM25 is to help, as many as are fused.
+Spark broadcasts the embeddings of the few queries. Each task embeds its documents in a stream and
+keeps the ten best of each query, and Spark merges those. The driver receives the queries and ten
+rows for each; with BM25, as many rows as are fused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pipelines.vectors.nearest import Neighbours, best_of, merged, nearest, unit
 
 DEPTH = 10
 BM25_ALONE = "bm25_ndcg@10"
-"""What the hybrid form of a set is to be compared with; it says nothing of the model."""
+"""The baseline of a set's hybrid form; it says nothing of the model."""
 
 FIGURES = (
     Figure.count("queries"),
@@ -52,28 +52,24 @@ FIGURES = (
     Figure(BM25_ALONE, "nDCG@10 of BM25", better=None),
 )
 EMBEDDED = "query_id long, embedding binary"
-"""What :func:`query_batches` gives."""
+"""The rows of :func:`query_batches`."""
 
 
 Relevant: TypeAlias = Set[int] | Mapping[int, float]
-"""What should be found; of a mapping the values are the gains, all greater than 0."""
+"""Relevant documents; the values of a mapping are the gains, all greater than 0."""
 Ranking: TypeAlias = Mapping[int, Sequence[int]]
 """Ids of documents by query id, the best first; queries that find nothing may be left out."""
 
 
 def ndcg_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
-    """Return the normalised discounted cumulative gain of one query.
+    """Return the normalised discounted cumulative gain of a query with at least one relevant item.
 
     The gain at rank r (from 1; gains are 1 unless given) is divided by log2(r + 1), and the sum by
-    that of an ideal ranking.
+    that of an ideal ranking. Items are ranked best first.
 
-    Source: Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM
-    TOIS 20(4), 2002, with the discount of Burges et al., "Learning to rank using gradient
-    descent", ICML 2005.
-
-    Args:
-        ranked: What was retrieved, the best first.
-        relevant: What should have been; not empty.
+    Source: Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS
+    20(4), 2002, with the discount of Burges et al., "Learning to rank using gradient descent", ICML
+    2005.
     """
     gains = relevant if isinstance(relevant, Mapping) else dict.fromkeys(relevant, 1.0)
     gained = _discounted(gains.get(item, 0.0) for item in ranked[:k])
@@ -101,16 +97,16 @@ def recall_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
 def average_precision_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
     """Return the mean, over all relevant items, of the precision at their ranks; 0 beyond k.
 
-    As in trec_eval (`map_cut`), and so in BEIR: sentence-transformers divides by k where more items
-    are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability", SIGIR
-    2000.
+    This is trec_eval's `map_cut`, and so BEIR's. sentence-transformers divides by k where more
+    items are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability",
+    SIGIR 2000.
     """
     ranks = [rank for rank, item in enumerate(ranked[:k], 1) if item in relevant]
     return sum(found / rank for found, rank in enumerate(ranks, 1)) / len(relevant)
 
 
 METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
-"""Those that are always measured; a set is judged by the first."""
+"""The metrics of every set; the first judges it."""
 _MEASURES: Mapping[str, Callable[[Sequence[int], Relevant, int], float]] = {
     "ndcg": ndcg_at,
     "mrr": reciprocal_rank_at,
@@ -122,11 +118,7 @@ _MEASURES: Mapping[str, Callable[[Sequence[int], Relevant, int], float]] = {
 def retrieval_metrics(
     ranked: Ranking, relevant: Mapping[int, Relevant], metrics: Sequence[str] = METRICS
 ) -> dict[str, float]:
-    """Return the means of metrics over all queries, times 100.
-
-    Args:
-        relevant: By query id; what is not in ``ranked`` counts as 0.
-    """
+    """Return the means of metrics over all queries, times 100; unranked queries count as 0."""
     by_query = figures_by_query(ranked, relevant, metrics)
     return {name: 100 * float(np.mean(figures)) for name, figures in by_query.items()}
 
@@ -146,13 +138,13 @@ def figures_by_query(
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries, and what should be found; rows are in the order of ``ids``.
+    """The queries and their relevant documents; rows are in the order of ``ids``.
 
     Attributes:
         ids: [queries], int64, ascending.
         embeddings: [queries, width], float32, of length 1.
         relevant: Ids of the relevant documents with their gains, by query id.
-        groups: Of the queries, by query id; None where each is its own.
+        groups: By query id; None where each query is a group.
     """
 
     ids: np.ndarray
@@ -163,11 +155,9 @@ class Queries:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a model has found.
+    """The documents that a model finds, the best first.
 
-    Attributes:
-        ranked: Ids of the best documents by query id, the best first: :data:`DEPTH`, or as many as
-            a metric counts.
+    By query id there are :data:`DEPTH`, or as many as a metric counts.
     """
 
     queries: Queries
@@ -176,7 +166,7 @@ class Retrieved:
 
     @property
     def observations(self) -> Observations:
-        """The metrics of each query, times 100, by ascending id."""
+        """Return the metrics of each query, times 100, by ascending id."""
         figures = figures_by_query(self.ranked, self.queries.relevant, self.metrics)
         items, of = np.array(sorted(self.queries.relevant), np.int64), self.queries.groups
         groups = None if of is None else np.array([of[key] for key in items.tolist()], np.int64)
@@ -185,23 +175,18 @@ class Retrieved:
 
 @dataclass(frozen=True)
 class Rankings:
-    """The documents of the same queries, ranked in several ways; queries are known by their ids.
-
-    Attributes:
-        by_width: By embeddings that are cut to a width.
-        by_words: By BM25, where that is measured too.
-    """
+    """Documents by query id, ranked by truncated embeddings and perhaps by BM25."""
 
     by_width: Mapping[int, Neighbours]
     by_words: Neighbours | None = None
 
     def without_themselves(self, depth: int) -> Rankings:
-        """Return the first documents of each query, that of the query's own id left out."""
+        """Return the first documents of each query, except the one with the query's own id."""
         words = None if self.by_words is None else _others(self.by_words, depth)
         return Rankings({width: _others(one, depth) for width, one in self.by_width.items()}, words)
 
     def in_forms(self, depth: int) -> dict[Form, Ranking]:
-        """Return the first documents by each width, and by it and BM25 together if there."""
+        """Return the first documents by each width, and by it fused with BM25 if that is there."""
         forms: dict[Form, Ranking] = {}
         for width, found in self.by_width.items():
             forms[Form(width)] = ranking_of(best_of(found, depth))
@@ -217,10 +202,7 @@ def _others(found: Neighbours, depth: int) -> Neighbours:
 
 
 def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
-    """Return the first documents of both rankings, as `search --hybrid` has them.
-
-    Metrics that count more ranks change nothing of the first: what both have further down follows.
-    """
+    """Return both rankings fused as by `search --hybrid`; deeper ranks follow the first ones."""
     vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
     first = ranking_of(weighted_fusion(vectors, words, depth))
     if depth <= FUSED_RANKS:
@@ -241,12 +223,13 @@ def ranking_of(found: Neighbours) -> Ranking:
 
 
 def arranged(tables: Tables) -> Tables:
-    """Return `asked` (judgements), `queries` (a text each) and `documents`, dealt to all cores.
+    """Return judgements, query texts and documents, dealt to all cores.
 
     Args:
-        tables: `asked`, with ``query_id``, ``text`` (null of a query that is missing and finds
-            nothing), ``document_id`` of a relevant document, perhaps its ``gain`` (1 unless given)
-            and the query's ``group``; and `documents`, with ``document_id`` and ``text``.
+        tables: `asked`, with ``query_id``, ``text`` (null of a missing query, which finds nothing),
+            ``document_id`` of a relevant document, perhaps its ``gain`` (1 unless given) and the
+            query's ``group``; and `documents`, with ``document_id`` and ``text``. The result also
+            has `queries`, a text each.
     """
     asked = tables["asked"]
     gain = "gain" if "gain" in asked.columns else "1D AS gain"
@@ -269,12 +252,9 @@ def measure(
 ) -> list[Measured]:
     """Rank all documents for every query by cosine similarity, exactly; embed each text once.
 
-    Args:
-        forms: What is measured beside whole embeddings.
-        skip_themselves: A query does not find a document of its own id.
-
-    Returns:
-        ``queries`` and ``documents`` (counts) and metrics (means over the queries, times 100).
+    Figures are ``queries`` and ``documents`` (counts) and metrics (means over the queries, times
+    100). ``forms`` are measured beside whole embeddings. With ``skip_themselves``, a query does not
+    find a document with its own id.
     """
     queries = embed_queries(tables, load)
     metrics = tuple(dict.fromkeys((*METRICS, *forms.metrics)))
@@ -304,7 +284,7 @@ def measure(
 
 
 def embed_queries(tables: Mapping[str, Rows], load: EmbedderLoader) -> Queries:
-    """Embed the queries, and collect them with what they should find."""
+    """Embed the queries, and collect them with their relevant documents."""
     relevant: dict[int, dict[int, float]] = {}
     groups: dict[int, int] = {}
     for row in tables["asked"].collect():
@@ -322,7 +302,7 @@ def embed_queries(tables: Mapping[str, Rows], load: EmbedderLoader) -> Queries:
 
 
 def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batches:
-    """Return what embeds ``query_id``, ``text``: ``query_id``, ``embedding`` (see `EMBEDDED`)."""
+    """Return a function that embeds ``query_id``, ``text`` into rows of :data:`EMBEDDED`."""
 
     def embed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder = None
@@ -339,7 +319,7 @@ def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batche
 
 
 def embeddings_by_id(rows: Iterable[Row]) -> dict[int, np.ndarray]:
-    """Return the embeddings of such rows, float32 [width] of length 1."""
+    """Return the embeddings of :data:`EMBEDDED` rows, float32 [width] of length 1."""
     return {row["query_id"]: np.frombuffer(row["embedding"], np.float32) for row in rows}
 
 
@@ -352,9 +332,7 @@ def rank_documents(
 ) -> dict[int, Neighbours]:
     """Return the best documents of each query by their ids, by width.
 
-    Args:
-        documents: ``document_id``, ``text``.
-        widths: To which embeddings are cut.
+    ``documents`` has ``document_id`` and ``text``. Embeddings are truncated to each of ``widths``.
     """
     schema = "width int, query long, document_id long, score double"
     with documents.shared(queries.embeddings) as shared:
@@ -369,7 +347,7 @@ def rank_documents(
 def _nearest_batches(
     load: EmbedderLoader, shared: Shared[np.ndarray], depth: int, widths: Sequence[int]
 ) -> Batches:
-    """Return what finds the best of ``document_id``, ``text``: rows of :func:`rank_documents`."""
+    """Return a function that finds the best of ``document_id``, ``text`` by cosine."""
 
     def find(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder, best = None, {width: Neighbours.none() for width in widths}
@@ -397,7 +375,7 @@ def _batch(found: Neighbours, columns: Mapping[str, np.ndarray]) -> pa.RecordBat
 
 
 def _neighbours(rows: Sequence[Row], ids: np.ndarray, depth: int) -> Neighbours:
-    """Return rows of ``query`` (a place among the ids), ``document_id``, ``score`` by their ids."""
+    """Return the neighbours of ``query`` (an index of ``ids``), ``document_id``, ``score`` rows."""
     places, documents, scores = (
         np.array([row[name] for row in rows], kind)
         for name, kind in (("query", int), ("document_id", np.int64), ("score", np.float64))
@@ -406,7 +384,7 @@ def _neighbours(rows: Sequence[Row], ids: np.ndarray, depth: int) -> Neighbours:
 
 
 class _Asked(NamedTuple):
-    """What every task ranks by."""
+    """The broadcast input of a BM25 ranking."""
 
     queries: WordQueries
     statistics: WordStatistics
@@ -434,7 +412,7 @@ def rank_by_words(tables: Mapping[str, Rows], depth: int) -> Neighbours:
 
 
 def _count_batches(shared: Shared[WordQueries]) -> Batches:
-    """Return what counts words in ``text``: a row for each task."""
+    """Return a function that counts the words of ``text``: a row for each task."""
 
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         texts = (text for batch in batches for text in batch.column("text").to_pylist())
@@ -451,7 +429,7 @@ def _count_batches(shared: Shared[WordQueries]) -> Batches:
 
 
 def _worded_batches(shared: Shared[_Asked], depth: int) -> Batches:
-    """Return what finds the best of ``document_id``, ``text`` by their words."""
+    """Return a function that finds the best of ``document_id``, ``text`` by BM25."""
 
     def find(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         asked = shared.value

@@ -1,8 +1,8 @@
-"""The rows that an evaluation measures on: on the executors of Spark, or in this process.
+"""The rows that an evaluation measures on: on Spark's executors, or in this process.
 
-An evaluation is written once, as functions of record batches. :class:`SparkRows` has executors run
-them; :class:`LocalRows` runs them here, for checkpoints that are measured while workers hold the
-executors.
+An evaluation is written once, as functions of record batches. Executors run them for
+:class:`SparkRows`. :class:`LocalRows` runs them here, for checkpoints that are measured while
+workers hold the executors.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ BATCH_ROWS = 1024
 
 Value = TypeVar("Value")
 Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-"""What Spark's `mapInArrow` takes."""
+"""The argument of Spark's `mapInArrow`."""
 Tables: TypeAlias = "Mapping[str, DataFrame]"
-"""What an evaluation measures on, by the names that it gives its tables."""
+"""The tables of a set, by the names that its evaluation gives them."""
 
 
 class Row(Protocol):
@@ -41,18 +41,17 @@ class Rows(Protocol):
     """The rows of a table."""
 
     def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
         ...
 
     def collect(self) -> Sequence[Row]:
-        """Return all of them."""
+        """Return all rows."""
         ...
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return the rows that a function makes of the batches; it runs once in each task.
+        """Return the rows that a function makes of batches, once in each task.
 
-        Args:
-            schema: Of its batches, as Spark writes it: ``pair long, cosine double``.
+        The schema of its batches is written as in Spark: ``pair long, cosine double``.
         """
         ...
 
@@ -79,15 +78,15 @@ class SparkRows:
     frame: DataFrame
 
     def count(self) -> int:
-        """Count them on the executors."""
+        """Count the rows on the executors."""
         return self.frame.count()
 
     def collect(self) -> Sequence[Row]:
-        """Bring them to the driver."""
+        """Collect the rows on the driver."""
         return self.frame.collect()
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Bring to the driver what the executors make of them."""
+        """Collect on the driver the rows that the executors make."""
         return self.frame.mapInArrow(work, schema).collect()
 
     def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
@@ -112,36 +111,35 @@ class LocalRows:
     batches: Callable[[], Iterable[pa.RecordBatch]]
 
     def count(self) -> int:
-        """Read and count them."""
+        """Read and count the rows."""
         return sum(batch.num_rows for batch in self.batches())
 
     def collect(self) -> Sequence[Row]:
-        """Read them."""
+        """Read the rows."""
         return self.map(iter, "")
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return what the function makes of all batches."""
+        """Return the rows that the function makes of all batches."""
         return [row for batch in work(self.batches()) for row in batch.to_pylist()]
 
     def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
-        """Return what the function makes: the best of all batches are the best of all."""
+        """Return the rows that the function makes: the best of all batches are the best of all."""
         return self.map(work, schema)
 
     def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
-        """Hand the value over."""
+        """Return the value itself, wrapped: there is no other process."""
         return nullcontext(Shared(value))
 
 
 def spread(table: DataFrame) -> DataFrame:
     """Return the rows in at least one partition a core: Spark reads a small file as one.
 
-    Args:
-        table: As it is read. To tell the partitions behind a shuffle, Spark would compute it.
+    Pass a table as it is read: to count the partitions behind a shuffle, Spark would compute it.
     """
     cores = cores_for(table)
     return table if has_partitions(table, cores) else table.repartition(cores)
 
 
 def cores_for(frame: DataFrame) -> int:
-    """Return how many cores the session of a frame has."""
+    """Return the number of cores of a frame's session."""
     return default_parallelism(frame.sparkSession)

@@ -1,8 +1,7 @@
-"""What the report shows of the held-out pairs themselves: a map of some, and neighbours of a few.
+"""The report's view of the held-out pairs: a map of a sample, and neighbours of a few queries.
 
-Nothing is ranked again for it: the retrieval evaluation has done that. Only the documents of the
-pairs on the map are embedded, on the executors, since the evaluation keeps no embeddings of
-documents.
+Nothing is ranked again: the retrieval evaluation has done that. Executors embed only the documents
+of the map's pairs, since the evaluation keeps no embeddings of documents.
 """
 
 from __future__ import annotations
@@ -43,16 +42,12 @@ _SPREAD = 1e-6
 def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
     """Place texts so that neighbours by cosine stay together; long distances mean nothing.
 
-    Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 9, 2008, begun from
+    Places are [texts, 2], between -1 and 1, the middle at 0. All are 0 where the embeddings
+    coincide, are NaN or infinite, or are too few for a map, and without scikit-learn.
+    ``embeddings`` are [texts, width]; the same ``seed`` gives the same map.
+
+    Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 9, 2008, started from
     the principal components.
-
-    Args:
-        embeddings: [texts, width].
-        seed: The same one gives the same map.
-
-    Returns:
-        [texts, 2], between -1 and 1, the middle at 0. All in the middle where the embeddings are
-        one, are no numbers, or are too few for a map, and without scikit-learn.
     """
     vectors = unit_length(embeddings)
     if (
@@ -76,14 +71,10 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
 
 
 def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Rotate or mirror a map to match another one of the same texts as well as possible.
+    """Rotate or mirror a map, [texts, 2], to match another one of the same texts best.
 
-    Source: Schönemann, "A generalized solution of the orthogonal Procrustes problem",
-    Psychometrika 31, 1966.
-
-    Args:
-        places: [texts, 2], from :func:`place_on_map`.
-        others: The same of the other map.
+    Source: Schönemann, "A generalized solution of the orthogonal Procrustes problem", Psychometrika
+    31, 1966.
     """
     from scipy.linalg import orthogonal_procrustes
 
@@ -105,21 +96,17 @@ _DECIMALS = 4
 
 Texts: TypeAlias = Mapping[int, str]
 ByModel: TypeAlias = Mapping[str, Retrieved]
-"""`before` and `after`."""
+"""Keys are `before` and `after`."""
 
 
 def write_samples(
     session: SparkSession, config: Config, models: Mapping[str, Location], retrieved: ByModel
 ) -> Location | None:
-    """Write ``samples.json`` into the run folder, from which the report draws.
+    """Write ``samples.json`` into the run folder, for the report.
 
-    Args:
-        config: ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many
-            queries of each kind (found better, found worse, taken at random); where that is 0 the
-            file holds no text.
-
-    Returns:
-        The file; None, and no file, where nothing was retrieved or nothing is to be shown.
+    ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many queries of each
+    kind (found better, found worse, random); where that is 0 the file holds no text. None, and no
+    file, where nothing was retrieved or nothing is to be shown.
     """
     path = RunFolder.of(config).samples
     if not config.evaluation.samples or models.keys() != retrieved.keys():
@@ -169,10 +156,7 @@ def write_samples(
 
 
 def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
-    """Return queries, each with a relevant document of its own, in the order of their ids.
-
-    Ids are hashes of the texts, so the first of them are a sample.
-    """
+    """Return queries with distinct relevant documents, by id: a sample, since ids are hashes."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     for key in queries.ids.tolist():
@@ -197,10 +181,7 @@ def ranks_of(found: Retrieved) -> dict[int, int | None]:
 def choose_queries(
     before: Mapping[int, int | None], after: Mapping[int, int | None], count: int
 ) -> dict[str, list[int]]:
-    """Choose queries to show: those that gained most, those that lost most, and some others.
-
-    Gains are in reciprocal rank, in which the first places count most.
-    """
+    """Choose queries by gain in reciprocal rank: the highest, the lowest, and random others."""
     gains = _gains(before, after)
     gained = [key for key in gains if gains[key] > 0]
     lost = [key for key in gains if gains[key] < 0]
@@ -213,7 +194,7 @@ def choose_queries(
 def count_changes(
     before: Mapping[int, int | None], after: Mapping[int, int | None]
 ) -> dict[str, int]:
-    """Count the queries that have their document at a better, and at a worse rank than before."""
+    """Count the queries whose document has a better, and a worse rank than before."""
     gains = _gains(before, after).values()
     return {
         "queries": len(gains),
@@ -273,7 +254,6 @@ def _pairs(
 
 
 def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
-    """Return the embeddings of some ids, which may be in any order."""
     rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
     return rows
 
@@ -286,7 +266,7 @@ def _rounded(values: Iterable[float]) -> list[float | None]:
 def _found(
     key: int, found: Retrieved, ranks: Mapping[int, int | None], documents: Texts
 ) -> dict[str, Any]:
-    """Return the first documents of a query, and the rank of the right one."""
+    """Return the first documents of a query, and the rank of the relevant one."""
     wanted = found.queries.relevant[key]
     return {
         "rank": ranks[key],
@@ -300,7 +280,7 @@ def _found(
 def _texts(
     session: SparkSession, path: Location, column: str, ids: Iterable[int]
 ) -> dict[int, str]:
-    """Read the texts of some ids, cut where they are very long."""
+    """Read the texts of ids, truncated to :data:`MAX_CHARACTERS`."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     frame = read_parquet(session, path)

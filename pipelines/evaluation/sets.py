@@ -1,4 +1,4 @@
-"""What the settings ask to measure on: names, checks, tables, and digests to compare by."""
+"""The evaluation sets that the settings name: names, checks, tables, and digests to compare by."""
 
 from __future__ import annotations
 
@@ -39,11 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A set that the settings name.
-
-    Attributes:
-        name: In ``metrics.json``; no two have one name.
-    """
+    """A set that the settings name; ``name`` is its unique key in ``metrics.json``."""
 
     name: str
     given: str
@@ -51,28 +47,28 @@ class NamedSet:
 
     @property
     def source(self) -> tuple[Callable[..., Tables], str]:
-        """What is the same for sets of the same tables, such as those of held-out pairs."""
+        """A key that sets of the same tables share, such as those of held-out pairs."""
         return self.evaluation.read, self.given
 
     def read(self, session: SparkSession, config: Config) -> Tables:
-        """Read the tables; raises InputError if they are not what they are said to be."""
+        """Read the tables; raises InputError if they are missing or malformed."""
         with _naming_guards(config, self.given):
             return self.evaluation.read(session, config, self.given)
 
     def read_for_checkpoints(self, session: SparkSession, config: Config) -> Tables:
-        """Read the same as far as checkpoints are measured on it."""
+        """Read the tables on which checkpoints are measured."""
         with _naming_guards(config, self.given):
             read = self.evaluation.read_fewer or self.evaluation.read
             return read(session, config, self.given)
 
 
 class Role(StrEnum):
-    """What a set says of a model."""
+    """The role of a set in judging a model."""
 
     JUDGED = "judged"
-    """Questions (or pairs) and what people said of them: what decides."""
+    """Queries (or pairs) with judgements by people: these decide."""
     HELD_OUT = "held_out"
-    """Pairs of the corpus itself, which stand in for questions."""
+    """Pairs of the corpus itself, a proxy for real queries."""
     GUARD = "guard"
     """Other subjects, on which a model should be no worse than before."""
     VARIANT = "variant"
@@ -80,7 +76,7 @@ class Role(StrEnum):
 
 
 def told_sets(config: Config) -> dict[str, dict[str, str]]:
-    """Return by the name of each set, in each form: its `evaluation` and `role`."""
+    """Return the `evaluation` and `role` of each set, in each form, by its name."""
     return {
         name: {
             "evaluation": one.evaluation.name,
@@ -98,9 +94,9 @@ def _role(config: Config, one: NamedSet) -> Role:
 
 
 def named_sets(config: Config) -> list[NamedSet]:
-    """Return all that a model is to be measured on, evaluation by evaluation.
+    """Return all sets to measure a model on, evaluation by evaluation.
 
-    A set has its whole path for a name where short names would be equal.
+    A set takes its whole path as name where short names would be equal.
 
     Raises:
         InputError: A file is named twice.
@@ -128,7 +124,7 @@ def named_sets(config: Config) -> list[NamedSet]:
 
 
 def names_in_forms(one: NamedSet, config: Config) -> list[str]:
-    """Return what a set is called, and what in each other form in which it is measured."""
+    """Return the names of a set in all forms in which it is measured."""
     forms = Forms.of(config) if one.evaluation.has_forms else WHOLE_ALONE
     return [form.named(one.name) for form in forms.each()]
 
@@ -139,12 +135,9 @@ def intervals_between(
     after: Mapping[str, Observations],
     confidence: float = CONFIDENCE,
 ) -> dict[str, dict[str, Interval]]:
-    """Return how sure the differences between two models are, by set and figure.
+    """Return the intervals of the differences between two models, by set and figure.
 
-    Args:
-        sets: Their evaluations; see :func:`told_sets`.
-        before: Of a model, by set.
-        after: Of another on the same sets; those that only one was measured on are left out.
+    ``sets`` are those of :func:`told_sets`; sets that only one model was measured on are left out.
     """
     return {
         name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
@@ -154,7 +147,7 @@ def intervals_between(
 
 
 def check_sets(config: Config) -> None:
-    """Look at files and folders to measure on, as far as that can be done without Spark.
+    """Check files and folders to measure on, as far as possible without Spark.
 
     Raises:
         InputError: One is missing, cannot be read, or lacks a column.
@@ -167,7 +160,7 @@ def check_sets(config: Config) -> None:
 
 @contextmanager
 def _naming_guards(config: Config, given: str) -> Iterator[None]:
-    """Have errors about a guard name its own setting, and not that of its evaluation."""
+    """Have errors about a guard name `evaluation.guards`, and not its evaluation's setting."""
     try:
         yield
     except InputError as error:
@@ -178,11 +171,10 @@ def _naming_guards(config: Config, given: str) -> Iterator[None]:
 
 
 def metric_named(config: Config, key: str, name: str) -> Metric:
-    """Return a metric of what the settings ask to measure, as checkpoints are measured.
+    """Return a metric of the sets as checkpoints are measured on them.
 
-    Args:
-        name: The name of a set, in one of the forms that are measured, a dot, and the name of a
-            figure, as in ``metrics.json``.
+    ``name`` is the name of a set, in a measured form, a dot, and the name of a figure, as in
+    ``metrics.json``.
 
     Raises:
         InputError: There is no such set, or no such figure that says how good a model is.
@@ -206,10 +198,10 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
 
 
 def check_tables(session: SparkSession, config: Config) -> None:
-    """Read files and folders to measure on, but for held-out pairs, which preparing makes.
+    """Read files and folders to measure on, except held-out pairs, which preparing makes.
 
     Raises:
-        InputError: One is missing, or not what it is said to be.
+        InputError: One is missing or malformed.
     """
     for one in named_sets(config):
         if not one.evaluation.held_out:
@@ -217,13 +209,11 @@ def check_tables(session: SparkSession, config: Config) -> None:
 
 
 def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
-    """Return a digest of each set that :func:`evaluate` measures on.
+    """Return a digest of each set that :func:`evaluate` measures on, 16 hexadecimal digits.
 
-    It follows from the rows in any order, and from the release of this package, which decides how
-    they are measured: two models measured under one digest may be compared.
-
-    Returns:
-        By the names of the sets, in all forms in which they are measured on, 16 hexadecimal digits.
+    Keys are the names of the sets, in all forms. A digest covers the rows, in any order, and the
+    release of this package, which decides how they are measured: two models measured under one
+    digest may be compared.
 
     Raises:
         InputError: See :func:`check_tables`.
@@ -238,13 +228,13 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
 
 
 def digest_tables(*tables: DataFrame) -> str:
-    """Return the digest of what a set is measured on, as :func:`digest_sets` has it."""
+    """Return the digest of a set's tables, as in :func:`digest_sets`."""
     content = json.dumps([__version__, [_row_sum(table) for table in tables]])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _row_sum(table: DataFrame) -> Sequence[str]:
-    """Return count and sum of the rows' hashes: the same in whatever order the rows are."""
+    """Return count and sum of the rows' hashes, which do not depend on the order of the rows."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     hashes = F.xxhash64(*table.columns).cast("decimal(20,0)")
@@ -258,22 +248,22 @@ def evaluate(
     model_folder: Location | str,
     on_observed: Callable[[str, Observed], None] = lambda name, found: None,
 ) -> dict[str, dict[str, float]]:
-    """Measure a model on the held-out pairs and on the files and folders that are named.
+    """Measure a model on the held-out pairs and on the files and folders of the settings.
+
+    The held-out pairs are those of ``<prepared.folder>/corpus/evaluation``, where there are any.
 
     Args:
-        config: ``evaluation`` says what is measured; the held-out pairs are those of
-            ``<prepared.folder>/corpus/evaluation``, where there are any.
         model_folder: The model, where every executor can read it.
-        on_observed: Called with the name of a set and what was observed of the model on it, by the
+        on_observed: Called with the name of a set and the model's observations on it, by
             evaluations whose figures are of single items.
 
     Returns:
-        By the names of the sets the figures of their evaluations; at each of
-        ``objective.dimensions``, of all sources' objectives, too where an evaluation measures at
-        several widths; each fused with BM25 too with ``evaluation.hybrid``.
+        Figures by the names of the sets. Where an evaluation measures at several widths, it does so
+        at each of ``objective.dimensions``, of all sources' objectives; with ``evaluation.hybrid``,
+        each fused with BM25 too.
 
     Raises:
-        InputError: What is asked for cannot be read.
+        InputError: A set or the model cannot be read.
     """
     load = embedder_loader(session, model_folder)
     if config.evaluation.retrieval and not held_out_sets(config):

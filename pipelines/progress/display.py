@@ -1,4 +1,4 @@
-"""Work that is shown while it goes on, and the jobs that it is a part of."""
+"""The display of work while it goes on, and of the jobs around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
 LINE_SECONDS = 30.0
 """The shortest time between two lines about the same work."""
 SHORT_SECONDS = 5.0
-"""Commands that mostly end within it, or refuse something, say nothing before."""
+"""Commands that mostly end within it, or refuse their input, print nothing before."""
 LINES_PER_DOUBLING = 20
 """The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
 _TICK_SECONDS = 1.0
@@ -33,12 +33,12 @@ _JOIN_SECONDS = 5.0
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
-    """Print a line of which no part steers the terminal."""
+    """Print a line that cannot control the terminal."""
     print(printable(text), file=file)
 
 
 class MessageHandler(logging.StreamHandler[Any]):
-    """Writes messages to the present standard error, so that they appear above a progress bar.
+    """A log handler that writes to the present standard error, so above a progress bar.
 
     Interruptions are reported at the end of the job, and not by the libraries at work.
     """
@@ -88,14 +88,14 @@ class Work(ABC):
 
     @abstractmethod
     def state(self) -> str:
-        """Return how far it is, beside its name on the screen."""
+        """Return its progress, shown beside its name on the screen."""
 
     @abstractmethod
     def line(self) -> str:
         """Return the line to print now, where there is no screen."""
 
     def look(self) -> None:  # noqa: B027 - not all work is polled
-        """Look how far it is; called every second, on a thread."""
+        """Update its progress; called every second, on a thread."""
 
     def _changed(self, *, tell: bool = False) -> None:
         if self._display is not None:
@@ -105,11 +105,10 @@ class Work(ABC):
 
 
 class WorkProgress(Work):
-    """A bar for work of a known size; elsewhere also a line at each tenth of it.
+    """A bar for work of a known size; without a screen also a line at each tenth of it.
 
-    Args:
-        line: A format string with ``done``, ``total`` and ``text``.
-        text: Shown until the first progress.
+    ``line`` is a format string with ``done``, ``total`` and ``text``; ``text`` shows until the
+    first progress.
     """
 
     stays = True
@@ -131,11 +130,7 @@ class WorkProgress(Work):
         self.done = done
 
     def show(self, done: int, text: str) -> None:
-        """Show that so much is done.
-
-        Args:
-            done: Of the total; less than before where work is made again.
-        """
+        """Show that so much of the total is done; less than before where work is made again."""
         self._moved, self.done, self._text = True, done, text
         tenth = 10 * done // max(self._amount, 1)
         tell, self._told_tenth = tenth != self._told_tenth, tenth
@@ -184,16 +179,16 @@ class Activity(Work):
 def job(
     name: str, stages: Sequence[str], expected: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[Mapping[str, float]]:
-    """Show all of a block in one display; within another job, as a part of that.
+    """Show a whole block in one display; within another job, as a part of that.
 
     Args:
-        stages: The names of what the job is made of, in their order; the first one begins at
-            once. An activity, or work of a known size, that has the name of a stage begins it.
-        expected: Seconds that stages may take, where an earlier job has shown it: by them the
-            time that is left of the job is told.
+        stages: In their order; the first begins at once. An activity, or work of a known size, with
+            the name of a stage begins it.
+        expected: Seconds of stages, as far as an earlier job has measured them; they give the
+            remaining time of the job.
 
     Yields:
-        The seconds that the stages took, each once it has ended; none within another job.
+        The seconds of the stages, each once it has ended; none within another job.
     """
     if _JOB.get() is not None:
         yield {}
@@ -215,8 +210,7 @@ def activity(
 ) -> Iterator[None]:
     """Show an activity while a block runs; within another activity, as a part of that.
 
-    Args:
-        detail: Called every second, on a thread, for the state of the work.
+    A thread calls ``detail`` every second for the state of the work.
     """
     if _CURRENT.get() is not None:
         next_part(name)
@@ -293,7 +287,7 @@ class Display:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave on the screen what is to stay there."""
+        """Close the display, and leave on the screen what is to stay there."""
         self._ended.set()
         self._thread.join(_JOIN_SECONDS)
         self._bar.stop()
@@ -313,7 +307,7 @@ class Display:
             self.tell()
 
     def refresh(self) -> None:
-        """Show what is known by now."""
+        """Show the present state."""
         with self._lock:
             row, work = self._row, self._work
             if row is None or work is None:
@@ -322,11 +316,11 @@ class Display:
             self._bar.update(row.id, left=_left(row.time_remaining))
 
     def state_of(self, work: Work) -> str:
-        """Return what the present row says."""
+        """Return the text of the present row."""
         return work.state()
 
     def line_of(self, work: Work | None) -> str:
-        """Return what a line of the log says."""
+        """Return a line for the log."""
         return "" if work is None else work.line()
 
     def tell(self) -> None:
@@ -367,11 +361,11 @@ class JobDisplay(Display):
     """A row for the whole job, and below it one for each stage that has begun.
 
     Args:
-        stages: Names of the stages, in their order. Work of such a name begins that stage; other
-            work belongs to the stage that has begun last.
+        stages: In their order. Work with the name of a stage begins it; other work belongs to the
+            stage that has begun last.
 
     Attributes:
-        seconds: That the stages took which have ended.
+        seconds: Those of the ended stages.
     """
 
     def __init__(self, name: str, stages: Sequence[str], expected: Mapping[str, float]) -> None:
@@ -397,7 +391,7 @@ class JobDisplay(Display):
         self.show(work)
 
     def end(self, work: Work) -> None:
-        """Leave what was last known in the row of its stage, until that has further work."""
+        """Leave the last state in the row of its stage, until that has further work."""
         with self._lock:
             self.refresh()
             self._bar.refresh()
@@ -412,32 +406,31 @@ class JobDisplay(Display):
         self._show_whole(len(self._stages))
 
     def refresh(self) -> None:
-        """Show what is known by now, of the whole job too."""
+        """Show the present state, of the whole job too."""
         with self._lock:
             super().refresh()
             self._bar.update(self._whole.id, left=_left(self._seconds_left()))
 
     def state_of(self, work: Work) -> str:
-        """Return the work's own state, and its name where that is not the stage's."""
+        """Return the work's state, and its name where that is not the stage's."""
         state = work.state()
         if work.name == self._stages[self._stage]:
             return state
         return f"{work.name}: {state}" if state else work.name
 
     def line_of(self, work: Work | None) -> str:
-        """Return the work's own line, and before it the stage."""
+        """Return the work's line, preceded by the stage."""
         stage = self._stages[self._stage]
         line = stage if work is None else work.line()
         said = line if line.startswith(stage) else f"{stage}: {line}"
         return f"{self._counted(self._stage)}{said}"
 
     def _counted(self, stage: int) -> str:
-        """Return which stage it is of how many; nothing of a single one."""
         count = len(self._stages)
         return f"{stage + 1}/{count} " if count > 1 else ""
 
     def _seconds_left(self) -> float | None:
-        """Return of the job; None unless the rest of this stage and all later ones are known."""
+        """Return the job's; None unless the rest of this stage and all later ones are known."""
         present, *later = self._stages[self._stage :]
         left = None if self._row is None else self._row.time_remaining
         if left is None and present in self._expected:

@@ -1,4 +1,4 @@
-"""What rich draws: tables and rows of progress, in terminals and in the output of notebooks."""
+"""rich's tables and rows of progress, in terminals and in the output of notebooks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipelines.errors import printable
 
 
 class Screen(Console):
-    """A console on which no text steers the terminal, and brackets and colons are signs.
+    """A console on which no text controls the terminal, and brackets and colons are literal.
 
-    What is shown is sanitised as it is drawn, whichever table or line it is a part of; a cell that
-    may hold any text is better sanitised before, so that its width is right.
+    Text is sanitised as it is drawn, in any table or line. Sanitise a cell's arbitrary text
+    beforehand, so that its width is right.
     """
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
@@ -32,12 +32,12 @@ class Screen(Console):
 
 
 class NotebookProgress(Progress):
-    """Rows that are drawn again in the place where they were drawn first.
+    """Rows that are drawn again in the same place, without a widget.
 
-    rich itself would take a widget. Clients that run notebooks without a browser, nbclient and what
-    is built on it, answer every message of a widget on the socket on which they wait for the end of
-    the cell; they can then miss that, and wait until their deadline, or forever. Output that is
-    updated needs no answer.
+    rich itself would take a widget. Clients without a browser (nbclient and tools built on it)
+    answer every message of a widget on the socket on which they wait for the end of the cell. They
+    can then miss that end, and wait until their deadline, or forever. Updated output needs no
+    answer.
     """
 
     _place: Any = None
@@ -49,12 +49,12 @@ class NotebookProgress(Progress):
         self._place = display(self, display_id=True)  # type: ignore[no-untyped-call]
 
     def refresh(self) -> None:
-        """Draw them again."""
+        """Draw the rows again."""
         if self._place is not None:
             self._place.update(self)
 
     def stop(self) -> None:
-        """Draw them for the last time, or nothing in their place."""
+        """Draw the rows for the last time, or nothing in their place."""
         from IPython.display import HTML
 
         self.refresh()

@@ -31,8 +31,7 @@ _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufe
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text on one line, at most so many characters long, with nothing hidden in it.
 
-    Characters that control something, among them those that turn the direction of what follows,
-    are written as escapes.
+    Control characters are escaped, among them those that reverse the writing direction.
     """
     line = " ".join(text[: 4 * most].split())
     cut = line[:most].rstrip() + "…" if len(line) > most else line
@@ -47,11 +46,9 @@ def _escaped(character: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """What a page leads to.
+    """A link of a page to a path, or to the address of a store.
 
-    Attributes:
-        place: The path, or the address of a store.
-        href: Relative to the page; None where a browser could not follow it.
+    ``href`` is relative to the page; None where a browser could not follow it.
     """
 
     name: str
@@ -60,7 +57,7 @@ class Link:
 
 
 def link(name: str, target: Location, page: Location) -> Link:
-    """Return the link from a page to a file or a folder; to a store none leads, so it is named."""
+    """Return the link from a page to a file or a folder; a store is named without a link."""
     here, there = as_local(page), as_local(target)
     if here is None or there is None:
         return Link(name, without_password(str(target)), None)
@@ -75,16 +72,13 @@ Line = TypeVar("Line")
 
 
 def smoothed(values: Sequence[float], span: float) -> list[float]:
-    """Return the mean around each place, weighted by a bell curve; at the ends, of what is there.
+    """Return the mean around each of equally spaced values, weighted by a Gaussian.
 
-    Values that are not finite count nowhere, and where there are no others the mean is NaN.
+    ``span`` is its standard deviation, in places. Means at the ends are of the existing values.
+    Values that are not finite do not count; the mean of none is NaN.
 
-    Source: Nadaraya, "On estimating regression", Theory of Probability and its Applications
-    9(1), 1964.
-
-    Args:
-        values: Equally far apart.
-        span: Standard deviation of the weights, in places.
+    Source: Nadaraya, "On estimating regression", Theory of Probability and its Applications 9(1),
+    1964.
     """
     given = np.asarray(values, float)
     is_finite = np.isfinite(given)
@@ -97,7 +91,7 @@ def smoothed(values: Sequence[float], span: float) -> list[float]:
 
 
 def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
-    """Return at most so many groups of neighbours: all of equally many, the last of fewer."""
+    """Return at most so many groups of neighbours, equally large but for the last."""
     size = max(1, math.ceil(len(lines) / most))
     return [lines[start : start + size] for start in range(0, len(lines), size)]
 
@@ -105,7 +99,7 @@ def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
 def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, float]]:
     """Return at most so many lines, each the mean of a group; see :func:`grouped`.
 
-    What is no number, or not in all of the lines, is left out.
+    Values that are no numbers, or not in all of the lines, are left out.
     """
     names = [name for name in lines[0] if all(is_number(line.get(name)) for line in lines)]
     return [
@@ -120,9 +114,9 @@ def is_number(value: object) -> bool:
 
 
 def read_lines(path: Location) -> list[dict[str, Any]]:
-    """Read the lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
+    """Read the lines of ``metrics.jsonl`` or a file like it.
 
-    A run that was killed leaves one.
+    Half a line at the end, which a killed run leaves, is dropped.
 
     Raises:
         DamagedFileError: Another line is no object.
@@ -145,13 +139,12 @@ class Comparison:
         evaluation: `retrieval`, or the name of a file.
         basis: On how much it was measured, in words.
         before: Times 100; None where it was not measured.
-        better: Where a better model has it; None for what says nothing of quality.
-        interval: Where the difference lies; None where that is not known. See
-            :mod:`pipelines.evaluation.intervals`.
-        role: What the set says of a model; None in figures of which that is not known.
-        items: Queries or pairs that were measured; 0 where that is not known.
-        is_main: The set is judged by it: its first figure that is better the higher it is. The
-            others, and variants of a set, are shown and decide nothing.
+        better: Which direction is better; None for a figure that says nothing of quality.
+        interval: Of the difference; None where unknown. See :mod:`pipelines.evaluation.intervals`.
+        role: What the set says of a model; None where unknown.
+        items: Queries or pairs that were measured; 0 where unknown.
+        is_main: Whether it judges the set: the set's first figure for which higher is better. Other
+            figures, and variants of a set, are shown and decide nothing.
         adjusted_p: Of the interval's test, among those of all sets of the same role.
         doubt: What makes the figures better than the model is; empty where nothing is known to.
     """
@@ -173,7 +166,7 @@ class Comparison:
     def verdict(self) -> str:
         """`better`, `worse` or `cannot be told`; empty where it is not tested.
 
-        What cannot be seen in two decimals is no difference.
+        A difference that two decimals do not show counts as none.
         """
         difference = self.difference
         if self.better is None or difference is None or self.interval is None or not self.is_main:
@@ -201,10 +194,8 @@ class Comparison:
 def compare(figures: Mapping[str, Any]) -> list[Comparison]:
     """Return a line for each figure that is in either, in the order of their measurement.
 
-    Args:
-        figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
-            under `after`, and where they are known `interval` and `sets`. See
-            :class:`pipelines.jobs.evaluate.Measured`.
+    ``figures`` are those of ``metrics.json``: `before` of the start, `after` of the trained model,
+    and where they are known `interval` and `sets`. See :class:`pipelines.jobs.evaluate.Measured`.
     """
     before, after = figures.get("before", {}), figures.get("after", {})
     intervals, sets = figures.get("interval", {}), figures.get("sets", {})
@@ -244,7 +235,7 @@ def _doubt(figures: Mapping[str, Any], evaluation: str) -> str:
 
 
 def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
-    """Return the first figure of each set of those that are better the higher they are."""
+    """Return the first figure of each set for which higher is better."""
     first: dict[str, Comparison] = {}
     for line in lines:
         if line.difference is not None and line.better == "higher":
@@ -253,13 +244,10 @@ def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comparison]:
-    """Give the lines that sets are judged by their probabilities among all such sets.
+    """Return the lines, the main ones with p values adjusted among all sets of their role.
 
-    A model that is as good as its start gains on one of ten sets by chance in every fifth run.
-
-    Args:
-        lines: Of all figures.
-        choosing: Sets that decide nothing where others do, and give those no further chance.
+    Otherwise a model as good as its start gains on one of ten sets by chance in every fifth run.
+    Sets in ``choosing`` decide nothing where others do, so the others are adjusted without them.
     """
     families: dict[Role | None, dict[str, Comparison]] = {}
     for line in main_lines(lines):

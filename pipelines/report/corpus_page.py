@@ -1,4 +1,4 @@
-"""The page of a prepared corpus: one HTML file that needs nothing else."""
+"""The page of a prepared corpus: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FunnelLines = Sequence[Mapping[str, Any]]
 
 
 class Reason(NamedTuple):
-    """Why texts are lost: how many, which share of the level, and a few of them; for people."""
+    """A reason for lost texts: count, share of the level, and a few of them; for people."""
 
     name: str
     rows: str
@@ -46,7 +46,7 @@ class Reason(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """How long a stage took, for people; a rate is empty where it is not known."""
+    """The time of a stage, for people; a rate is empty where it is not known."""
 
     name: str
     kept: bool
@@ -56,15 +56,11 @@ class StageTime(NamedTuple):
 
 
 def write_corpus_report(prepared_folder: Location) -> Location:
-    """Write ``report.html`` of a prepared folder; what is not there leaves its section out.
+    """Write ``report.html`` of a prepared folder, and return its path.
 
-    Args:
-        prepared_folder: Holds ``corpus/funnel.json``, ``corpus/statistics.json``,
-            ``tokens/lengths.json``, ``tokens/manifest.json``, ``lanes/manifest.json`` and
-            ``stages.json``.
-
-    Returns:
-        The path of the page.
+    It reads ``corpus/funnel.json``, ``corpus/statistics.json``, ``tokens/lengths.json``,
+    ``tokens/manifest.json``, ``lanes/manifest.json`` and ``stages.json``; sections without data are
+    left out.
     """
     folder = PreparedFolder(prepared_folder.absolute())
 
@@ -183,7 +179,7 @@ def _length_chart(lengths: Mapping[int, int], manifest: LaneManifest | None) -> 
 
 
 def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
-    """Tell how the lengths were arranged in lanes."""
+    """Describe how the lengths were arranged in lanes."""
     if manifest is None:
         return {}
     padding = 1 - manifest.tokens / manifest.slots
@@ -201,7 +197,7 @@ def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
 def _times(
     stages: Sequence[Mapping[str, Any]], funnel: FunnelLines, read_bytes: int
 ) -> list[StageTime]:
-    """Return a line for each stage, and one for all; rates are of the text that came in."""
+    """Return a line for each stage, and one for all; rates are of the input text."""
     texts = _rows(funnel, text_level(funnel), "in") or 0
     named = [(stage["stage"], stage["seconds"], stage["kept"]) for stage in stages]
     if len(named) > 1:

@@ -37,7 +37,7 @@ _LONGEST_NAME = 34
 
 
 def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the lines of ``corpus/funnel.json``; what is lost is taken off the right end."""
+    """Draw the lines of ``corpus/funnel.json``; losses are taken off the right end."""
     levels = funnel_levels(lines, with_kinds=False)
     heights = [len(bars) for bars in levels.values()]
     with mpl.rc_context(_STYLE):
@@ -63,7 +63,7 @@ def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def rows_figure(manifest: LaneManifest) -> Figure:
-    """Draw to which length the granules of each row are padded, in the order of the lane files."""
+    """Draw the padded length of the granules of each row, in the order of the lane files."""
     lengths = np.repeat(
         [segment.length for segment in manifest.segments],
         [segment.rows for segment in manifest.segments],
@@ -81,11 +81,7 @@ def rows_figure(manifest: LaneManifest) -> Figure:
 
 
 def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw loss curves over one another, the first as the widest line, so that equal ones show.
-
-    Args:
-        curves: Steps and losses, by name.
-    """
+    """Draw loss curves (steps, losses), the first as the widest line, so that equal ones show."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
         axes = figure.add_subplot()
@@ -119,7 +115,7 @@ def map_figure(
 
     Args:
         vectors: [texts, dimensions], of two dimensions at least.
-        groups: Places of texts that are shown in one colour, for the first few that have any.
+        groups: Indices of texts in one colour, for the first few groups that have any.
         marked: Further vectors [dimensions], by name, shown as stars in the same plane.
     """
     middle = vectors.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What all pages have in common: bars, numbers for people, templates, and whom to blame."""
+"""Common parts of all pages: bars, formatted numbers, templates, errors of damaged records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipelines.report.comparison import shown
 from pipelines.report.verdict import points, signed_points, told_interval
 
 LOST = ("dropped", "quarantined")
-"""Kinds of funnel lines that name a reason for which rows are not kept."""
+"""Kinds of funnel lines that name a reason for which rows are dropped."""
 _SHORT = 10.0
-"""Seconds below which tenths of them say something."""
+"""Seconds below which tenths are shown."""
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 Value = TypeVar("Value")
@@ -25,12 +25,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled picture, as markup.
+    """A titled picture, as markup; ``note`` says how to read it.
 
-    Attributes:
-        wide: Whether it takes the whole width.
-        narrow: The same picture for a narrow screen, on which a wide one's text is too small.
-        note: How to read it.
+    A ``wide`` one takes the whole width; ``narrow`` is the same picture for a narrow screen, on
+    which the wide one's text is too small.
     """
 
     title: str
@@ -76,11 +74,10 @@ class Bar:
 def funnel_levels(
     lines: Sequence[Mapping[str, Any]], *, with_kinds: bool = True
 ) -> dict[str, list[Bar]]:
-    """Return the bars of every level: what is lost is taken off the right end, what is kept left.
+    """Return the bars of every level: losses are taken off the right end, the rest is left.
 
-    Args:
-        lines: The content of ``funnel.json``; see :mod:`pipelines.corpus.funnel`.
-        with_kinds: Names of what is lost say so.
+    ``lines`` are those of ``funnel.json``, see :mod:`pipelines.corpus.funnel`. With ``with_kinds``,
+    the names of losses say their kind.
     """
     levels: dict[str, list[Bar]] = {}
     for level in dict.fromkeys(line["level"] for line in lines):
@@ -126,7 +123,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value | None:
-    """Return what a file holds; None where there is no such file."""
+    """Return the content of a file; None where there is no such file."""
     read = _READ.get()
     if read is not None:
         read.add(path)
@@ -139,7 +136,7 @@ def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value 
 
 
 def read_record(path: Location) -> Any:
-    """Return what a file of JSON holds; an empty object where there is no such file."""
+    """Return the content of a JSON file; an empty object where there is no such file."""
     return read_if_there(path, storage.read_json) or {}
 
 
@@ -155,11 +152,9 @@ _SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
 def drawn(draw: Callable[[], Value]) -> Value:
     """Draw a page, and blame a record without which it could be drawn.
 
-    Records are files that people can edit and mounts can spoil. What each may hold is for those to
-    know who read it, so the one at fault is found by leaving out one after the other.
-
-    Args:
-        draw: Reads records by :func:`read_if_there`, and writes a page made by :func:`render`.
+    People can edit records, and mounts can spoil them. Only their readers know what each may hold,
+    so the damaged one is found by leaving out one after the other. ``draw`` reads records by
+    :func:`read_if_there`, and writes a page made by :func:`render`.
 
     Raises:
         DamagedFileError: Naming the record.
@@ -183,10 +178,9 @@ def drawn(draw: Callable[[], Value]) -> Value:
 
 
 def _tries(read: Collection[Location]) -> Iterator[list[Location]]:
-    """Try to leave out records: each alone and, where several are damaged, ever more of them.
+    """Yield records to leave out: each alone and, where several are damaged, ever more of them.
 
-    Args:
-        read: Grows meanwhile: without one record a page gets to the next.
+    ``read`` grows meanwhile: without one record a page gets to the next.
     """
     for so_far in (False, True):
         tried: list[Location] = []

@@ -1,4 +1,4 @@
-"""Which page the command `report` writes, of which runs, and where."""
+"""The command `report`: which page it writes, of which runs, and where."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from pipelines.settings.spark import StorageSettings
 OUTPUT_KEY = "--output"
 _BEGINNING = 4096
 COMPARISON = "comparison.html"
-"""Of several runs, in the working folder."""
+"""The page of several runs, in the working folder."""
 
 
 def write_page(config: Config, runs: Sequence[str], output: str | None) -> Location:
     """Write the report of a run, or the page that compares several; return its path.
 
-    Args:
-        config: Says how stores are reached and, if no run is named, which run.
-        output: The file, if it is not to be at its usual place.
+    Without ``runs``, the settings name the run. ``output`` replaces the usual path.
 
     Raises:
         InputError: There is no such run, one is named twice, or the page cannot be there.
@@ -68,7 +66,7 @@ def _target(output: str, stores: StorageSettings) -> Location:
 
 
 def _check_own(key: str, folder: Location, target: Location | None) -> None:
-    """Make sure that the usual page of a folder is not the user's, if it is to be there."""
+    """Refuse to replace a user's file at the usual place of a folder's page."""
     if target is None and not is_ours(folder, MEASURED):
         _check_page(key, RunFolder(folder).report)
 
@@ -80,10 +78,7 @@ def _check_page(key: str, file: Location) -> None:
 
 
 def _is_page(file: Location) -> bool:
-    """Tell whether this command has written a file, or nobody has written anything into it.
-
-    Of earlier releases the style sheet tells.
-    """
+    """Tell whether a file is empty or ours; a style sheet marks pages of earlier releases."""
     with file.open("rb") as opened:
         beginning = bytes(opened.read(_BEGINNING))
     return (
@@ -94,7 +89,7 @@ def _is_page(file: Location) -> bool:
 
 
 def _prepared(run: Location, stores: StorageSettings) -> Location:
-    """Return the preparation of a run; as its settings name it if the run is an old one."""
+    """Return the preparation of a run; of an old run, the one that its settings name."""
     known = prepared_folder_of(run, stores)
     if known is not None:
         return known
@@ -105,7 +100,7 @@ def _prepared(run: Location, stores: StorageSettings) -> Location:
 
 
 def _named(key: str, given: str, stores: StorageSettings) -> Location:
-    """Return the place that an argument names, absolute."""
+    """Return the absolute location of an argument."""
     try:
         return location(stored_path(given), stores).absolute()
     except NotLocalError as error:

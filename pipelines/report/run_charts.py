@@ -1,4 +1,4 @@
-"""The pictures of a run's page, from the lines that it logged."""
+"""The charts of a run's page, from its logged lines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LOGGED = {
 }
 """Columns of ``metrics.jsonl`` that have a chart of their own, by its title."""
 MAX_WORKERS = 16
-"""Bars of single workers; of more, those are shown that computed longest."""
+"""Bars of single workers; with more, those that computed longest are shown."""
 MAX_NAMED_CURVES = 4
 FEWEST_POINTS = 3
 FEWEST_SMOOTHED = 8
-"""Of fewer logged lines each is marked, and nothing is smoothed."""
+"""With fewer logged lines each is marked, and nothing is smoothed."""
 _SMOOTHED_SHARE = 0.015
 _MAX_POINTS = 1000
 _MAX_AREAS = 150
@@ -42,16 +42,16 @@ _WIDE, _NARROW = (10.0, 3.0), (5.2, 2.9)
 _NO_FIGURES = {"step", "epoch", "seconds"}
 
 Lines = Sequence[Mapping[str, Any]]
-"""Of ``metrics.jsonl``."""
+"""Lines of ``metrics.jsonl``."""
 
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """What a worker did in a run, or several did together.
+    """The time of a worker, or of several together.
 
     Attributes:
-        rank: None where it is of all of them.
-        seconds: Of its life, from when it was ready; of several more than the clock's.
+        rank: None for several workers.
+        seconds: Of its life, from when it was ready; summed over several workers.
         parts: Seconds by part, of :data:`PARTS`.
     """
 
@@ -82,18 +82,18 @@ class WorkerTime:
 
     @property
     def computed(self) -> float:
-        """Seconds of arithmetic, with what was not timed apart from it."""
+        """Seconds of arithmetic, with those that were not timed apart from it."""
         both = ("arithmetic", "arithmetic_and_communication")
         return math.fsum(self.parts.get(part, 0.0) for part in both)
 
     @property
     def examples_per_second(self) -> float:
-        """By the clock; NaN where no time has passed."""
+        """Examples per wall-clock second; NaN where no time has passed."""
         return self.examples / self.seconds if self.seconds > 0 else math.nan
 
     @property
     def own_pace(self) -> float:
-        """Examples a second of arithmetic alone; NaN where that is not known."""
+        """Examples per second of arithmetic; NaN where that is not known."""
         seconds = self.parts.get("arithmetic", 0.0)
         return self.examples / seconds if seconds > 0 else math.nan
 
@@ -126,11 +126,10 @@ def shares_by_group(groups: Sequence[Lines]) -> dict[str, list[float]]:
 
 
 def paces_by_group(groups: Sequence[Lines], *, own: bool) -> dict[int, list[float]]:
-    """Return examples a second by rank, a number for each group; NaN where it had no part.
+    """Return examples per second by rank, a number for each group; NaN where a rank took no part.
 
-    Args:
-        groups: Lines of the run that are next to one another.
-        own: Whether a second is one of its own arithmetic, and not one of the clock.
+    ``groups`` are consecutive lines of the run. With ``own``, seconds are those of the worker's own
+    arithmetic, else of the clock.
     """
     by_group = [
         {
@@ -187,7 +186,7 @@ def training_charts(logged: Lines) -> list[Chart]:
 
 
 def _source_charts(logged: Lines) -> list[Chart]:
-    """Draw the loss of each source on a scale of its own, since losses differ in kind."""
+    """Draw the loss of each source on its own scale, since losses differ in kind."""
     charts = []
     for name in sorted({name for line in logged for name in line.get("sources", {})}):
         found = [line for line in logged if name in line.get("sources", {})]
@@ -206,16 +205,11 @@ def _source_charts(logged: Lines) -> list[Chart]:
 
 
 def _middle(group: Lines) -> float:
-    """Return the step that stands for several."""
     return math.fsum(line["step"] for line in group) / len(group)
 
 
 def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
-    """Return by evaluation and metric the values by step: figures that have a direction.
-
-    Args:
-        lines: Of ``evaluations.jsonl``: ``step``, ``evaluation``, and figures by metric.
-    """
+    """Return figures with a direction by evaluation, metric and step, of ``evaluations.jsonl``."""
     found: dict[str, dict[str, dict[float, float]]] = {}
     for line in lines:
         if not is_number(line.get("step")) or "evaluation" not in line:
@@ -231,7 +225,7 @@ def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
 def evaluation_charts(lines: Lines) -> list[Chart]:
     """Draw the figures of each evaluation; those outside 0 to 100 in charts of their own.
 
-    What was measured before and after training alone stands in the table, and is no curve.
+    A figure measured only before and after training is in the table, and has no curve.
     """
     charts = []
     for evaluation, of_metric in figures_by_step(lines).items():
@@ -264,7 +258,7 @@ def _evaluation_chart(title: str, of_metric: Mapping[str, Mapping[float, float]]
 
 @dataclass(frozen=True)
 class TimeBar:
-    """A worker's time, or all workers', in pieces; figures are for people."""
+    """The time of a worker, or of all, in pieces; figures are for people."""
 
     name: str
     pieces: tuple[Bar, ...]
@@ -274,12 +268,10 @@ class TimeBar:
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Where the time went.
+    """The workers' time by part; ``parts`` have names for people, by their CSS names.
 
-    Attributes:
-        parts: Names of the parts for people, by what style sheets call them.
-        left_out: How many workers are not shown.
-        apart: Whether communication was timed apart from arithmetic.
+    ``left_out`` workers are not shown. ``apart`` says whether communication was timed apart from
+    arithmetic.
     """
 
     parts: Mapping[str, str]
@@ -291,7 +283,7 @@ class TimeSpent:
 
 
 def time_spent(logged: Lines) -> TimeSpent | None:
-    """Return where the workers' time went; None where the run did not measure it."""
+    """Return the workers' time by part; None where the run did not measure it."""
     workers = worker_times(logged)
     if not workers:
         return None

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else."""
+"""The page of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from pipelines.settings.redaction import without_secrets
 from pipelines.tokens.summary import told_cuts
 
 KEPT = "kept"
-"""Instead of the time of a stage that an earlier preparation had made."""
+"""Stands for the time of a stage that an earlier preparation had made."""
 MODELS = {"before": "Before", "after": "After"}
 KINDS = {
     "better": "Found better than before",
@@ -68,16 +68,13 @@ _MAX_SCORES = 2
 def write_report(
     run_folder: Location, prepared_folder: Location, target: Location | None = None
 ) -> Location:
-    """Write the report of a run; what is not there yet leaves its section out.
+    """Write the report of a run, and return its path; sections without data are left out.
 
     Args:
         run_folder: Holds ``config.yaml``, ``environment.json``, ``tokens.json``, ``jobs.json``,
             ``metrics.jsonl``, ``metrics.json``, ``samples.json`` and ``evaluations.jsonl``.
         prepared_folder: Holds ``corpus/funnel.json``.
         target: The file; ``report.html`` of the run folder unless given.
-
-    Returns:
-        The path of the page.
     """
     run, prepared = RunFolder(run_folder), PreparedFolder(prepared_folder)
     target = target or run.report
@@ -131,7 +128,6 @@ def write_report(
 
 
 def _links(run: RunFolder, prepared: PreparedFolder, page: Location) -> list[Link]:
-    """Return those to the model and to the report of the corpus, as far as they are there."""
     # A folder of a store is one of its versions, of which people need not know.
     model = [link("model folder", run.path / "model", page)] if run.model.is_dir() else []
     corpus = [link("corpus report", prepared.report, page)] if prepared.report.is_file() else []
@@ -145,7 +141,7 @@ def _sentence(config: Config) -> str:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Tell the settings in which runs differ most; all are further down the page."""
+    """Return the settings in which runs differ most; all are further down the page."""
     corpus, encoder, training = config.corpus, config.encoder, config.training
     inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
     packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
@@ -167,7 +163,6 @@ def _settings(config: Config) -> dict[str, str]:
 
 
 def _source(source: SourceSettings, config: Config) -> str:
-    """Tell what a source of several is, and what it is trained for."""
     inputs = ", ".join(source.inputs) or "installed packages"
     weight = "" if source.weight is None else f"; weight {source.weight:g}"
     objective = _objective(source.objective or config.objective)
@@ -175,7 +170,7 @@ def _source(source: SourceSettings, config: Config) -> str:
 
 
 def _objective(objective: ObjectiveSettings) -> str:
-    """Tell a loss, and its keys that are not at their defaults."""
+    """Describe a loss, and its keys that are not at their defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     told = (
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
@@ -185,7 +180,7 @@ def _objective(objective: ObjectiveSettings) -> str:
 
 
 def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
-    """Tell what was read of the texts, and what stood before them."""
+    """Describe the part of the texts that was read, and their prompts."""
     if "max_length" not in tokens:
         return {}
     if sources := tokens.get("sources", ()):
@@ -246,7 +241,6 @@ def _restart(restart: Restart) -> dict[str, str]:
 
 
 def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the first figures, those that decide before others."""
     lines = main_lines(comparisons)
     return sorted(lines, key=lambda line: line.role != Role.JUDGED)[:_MAX_SCORES]
 
@@ -266,7 +260,7 @@ def _notice(
 
 
 class WallTime(NamedTuple):
-    """What a stage took by the clock, or that an earlier preparation had done it."""
+    """The wall-clock time of a stage, or that an earlier preparation had done it."""
 
     name: str
     seconds: float
@@ -275,7 +269,7 @@ class WallTime(NamedTuple):
 
 
 def wall_times(record: JobsRecord) -> list[WallTime]:
-    """Return what each stage took, those of the preparation first."""
+    """Return the time of each stage, those of the preparation first."""
     stages = [
         WallTime(f"prepare: {stage.name}", 0.0 if stage.is_kept else stage.seconds, stage.is_kept)
         for stage in record.preparation
@@ -295,7 +289,7 @@ def _of_jobs(jobs: Sequence[Job]) -> WallTime:
 
 
 def total_seconds(times: Sequence[WallTime]) -> float:
-    """Return those of all stages together."""
+    """Return the seconds of all stages together."""
     return math.fsum(time.seconds for time in times)
 
 
@@ -314,7 +308,7 @@ def _wall_bars(times: Sequence[WallTime]) -> list[Bar]:
 
 
 class Command(NamedTuple):
-    """A command, empty where jobs were called from Python, and the jobs of a run that it did."""
+    """A command, empty where jobs were called from Python, and its jobs in a run."""
 
     text: str
     host: str
@@ -323,7 +317,7 @@ class Command(NamedTuple):
 
 
 def _commands(record: JobsRecord) -> list[Command]:
-    """Return the commands, the first one first; jobs of one command stand together."""
+    """Return the commands in order; jobs of one command stand together."""
 
     def key(job: Job) -> tuple[str, str, str]:
         return job.command or "", job.host, job.commit or ""
@@ -337,16 +331,14 @@ def _told(job: Job) -> str:
 
 
 def moment(iso: str) -> str:
-    """Format a time of UTC to the minute."""
+    """Format a UTC time to the minute."""
     return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC"
 
 
 class MapPair(NamedTuple):
-    """A pair on a map, in the map's units.
+    """A pair on a map, in the map's units, with texts safe to show.
 
-    Attributes:
-        kind: `first`, `near` or `far`: where its document stands among those of its query.
-        texts: Its two texts, as they can be shown.
+    ``kind`` is `first`, `near` or `far`: the rank of its document for its query.
     """
 
     number: int
@@ -358,7 +350,7 @@ class MapPair(NamedTuple):
 
 
 class Map(NamedTuple):
-    """The pairs as one model sees them, and how many there are of each kind."""
+    """The pairs as one model sees them, and the number of each kind."""
 
     title: str
     pairs: list[MapPair]
@@ -405,14 +397,14 @@ def _in_words(rank: int | None, depth: int) -> str:
 
 
 class Found(NamedTuple):
-    """What a model has found for a query: texts, whether they are right, and a rank in words."""
+    """A model's result for a query: texts, whether they are relevant, and a rank in words."""
 
     documents: list[tuple[str, bool]]
     rank: str
 
 
 class Query(NamedTuple):
-    """A query, and what each model has found."""
+    """A query, and the result of each model."""
 
     text: str
     right: str
@@ -421,7 +413,7 @@ class Query(NamedTuple):
 
 
 def _queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
-    """Return the queries of each kind that there are, by its title."""
+    """Return the queries of each kind that occurs, by its title."""
     kinds: dict[str, list[Query]] = {}
     for one in samples.get("neighbours", []):
         found = (
@@ -453,7 +445,7 @@ def _changes(samples: Mapping[str, Any]) -> str:
 
 
 def _similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
-    """Draw how alike the two texts of a pair are, and two texts of different pairs; by model."""
+    """Draw the cosines of a pair's texts, and of texts of different pairs; by model."""
     pairs = samples.get("pairs", [])
     values = {
         (name, key): [pair[name][key] for pair in pairs if pair[name][key] is not None]

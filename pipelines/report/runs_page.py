@@ -1,4 +1,4 @@
-"""The page that shows several runs beside one another: one HTML file that needs nothing else."""
+"""The page that compares several runs: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ from pipelines.settings.load import read_tree
 
 KEY = "RUN"
 MOST_RUNS = 12
-"""Of more, the curves in one chart could not be told apart."""
+"""With more, the curves in one chart could not be told apart."""
 _LONGEST_NAME = 29
 _OF_THE_FOLDER = ("run.folder", "run.overwrite", "training.resume")
-"""Where a run is, and whether it was begun or continued, says nothing of what it is."""
+"""Where a run is, and whether it was begun or continued, does not describe it."""
 _MAX_POINTS = 400
 _SMOOTHED_SHARE = 0.02
 _WIDE, _NARROW, _USUAL = (10.0, 3.2), (5.2, 3.0), (5.2, 2.5)
 _DASH = (3.0, 1.5)
 _UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _FEWEST_OF_UNIT = 5
-"""Of fewer of a unit of time the next smaller one is taken."""
+"""With fewer of a unit of time, the next smaller unit is taken."""
 _SHARE = "% of the steps"
 _MUCH_LONGER = 4
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known of a run.
+    """A run as its folder records it.
 
     Attributes:
-        name: Of its folder; see :func:`run_names`.
-        settings: By dotted keys, as the run has recorded them, without secrets.
+        name: From its folder; see :func:`run_names`.
+        settings: By dotted keys, without secrets.
         verdict: On its model, against its start; None where that is not known.
-        sets: Digests of what was measured on, by the name of the evaluation.
+        sets: Digests of its evaluation sets, by name.
         training: The figures of the training itself; empty where it has not ended.
     """
 
@@ -90,7 +90,7 @@ class RecordedRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether it has come to its end, and left a model."""
+        """Whether it has ended, and left a model."""
         return bool(self.training) and self.folder.model.is_dir()
 
 
@@ -98,7 +98,7 @@ def check_run(folder: Location) -> None:
     """Refuse a folder that holds no run.
 
     Raises:
-        InputError: There is no such folder, or no run in it.
+        InputError: The folder is missing, or holds no run.
     """
     if not folder.is_dir():
         raise InputError(KEY, f"there is no folder {folder}", "name the folder of a run")
@@ -132,7 +132,7 @@ def check_runs(folders: Sequence[Location]) -> None:
 
 
 def read_runs(folders: Sequence[Location]) -> list[RecordedRun]:
-    """Return what is known of runs, in the order in which they are named."""
+    """Read runs, in the order in which they are named."""
     names = run_names([str(folder.absolute()) for folder in folders])
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
@@ -156,11 +156,7 @@ def _read(folder: Location, name: str) -> RecordedRun:
 
 
 def run_names(paths: Sequence[str]) -> list[str]:
-    """Return the last parts of paths, as many as it takes for all to differ; long ones shortened.
-
-    Args:
-        paths: All different.
-    """
+    """Return the last parts of distinct paths, as many as make all differ; long ones shortened."""
     parts = [path.rstrip("/").split("/") for path in paths]
     names = list(paths)
     for count in range(1, max(map(len, parts))):
@@ -189,11 +185,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 class Row(NamedTuple):
-    """A line of a table that has a column for each run.
+    """A line of a table that has a column for each run, with values for people.
 
-    Attributes:
-        values: Of each run, for people.
-        is_marked: Values that differ from that of the first run are.
+    If it ``is_marked``, values that differ from the first run's are marked.
     """
 
     key: str
@@ -202,11 +196,7 @@ class Row(NamedTuple):
 
 
 def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> list[Row]:
-    """Return what is not the same in all runs, in the order in which the first one has it.
-
-    Args:
-        runs: Values by key; one that a run does not have is a difference, too.
-    """
+    """Return the values that differ, or are missing, between runs, in the first run's order."""
     rows = (
         Row(
             key,
@@ -235,27 +225,27 @@ class RunKey(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """What style sheets call the colour."""
+        """The colour's CSS variable."""
         return VARIABLES[self.colour]
 
 
 class Points(NamedTuple):
-    """What a curve goes through; empty where a run does not have it."""
+    """The points of a curve; empty where a run has none."""
 
     places: Sequence[float] = ()
     values: Sequence[float] = ()
 
 
 def run_keys(count: int) -> list[RunKey]:
-    """Return those of so many runs, at most twice as many as there are colours."""
+    """Return the keys of so many runs, at most twice as many as there are colours."""
     return [RunKey(RUNS[number % len(RUNS)], number >= len(RUNS)) for number in range(count)]
 
 
 def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     """Draw loss over steps and over time, rates, and the first figure of each evaluation.
 
-    Where a run is many times as long as another one, all but the first two are over the share of
-    its steps that a run has made: over the steps, the short one would be a vertical line.
+    Where a run is many times as long as another, all but the first two are over the share of a
+    run's steps: over the steps, the short one would be a vertical line.
     """
     names = [run.name for run in runs]
     lines = [thinned(run.lines, _MAX_POINTS) if run.lines else [] for run in runs]
@@ -284,7 +274,7 @@ def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
 
 
 def _by_share(run: RecordedRun, points: Points) -> Points:
-    """Return the same at per cent of the run's last step, instead of at steps."""
+    """Return the points at per cent of the run's last step, instead of at steps."""
     whole = run.lines[-1]["step"] if run.lines else max(points.places, default=1)
     return Points([100 * place / max(whole, 1) for place in points.places], points.values)
 
@@ -331,7 +321,7 @@ def _logged(lines: Sequence[Mapping[str, float]], key: str) -> Points:
 
 
 def _time_chart(runs: Sequence[RecordedRun]) -> Chart | None:
-    """Draw the loss by the time that the training took, in a unit for people."""
+    """Draw the loss by the training time, in a unit for people."""
     lines = [_with_time(run.lines) for run in runs]
     longest = max((line["time"] for of_run in lines for line in of_run), default=0.0)
     long_enough = (unit for unit, size in _UNITS.items() if longest >= _FEWEST_OF_UNIT * size)
@@ -345,7 +335,7 @@ def _time_chart(runs: Sequence[RecordedRun]) -> Chart | None:
 
 
 def _with_time(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add to lines the seconds of all tries, each of which counts from its own first step."""
+    """Add to lines the seconds of all attempts, each of which counts from its own first step."""
     timed, before, last = [], 0.0, 0.0
     for line in lines:
         if not is_number(line.get("seconds")):
@@ -376,7 +366,7 @@ def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
 
 
 class RunHead(NamedTuple):
-    """A run at the head of a column, and its own report, if there is one."""
+    """The head of a run's column, with a link to its report, if there is one."""
 
     name: str
     key: RunKey
@@ -384,12 +374,10 @@ class RunHead(NamedTuple):
 
 
 class FigureGroup(NamedTuple):
-    """A figure of all runs that have it.
+    """A figure of all runs that have it; ``first`` is the first run's.
 
-    Attributes:
-        first: As the first of them has it.
-        lines: The number of each run, and its figure before and after training.
-        is_of_other_data: Whether runs are known to have measured it on different data.
+    ``lines`` have the number of each run, and its figure before and after training. A group
+    ``is_of_other_data`` where runs are known to have measured it on different data.
     """
 
     first: Comparison
@@ -398,7 +386,7 @@ class FigureGroup(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """On how much it was measured, where that is the same for all."""
+        """The number of items measured, in words, where it is the same for all runs."""
         is_alike = all(figure.basis == self.first.basis for _, figure in self.lines)
         return self.first.basis if is_alike else ""
 
@@ -431,7 +419,7 @@ def write_comparison(folders: Sequence[Location], target: Location) -> Location:
 
 
 def figure_groups(runs: Sequence[RecordedRun]) -> list[FigureGroup]:
-    """Return the figures of all runs, evaluation by evaluation, as the first that has them does."""
+    """Return the figures of all runs, evaluation by evaluation, ordered as in the first run."""
     found: dict[str, dict[str, list[tuple[int, Comparison]]]] = {}
     for number, run in enumerate(runs):
         for figure in run.comparisons:
@@ -457,7 +445,7 @@ def _heads(runs: Sequence[RecordedRun], target: Location) -> list[RunHead]:
 
 
 def _overview(runs: Sequence[RecordedRun]) -> list[Row]:
-    """Tell what each run is; a line that says nothing of any run is left out."""
+    """Describe each run in a column; a line without a value for any run is left out."""
     told = [_told(run) for run in runs]
     rows = [Row(key, tuple(one[key] or NOT_MEASURED for one in told)) for key in told[0]]
     return [row for row in rows if set(row.values) != {NOT_MEASURED}]
@@ -502,7 +490,7 @@ def _number(figures: Mapping[str, Any], key: str, form: Callable[[float], str]) 
 
 
 def _walls(runs: Sequence[RecordedRun]) -> list[Row]:
-    """Tell what each stage of each run took by the clock, and all of them."""
+    """Return the wall-clock time of each stage of each run, and the totals."""
     of_runs = [{time.name: time for time in wall_times(run.jobs)} for run in runs]
     names = dict.fromkeys(name for times in of_runs for name in times)
     rows = [Row(name, tuple(_took(times.get(name)) for times in of_runs)) for name in names]
@@ -521,6 +509,5 @@ def _took(time: WallTime | None) -> str:
 
 
 def _parts(times: Sequence[TimeSpent | None]) -> dict[str, str]:
-    """Return the parts of workers' time that any run has, in their order."""
     known = {part for time in times if time is not None for part in time.parts}
     return {part: name for part, name in PARTS.items() if part in known}

@@ -1,7 +1,7 @@
-"""Pictures as SVG text to put into a page.
+"""Charts as SVG text for HTML pages.
 
-Their values, for the reader who points at one or walks through it by keyboard, travel as JSON in an
-attribute of the picture, and ``values.js`` shows them.
+The values travel as JSON in an attribute of the picture, and ``values.js`` shows them to a reader
+who points at one or walks through it by keyboard.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ GREY = "#a1a1aa"
 INK, SOFT, AXIS, LINE = "#1f2937", "#4b5563", "#9ca3af", "#e5e7eb"
 
 SERIES = (BLUE, ORANGE, TEAL, VIOLET, PALE_BLUE, GREY)
-"""Curves of one picture, in this order."""
+"""Colours of the curves of one picture, in this order."""
 
 RUNS = (BLUE, ORANGE, TEAL, VIOLET, ROSE, OLIVE)
-"""Runs that are compared, in this order; thin lines in each can be seen in light and in dark."""
+"""Colours of compared runs, in this order; thin lines in each are visible in light and in dark."""
 
 PARTS = {
     "arithmetic": BLUE,
@@ -65,31 +65,27 @@ VARIABLES = {
     AXIS: "--axis",
     LINE: "--line",
 }
-"""A page shows them in shades of its own: its reader may like it light or dark."""
+"""CSS variables of the colours: a page has its own shades, light or dark."""
 
 
 def whole_numbers(most: int | None = None) -> MaxNLocator:
     """Return ticks at whole numbers only, a single one where the axis is short.
 
-    Matplotlib would rather have two ticks than whole ones, and all of them look alike when rounded.
-
-    Args:
-        most: Intervals between ticks; None: as matplotlib chooses.
+    Matplotlib prefers two ticks to whole ones, and they look alike when rounded. ``most`` counts
+    the intervals between ticks; None: as matplotlib chooses.
     """
     return MaxNLocator(nbins="auto" if most is None else most, integer=True, min_n_ticks=1)
 
 
 _DIGITS = 5
-"""Significant ones of a value; a page of curves would be twice as large with all of them."""
+"""Significant digits of a value; with all of them a page of curves would be twice as large."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one curve, bar or layer that can be read off.
+    """The readable values of one curve, bar or layer; only finite ones are shown.
 
-    Attributes:
-        label: For people; empty where the title of the picture says it.
-        values: Those that are not finite are not shown.
+    ``label`` is empty where the title of the picture says it.
     """
 
     label: str
@@ -100,13 +96,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Readings:
-    """What can be read off a picture.
+    """The values that a reader can read off a picture.
 
-    Attributes:
-        axis: What the horizontal axis counts, for people: `step`.
-        series: In the order in which they are shown.
-        shares: Whether values are shares, to be shown in per cent.
-        marked: Whether a value is as high on the picture as it says, so that it can be marked.
+    The horizontal ``axis`` counts `step`, say. ``shares`` are shown in per cent. Values are
+    ``marked`` if they are heights on the picture.
     """
 
     axis: str
@@ -115,7 +108,7 @@ class Readings:
     marked: bool = True
 
     def as_json(self, axes: Axes, size: tuple[float, float]) -> str:
-        """Return all of it, with where the drawn axes are in a picture of a size in its units."""
+        """Return the readings, with the axes' place in a picture of this size, in its units."""
         (width, height), box = size, axes.get_position()
         area = [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height]
         places = [list(one.places) for one in self.series]
@@ -142,7 +135,7 @@ class Readings:
         return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
 
     def summary(self, name: str) -> str:
-        """Return the first and the last value of each series, where nothing can be pointed at."""
+        """Return a text alternative: the first and last value of each series."""
         return ". ".join(filter(None, [name, *map(self._ends, self.series)]))
 
     def _ends(self, one: Series) -> str:
@@ -159,7 +152,7 @@ class Readings:
 
 
 def summarised(series: Sequence[Series]) -> list[Series]:
-    """Return the lowest and the highest value at each place, of curves too many to be named."""
+    """Return the lowest and highest value at each place, of curves too many to be named."""
     places, colour = series[0].places, series[0].colour
     columns = [
         [value for value in column if math.isfinite(value)] or [math.nan]
@@ -213,7 +206,7 @@ _STYLE = {
 _CLEAR = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
 _MAX_DIGITS = 8
 _POINTS = 72
-"""To the inch, the units of a view box."""
+"""Units of a view box to the inch."""
 
 
 def picture_of(
@@ -222,13 +215,13 @@ def picture_of(
     draw: Callable[[Figure], None],
     readings: Readings | None = None,
 ) -> str:
-    """Return an `<svg>` element in the style of the page, as wide as what it is put into.
+    """Return an `<svg>` element in the style of the page, as wide as its container.
 
     Args:
         name: What it shows; also keeps the ids of several pictures in one page apart.
         size: Width and height in inches.
-        draw: Draws into a figure; what can be read off is in its first axes.
-        readings: What can be read off. None: the picture stands alone, in fixed colours.
+        draw: Draws into a figure; the first axes hold the readable values.
+        readings: None: the picture stands alone, in fixed colours.
     """
     style = _STYLE | {"svg.hashsalt": name} | ({} if readings is None else _CLEAR)
     with mpl.rc_context(style):
@@ -274,7 +267,7 @@ class DistinctTicks(Formatter):
 
 
 def whole_tick(value: float, _: object = None) -> str:
-    """Format a number without what is behind the point."""
+    """Format a number without decimals."""
     return f"{value:,.0f}"
 
 
@@ -302,22 +295,21 @@ _ROOM = 1.06
 """The vertical axis over the highest value, so that a level line does not lie on the edge."""
 _LETTERS_PER_INCH = 9
 _KEY_LETTERS = 6
-"""What a legend's line and its margins take, in letters."""
+"""The width of a legend's line and margins, in letters."""
 STEP = "step"
-"""What the horizontal axis counts in most pictures."""
+"""The horizontal axis of most pictures."""
 FEWEST_OF_A_LINE = 3
-"""Of fewer values there are dots."""
+"""Fewer values are drawn as dots."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
+    """One line of a chart; ``label`` is for the legend.
 
     Attributes:
-        label: Shows in the legend, where it is not empty.
         width: Of the line, in points.
-        steps: Where its values are, if not at the steps of the chart.
-        dash: Lengths of line and gap, in widths of the line; empty where it is not broken.
+        steps: The places of its values, if not the steps of the chart.
+        dash: Lengths of line and gap, in widths of the line; empty for a solid line.
     """
 
     values: Sequence[float]
@@ -328,7 +320,7 @@ class Curve:
     dash: tuple[float, ...] = ()
 
     def places(self, steps: Sequence[float]) -> Sequence[float]:
-        """Return where its values are, in a chart of these steps."""
+        """Return the places of its values, in a chart of these steps."""
         return steps if self.steps is None else self.steps
 
 
@@ -346,13 +338,8 @@ def chart(
 ) -> str:
     """Draw curves; see :func:`picture_of`.
 
-    Args:
-        steps: The horizontal axis of curves that have no places of their own.
-        curves: Of as many values as there are steps.
-        shares: Whether values are shares, to be shown in per cent.
-        from_zero: Whether the vertical axis begins at zero.
-        dots: Whether each value is marked, for few of them.
-        legend: Whether the names of the curves stand on the picture.
+    ``steps`` are the horizontal axis of curves without their own places; a curve has as many values
+    as places. ``shares`` are shown in per cent, ``dots`` mark each value, for few of them.
     """
 
     def draw(figure: Figure) -> None:
@@ -384,7 +371,6 @@ def chart(
 
 
 def _count(axes: Axes, axis: str, *, shares: bool) -> None:
-    """Have the horizontal axis count something."""
     axes.set_xlabel(axis)
     axes.xaxis.set_major_locator(whole_numbers(6))
     axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
@@ -397,7 +383,7 @@ def legend_above(axes: Axes, columns: int = 1) -> None:
 
 
 def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[Series]:
-    """Return what can be read off curves: each that has a name, or is alone."""
+    """Return the readings of curves: of each that has a name, or is alone."""
 
     def series_of(curve: Curve) -> Series:
         places = curve.places(steps)
@@ -427,11 +413,8 @@ def histogram(
 ) -> str:
     """Draw how often each whole number occurs; see :func:`picture_of`.
 
-    Args:
-        counts: Numbers, not all of them negative, to how often they occur.
-        edges: Lines are drawn right of these numbers.
-        labels: Of the two axes.
-        edge_label: What the lines are, for the legend.
+    ``counts`` are by number; not all numbers are negative. Lines are drawn right of ``edges``, and
+    ``edge_label`` names them in the legend.
     """
     last = max(*counts, *edges)
     heights = [counts.get(number, 0) for number in range(last + 1)]
@@ -469,11 +452,7 @@ def stack(
     *,
     size: tuple[float, float] = (10, 3),
 ) -> str:
-    """Draw shares of a whole over the steps, one on the other; see :func:`picture_of`.
-
-    Args:
-        layers: By name, the lowest first: as many values as there are steps, and a colour.
-    """
+    """Draw stacked shares over the steps, the lowest layer (values, colour) first."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -519,12 +498,7 @@ def distributions(
     label: str,
     size: tuple[float, float] = (5.2, 2.5),
 ) -> str:
-    """Draw how values are spread, as shares of their number; see :func:`picture_of`.
-
-    Args:
-        edges: Of the bins, ascending.
-        label: Of the horizontal axis.
-    """
+    """Draw how values are spread, as shares of their number, between ascending bin edges."""
     shares = [np.histogram(shape.values, edges)[0] / max(len(shape.values), 1) for shape in shapes]
 
     def draw(figure: Figure) -> None:
@@ -561,12 +535,7 @@ class Panel:
 
 
 def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: str) -> str:
-    """Draw what grows with sizes that double, panel beside panel, as a whole SVG document.
-
-    Args:
-        panels: Of as many values as there are sizes.
-        label: Of the horizontal axis.
-    """
+    """Draw panels of values over sizes that double, side by side, as a whole SVG document."""
 
     def draw(figure: Figure) -> None:
         places = figure.subplots(1, len(panels), squeeze=False)[0]

@@ -1,10 +1,10 @@
-"""What came of a training, in a sentence: for the top of the report, the model card, the console.
+"""The verdict on a training, in a sentence: for the top of the report, the model card, the console.
 
-Questions that people judged decide. Pairs that were held out of the corpus stand in for them only
-where there are none, and the sentence says so: a model that finds the text of a held-out title may
-still answer questions worse than its start. What was lost on other subjects follows, what could not
-be judged, and what to do next. What the model was trained on, or its checkpoint chosen by, is said
-in the sentence that calls it better; alarms come before everything else.
+Judged queries decide. Held-out pairs of the corpus are a proxy only where there are none, and the
+sentence says so: a model that finds the text of a held-out title may still answer queries worse
+than its start. Losses on other subjects follow, what could not be judged, and the next step. The
+sentence that calls a model better also names the sets that it was trained on, or that chose its
+checkpoint; alarms come before everything else.
 """
 
 from __future__ import annotations
@@ -54,13 +54,12 @@ _STAND_IN = "These stand in for questions of people, and what they gain need not
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a training.
+    """The verdict on a training.
 
     Attributes:
         word: `better`, `worse`, `mixed` or `cannot be told`, by the sets that decide.
-        sentence: That, how sure it is, what was lost elsewhere and what could not be judged.
-        next_step: What to do now.
-        is_proxy: No set with judged questions was measured.
+        sentence: The word, its significance, losses elsewhere, and what could not be judged.
+        is_proxy: Whether no set with judged queries was measured.
         tested: Which figures of which sets were tested, and how.
         alarms: What is wrong with the model or its training, a sentence each.
         is_doubted: Whether people have to look at it, see :mod:`pipelines.evaluation.alarms`.
@@ -80,14 +79,10 @@ class Verdict:
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
-    """Return the verdict on the model of a run.
+    """Return the verdict on the model of a run; None without any interval or alarm.
 
-    Args:
-        figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
-            Under `model` which state it is, where that is known.
-
-    Returns:
-        None where nothing was measured whose interval is known, and there is no alarm.
+    ``figures`` are those of ``metrics.json``, see :func:`pipelines.report.comparison.compare`;
+    `model` says which state it is, where that is known.
     """
     by_role: dict[Role | None, list[Comparison]] = {role: [] for role in Role}
     for line in main_lines(compare(figures)):
@@ -150,7 +145,7 @@ def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str
 
 
 def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison]) -> str:
-    """Tell which judged sets that gained nobody has compared with the training pairs."""
+    """Name the judged sets that gained and were never compared with the training pairs."""
     unmatched = unmatched_sets(figures)
     names = [shown(line.evaluation) for line in lines if line.evaluation in unmatched]
     if not names or word not in (BETTER, MIXED):
@@ -164,7 +159,7 @@ def _word(lines: Sequence[Comparison]) -> str:
 
 
 def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str) -> list[str]:
-    """Tell what the sets that decide say; those that say something come first."""
+    """Tell what the deciding sets show; significant differences come first."""
     by_word = {
         told: [line for line in lines if line.verdict == told]
         for told in (BETTER, WORSE, CANNOT_BE_TOLD)
@@ -198,7 +193,7 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
 
 
 def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
-    """Tell which figures of the sets that decide were tested, and how."""
+    """Tell which figures of the deciding sets were tested, and how."""
     if not lines:
         return ""
     metrics = " and ".join(dict.fromkeys(line.metric for line in lines))
@@ -277,7 +272,7 @@ def _next_step(
 def _how_many(lines: Sequence[Comparison]) -> str:
     """Tell how many items of the same spread show a difference of one point, where more do.
 
-    The smallest difference to be shown falls with the root of their number, or of their groups'.
+    The smallest detectable difference falls with the root of the number of items or groups.
     """
     line = max(lines, key=_wanted, default=None)
     interval = None if line is None else line.interval
@@ -301,14 +296,11 @@ _COLOURS = {BETTER: "green", WORSE: "red", CANNOT_BE_TOLD: "", "": ""}
 
 
 def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table:
-    """Return a line for each figure, before and after training, with the difference.
+    """Return a line for each figure, before and after training, with difference and interval.
 
-    Green and red are what the verdict calls better and worse: the first figure of each set alone
-    is tested. Behind a difference stands its interval.
-
-    Args:
-        width: Characters of the screen. Where not all columns have room, the lines of an evaluation
-            stand below its name; None if they have.
+    Green and red stand for better and worse: only the first figure of each set is tested. ``width``
+    is that of the screen in characters. If it is too narrow for all columns, the lines of an
+    evaluation stand below its name; None is wide enough.
     """
     from rich.measure import Measurement
 
@@ -355,14 +347,14 @@ def _table(lines: Sequence[Comparison], *, below_names: bool) -> Table:
 
 
 def _cell(text: str, style: str = "") -> Text:
-    """Show any text as it is: brackets are no markup, and no sign of it steers the terminal."""
+    """Show any text literally: no markup by brackets, no control of the terminal."""
     from rich.text import Text
 
     return Text(printable(text), style)
 
 
 def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
-    """Return a line for each row that was found, the query before its first one."""
+    """Return a line for each hit, the query before its first one."""
     from rich.table import Table
 
     table = Table()
@@ -399,7 +391,7 @@ def signed_points(value: float | None) -> str:
 
 
 def told_interval(line: Comparison) -> str:
-    """Tell where a difference lies, and what that says; empty where it is not known."""
+    """Tell an interval and its verdict; empty where it is not known."""
     if line.interval is None or line.difference is None:
         return ""
     ends = f"{signed_points(line.interval.low)} to {signed_points(line.interval.high)}"

@@ -1,4 +1,4 @@
-"""Where a run is followed while it goes on: MLflow, TensorBoard."""
+"""Trackers, which show a run while it goes on: MLflow, TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers, and the plain values that travel to their processes."""
+"""The interface of trackers, and the plain values that travel to their processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_PLAIN = re.compile(r"[^\w.-]", re.ASCII)
 
 
 def parameters(config: Config) -> dict[str, str]:
-    """Return every setting by its dotted key, as text; what looks like a secret is hidden."""
+    """Return every setting by its dotted key, as text; likely secrets are hidden."""
     tree = without_secrets(config).model_dump(mode="json")
     # Their keys have dots of their own.
     conf = tree.pop("spark")
@@ -33,7 +33,7 @@ def parameters(config: Config) -> dict[str, str]:
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a metrics line, under ``training/``.
 
-    Those of a worker are under its rank, those of a source of several under its name.
+    A worker's are under its rank; where there are several sources, each one's are under its name.
     """
     no_figures = ("step", "workers", "precision", "sources")
     shared = {name: value for name, value in line.items() if name not in no_figures}
@@ -49,7 +49,7 @@ def training_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_values(prefix: str, figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return figures as ``PREFIX/EVALUATION/METRIC``, in letters that trackers take."""
+    """Return figures as ``PREFIX/EVALUATION/METRIC``, in letters that trackers accept."""
     return {
         f"{prefix}/{_plain(evaluation)}/{_plain(metric)}": float(value)
         for evaluation, metrics in figures.items()
@@ -70,15 +70,12 @@ Status = Literal["finished", "failed", "killed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What is known of a run when it begins, or goes on.
+    """The facts of a run when it begins or resumes.
 
     Attributes:
         run_folder: Absolute path of the run folder, or its address.
-        storage: How stores are reached.
-        settings: The section ``tracking``.
-        parameters: The whole configuration, flat: dotted key to text.
-        config: The same as YAML.
-        program: What the driver runs.
+        parameters: The whole configuration as text, by dotted key; ``config`` has it as YAML.
+        program: The driver's program.
         first_step: The step that training goes on from; None if nothing is trained.
     """
 
@@ -98,12 +95,9 @@ class RunStart:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricPoint:
-    """Figures of one step.
+    """The figures of one step, by name, such as ``training/loss``.
 
-    Attributes:
-        step: Steps that were made.
-        time: Seconds since 1970.
-        values: By name, such as ``training/loss``.
+    ``step`` counts completed steps, ``time`` seconds since 1970.
     """
 
     step: int
@@ -113,14 +107,10 @@ class MetricPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """How a run, or a part of it, has ended.
+    """The end of a run, or of a part of it.
 
-    Attributes:
-        status: How.
-        step: Steps that were made.
-        problem: What went wrong, in one line.
-        files: Absolute paths of files to keep.
-        model: A sentence-transformers folder to keep.
+    ``step`` counts completed steps, ``problem`` is one line. ``files`` (absolute paths) and
+    ``model`` (a sentence-transformers folder) are to be kept.
     """
 
     status: Status = "finished"
@@ -131,14 +121,14 @@ class RunEnd:
 
 
 class Tracker(Protocol):
-    """Runs in a process of its own, so it may be slow, and raise any error.
+    """A tracker, which runs in a process of its own: it may be slow, and raise any error.
 
-    After an error the same call is repeated, perhaps in another process; what a tracker needs to
-    go on it keeps in the run folder.
+    After an error the same call is repeated, perhaps in another process. A tracker keeps in the run
+    folder what it needs to go on.
     """
 
     def start(self, start: RunStart) -> None:
-        """Open the run, or go on with it."""
+        """Open the run, or resume it."""
         ...
 
     def log(self, points: Sequence[MetricPoint]) -> None:

@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 
 class MlflowTracker:
-    """Writes to the run whose id is in the run folder, or begins one."""
+    """A tracker that continues the MLflow run whose id is in the run folder, or begins one."""
 
     def __init__(self) -> None:
         self._run_id = ""
@@ -124,7 +124,6 @@ class MlflowTracker:
         self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
 
     def _noted(self) -> dict[str, Any]:
-        """Read what the run folder knows of its run in MLflow."""
         assert self._start is not None
         path = id_path(self._start)
         return storage.read_json(path) if path.exists() else {}
@@ -134,7 +133,7 @@ class MlflowTracker:
         storage.write_json(id_path(self._start), known)
 
     def _known_run(self) -> str | None:
-        """Return the run to go on with, if this store has it and it was not deleted."""
+        """Return the run to resume, if this store has it and it was not deleted."""
         known = self._noted()
         if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
@@ -147,7 +146,7 @@ class MlflowTracker:
         return known["run_id"] if run.info.lifecycle_stage == "active" else None
 
     def _log_parameters(self, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
-        """Log what is not there yet; what has changed goes to tags: parameters cannot change."""
+        """Log new parameters; changed ones become tags, since MLflow's parameters cannot change."""
         new = [Param(key, value) for key, value in wanted.items() if key not in there]
         changed = [
             RunTag(f"resumed.{key}", value)
@@ -164,11 +163,9 @@ class MlflowTracker:
 def log_model(folder: Path, step: int, registered: str | None) -> None:
     """Log a sentence-transformers folder as a pyfunc model of the active run.
 
-    The package itself travels with the model, so that it loads where it is not installed.
-
-    Args:
-        step: Steps that were made.
-        registered: Register the model as a version of this one.
+    This package travels with the model, so that it loads where the package is not installed.
+    ``step`` counts completed steps. With ``registered``, the model becomes a version of that
+    registered model.
     """
     example = pyfunc.load(folder).predict(EXAMPLE)
     mlflow.pyfunc.log_model(
@@ -186,11 +183,11 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
 
 
 def _signature(example: np.ndarray) -> ModelSignature:
-    """Name the column of texts, which MLflow does not enforce.
+    """Return a signature with the column of texts, which MLflow does not enforce.
 
-    By a signature with names it refuses lists and Series, and by one without it takes the first
-    column of any frame for the texts. So the model looks at its input itself, which MLflow leaves
-    to models whose signature comes from type hints.
+    With names in a signature MLflow refuses lists and Series; without, it takes the first column of
+    any frame for the texts. So the model checks its input itself, which MLflow leaves to models
+    whose signature comes from type hints.
     """
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.string, pyfunc.TEXT)]),
@@ -202,10 +199,10 @@ def _signature(example: np.ndarray) -> ModelSignature:
 
 
 def requirements() -> list[str]:
-    """Return what the model needs where it is loaded, in the versions that are installed here.
+    """Return the model's requirements where it is loaded, in the versions installed here.
 
-    Of frameworks these are those that the encoder has imported here; of a build such as
-    `2.13.0+cpu` it is the release, for indexes have no others.
+    They include the frameworks that the encoder has imported here. A build such as `2.13.0+cpu`
+    becomes its release, since indexes have no builds.
     """
     frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
     pinned = [f"{name}=={release(metadata.version(name))}" for name in (*_LIBRARIES, *frameworks)]
@@ -214,12 +211,12 @@ def requirements() -> list[str]:
 
 
 def release(version: str) -> str:
-    """Return a version without the label of its build, which follows a plus sign."""
+    """Return a version without its build label, which follows a plus sign."""
     return version.partition("+")[0]
 
 
 def id_path(start: RunStart) -> Location:
-    """Return where the id of MLflow's run is kept, and what was logged of the model."""
+    """Return the path of the record of MLflow's run id and logged model."""
     return start.folder.tracking / "mlflow.json"
 
 

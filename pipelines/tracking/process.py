@@ -1,7 +1,7 @@
 """A tracker's process: ``python -m pipelines.tracking.process NAME``.
 
-Takes requests from the driver, one JSON object a line on standard input, and answers each by one
-on standard output. When the driver is gone, it closes the run as killed, and ends.
+Takes requests from the driver, one JSON object a line on standard input, and answers each with a
+line on standard output. When the driver is gone, it closes the run as killed, and ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ def main() -> None:
 
 
 def serve(name: str, requests: TextIO, answers: TextIO) -> None:
-    """Pass requests on to a tracker, and its errors to the driver.
+    """Pass requests on to the tracker of a name, and its errors to the driver.
 
-    Args:
-        name: Of the tracker, in the registry.
-        requests: Lines of ``{"call": ..., "with": ...}``.
-        answers: Takes a line for each: ``{"problem": null}``, or with a text.
+    A request is a line ``{"call": ..., "with": ...}``, its answer ``{"problem": null}`` or a text.
     """
     tracker: Tracker | None = None
     is_open = False

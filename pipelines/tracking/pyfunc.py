@@ -1,4 +1,4 @@
-"""A model folder as MLflow's pyfunc: what `mlflow.pyfunc.load_model` and `spark_udf` load."""
+"""A model folder as MLflow's pyfunc, for `mlflow.pyfunc.load_model` and `spark_udf`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ TEXT = "text"
 
 
 class SentenceEncoder:
-    """Texts to vectors, with the interface that MLflow asks for.
-
-    Args:
-        folder: A sentence-transformers folder.
-    """
+    """An encoder of a sentence-transformers folder, with MLflow's interface of models."""
 
     def __init__(self, folder: str | Path) -> None:
         from pipelines.models.inference.embedder import load_embedder
@@ -25,35 +21,28 @@ class SentenceEncoder:
         self._embed = load_embedder(Path(folder))
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Embed texts.
+        """Embed texts (see :func:`texts_of`) into float32 [texts, width].
 
-        Args:
-            model_input: See :func:`texts_of`.
-            params: ``prompt_name`` says which of the model's prompts stands before the texts, as
-                for :class:`~pipelines.models.inference.embedder.TextEmbedder`.
-
-        Returns:
-            float32 [texts, width].
+        ``prompt_name`` in ``params`` names the model's prompt before the texts, as for
+        :class:`~pipelines.models.inference.embedder.TextEmbedder`.
 
         Raises:
             ValueError: There are several columns, and none is called ``text``.
-            TypeError: Something is no text.
+            TypeError: A value is no text.
         """
         return self._embed(texts_of(model_input), (params or {}).get(PROMPT_NAME) or None)
 
 
 def texts_of(model_input: Any) -> list[str]:
-    """Return the texts of what :meth:`SentenceEncoder.predict` takes.
+    """Return the texts of an input of :meth:`SentenceEncoder.predict`.
 
-    Of several columns the texts are those of ``text``; a column that is alone may have any name.
-
-    Args:
-        model_input: A text; a list, array or Series of texts; a DataFrame of pandas; a dictionary
-            of columns, or a list of dictionaries, as servers of models are sent them.
+    It is a text; a list, array or Series of texts; a DataFrame of pandas; or, as servers of models
+    receive it, a dictionary of columns or a list of dictionaries. A single column may have any
+    name; of several, ``text`` holds the texts.
 
     Raises:
         ValueError: There are several columns, and none is called ``text``.
-        TypeError: Something is no text.
+        TypeError: A value is no text.
     """
     if isinstance(model_input, str):
         return [model_input]
@@ -88,7 +77,7 @@ def _field(row: dict[Any, Any]) -> Any:
 
 
 def _place(names: list[Any]) -> int:
-    """Find the column of texts."""
+    """Return the index of the column of texts."""
     if len(names) == 1:
         return 0
     if names.count(TEXT) != 1:
@@ -100,7 +89,7 @@ def _place(names: list[Any]) -> int:
 
 
 def load(folder: str | Path) -> SentenceEncoder:
-    """Loads a model folder."""
+    """Load a model folder."""
     return SentenceEncoder(folder)
 
 

@@ -1,9 +1,9 @@
-"""Reports a run to all of its trackers; what the jobs call.
+"""The tracking of a run by all of its trackers; the jobs call it.
 
 Nothing here may stop or slow a training. Each tracker is a process of its own beside the driver,
-behind a bounded queue. The training hands figures over and never waits; a thread alone speaks with
-the process. If that cannot deliver, the thread tries again now and then, while the queue keeps what
-is new. A run that ends waits for ``tracking.wait_seconds`` at most, and then ends the process.
+behind a bounded queue. The training hands figures over and never waits; only a thread speaks with
+the process. If the process cannot deliver, the thread retries at intervals, while the queue keeps
+new figures. A run that ends waits for ``tracking.wait_seconds`` at most, and then ends the process.
 """
 
 from __future__ import annotations
@@ -44,14 +44,11 @@ LEAVE_SECONDS = 2.0
 
 
 class RunTracking:
-    """Report what happens in a run to all of its trackers; a context manager on the driver.
+    """The reports of a run to all of its trackers; a context manager on the driver.
 
-    Only the end waits, and for ``tracking.wait_seconds`` at most; nothing raises. Leaving it
-    reports how the run has ended.
-
-    Args:
-        config: Names the trackers.
-        first_step: The step that training goes on from; None if nothing is trained.
+    Only the end waits, for ``tracking.wait_seconds`` at most; nothing raises. Leaving it reports
+    how the run has ended. ``first_step`` is the step that training goes on from; None if nothing is
+    trained.
     """
 
     def __init__(self, config: Config, run_folder: Location, first_step: int | None = None) -> None:
@@ -75,14 +72,14 @@ class RunTracking:
         return self
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Report figures of a step."""
+        """Report the figures of a step."""
         self._step = max(self._step, step)
         point = MetricPoint(step=step, time=time.time(), values=dict(values))
         for proxy in self._proxies:
             proxy.log(point)
 
     def keep(self, *files: Location, model: Location | None = None) -> None:
-        """Name what is to be kept of the run when it ends; files that are not there are not."""
+        """Name files and a model to keep when the run ends; missing files are ignored."""
         self._files += [str(file) for file in files if file.is_file()]
         self._model = str(model) if model is not None else self._model
 
@@ -106,16 +103,11 @@ class RunTracking:
 
 
 class TrackingError(Exception):
-    """A tracker could not do what it was asked; its proxy handles it."""
+    """A tracker's failed request; its proxy handles it."""
 
 
 class TrackerProxy:
-    """Hand figures to one tracker, whatever becomes of it.
-
-    Args:
-        name: Of the tracker, in the registry.
-        start: Sent to it first.
-    """
+    """The driver's side of one tracker, whose failures it survives; sends ``start`` first."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self._name = name
@@ -160,7 +152,7 @@ class TrackerProxy:
         self._thread.join(LEAVE_SECONDS)
 
     def _work(self) -> None:
-        """Deliver what is there, and wait for more: the thread."""
+        """Deliver what is there, and wait for more: the thread's function."""
         last_tries = LAST_TRIES
         while last_tries and not self._is_delivered and not self._is_abandoned:
             try:
@@ -215,7 +207,7 @@ class TrackerProxy:
                 self._changed.wait()
 
     def _pause(self) -> None:
-        """Wait before the next try, and not for long when the run has ended."""
+        """Wait before the next attempt, and only briefly when the run has ended."""
         began = time.monotonic()
         with self._changed:
             if self._end is not None and not self._is_abandoned:
@@ -224,7 +216,7 @@ class TrackerProxy:
                 self._changed.wait(left)
 
     def _warn(self, problem: str) -> None:
-        """Say one line, whatever happens and however often."""
+        """Log one warning for the tracker, however often it fails."""
         with self._changed:
             if self._has_warned:
                 return
@@ -238,7 +230,7 @@ class TrackerProxy:
 
 
 def log_path(start: RunStart, name: str) -> Path:
-    """Return where a tracker's process writes what it and its library have to say."""
+    """Return the log file of a tracker's process and its library."""
     folder = as_local(start.folder.tracking)
     if folder is not None:
         return folder / f"{name}.log"
@@ -253,7 +245,7 @@ EXPERIMENT = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 def databricks_environment(settings: TrackingSettings) -> Mapping[str, str]:
     """Return workspace, credentials and experiment of a notebook or job of Databricks.
 
-    A child process does not know them. Empty, and MLflow is not imported, where the tracking server
+    A child process does not know them. Empty, without importing MLflow, where the tracking server
     is not Databricks.
 
     Raises:
@@ -277,11 +269,11 @@ def databricks_environment(settings: TrackingSettings) -> Mapping[str, str]:
 _ENVIRONMENTS: Mapping[str, Callable[[TrackingSettings], Mapping[str, str]]] = {
     "mlflow": databricks_environment
 }
-"""Variables that a tracker's process needs and the driver alone can know."""
+"""Variables that a tracker's process needs and only the driver can know."""
 
 
 class TrackerProcess:
-    """The process of a tracker; raises whatever keeps it from starting."""
+    """The process of a tracker; raises any error that prevents its start."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self.has_started = False
@@ -305,10 +297,10 @@ class TrackerProcess:
         return self._process.poll() is None
 
     def ask(self, call: str, given: Mapping[str, Any]) -> None:
-        """Have the tracker do something, and wait for its answer.
+        """Have the tracker make a call, and wait for its answer.
 
         Raises:
-            TrackingError: It could not, or did not answer in time; it is ended then.
+            TrackingError: It failed, or did not answer in time; the process is ended then.
         """
         assert self._process.stdin is not None
         request = json.dumps({"call": call, "with": given}) + "\n"

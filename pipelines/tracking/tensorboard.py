@@ -20,14 +20,14 @@ with import_without("torch"):
 
 LOSS = "training/loss"
 MARKER = "run-folder.txt"
-"""Says in a shared folder whose event files lie beside it."""
+"""Names, in a shared folder, the run of the event files beside it."""
 FLUSH_SECONDS = 2
 PUBLISH_SECONDS = 30.0
 """Between two copies of the event files to an object store."""
 
 
 class TensorBoardTracker:
-    """Writes scalars, and the configuration as text, to a folder of event files."""
+    """A tracker that writes scalars, and the configuration as text, to a folder of event files."""
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
@@ -70,7 +70,7 @@ class TensorBoardTracker:
         self._written.cleanup()
 
     def _publish(self) -> None:
-        """Copy the event files to a store, where they cannot grow."""
+        """Copy the event files to a store, where files cannot grow."""
         self._published = time.monotonic()
         if as_local(self._folder) is None and self._writer is not None:
             self._writer.flush()
@@ -88,10 +88,10 @@ class TensorBoardTracker:
 
 
 def event_folder(start: RunStart) -> Location:
-    """Return where the event files of a run are; take a place in a shared folder for it.
+    """Return the folder of a run's event files; claim it in a shared folder.
 
-    That is the name of the run folder. If another run folder of that name came first, or the
-    owner of the files there is unknown, a digest of the path follows it.
+    There it has the name of the run folder. If another run folder of that name came first, or the
+    owner of the files there is unknown, a digest of the path follows the name.
     """
     if start.settings.tensorboard_folder is None:
         return start.folder.tensorboard
