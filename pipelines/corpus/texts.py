@@ -1,9 +1,9 @@
 """From raw rows to the texts that pairs are made of, judged by the rules. Runs on executors.
 
-A kind of unit says what a raw row is cut into: itself, a summary or a title with its paragraph, a
-document, or any number of lines, paragraphs or sentences. Whatever is no text any more is only
-counted: a row of the result then stands for `rows` of its `level`; one that stands for none shows
-one of them as an example, in `anchor`.
+The kind of unit decides the cut of a raw row: the row itself, a summary or a title with its
+paragraph, a document, or any number of lines, paragraphs or sentences. Dropped texts are only
+counted: a row of the result then stands for `rows` of its `level`. A row that stands for none shows
+an example in `anchor`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Parts:
     Attributes:
         texts: Columns of :data:`.unit_rows.SCHEMA`.
         counts: Rows by level and reason.
-        dropped: Examples, likewise.
+        dropped: Examples by level and reason.
     """
 
     settings: CorpusSettings
@@ -204,7 +204,7 @@ def _part_units(
 
 
 def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[str]]:
-    """Return group as the columns say, unit that is held out as a whole, and a name of its own.
+    """Return three names for each row: its group, the unit that is held out as a whole, and its own.
 
     A book is held out by pieces: as a whole it may be more than is wanted.
     """
@@ -268,10 +268,9 @@ def _title(title: str | None, text: str | None, place: int | None) -> Pair:
 
 
 def document_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
-    """Pair a document's title with its text, or a piece of its text with what is around it.
+    """Pair a document's title with its text, or a piece of its text with the text around it.
 
-    Nobody has asked a question about them yet. A title is the nearest thing to one; where there is
-    none, words from anywhere in the text stand for it, without which the text has to be recognised
+    The title stands for a query. Without one, a random span of the text does, cut out of the text
     (the inverse cloze task: Lee, Chang and Toutanova, "Latent retrieval for weakly supervised open
     domain question answering", ACL 2019).
     """
@@ -299,14 +298,17 @@ def _document(title: str | None, text: str | None, most: int) -> Pair:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the beginning of a text: `most` characters, or up to the end of a word before."""
+    """Return the first `most` characters of a text at most, cut at a word's end where possible."""
     if len(text) <= most:
         return text
     return text[: most + 1].rpartition(" ")[0] or text[:most]
 
 
 def cut_piece(text: str) -> Pair:
-    """Return a piece of a text with single blanks and the rest of it, always the same ones."""
+    """Return a pseudorandom piece of a text with single blanks, and the rest.
+
+    The same text always gives the same piece.
+    """
     separator, units = " ", text.split(" ")
     if len(units) < 2 * SHORTEST_PIECE:
         separator = ""
@@ -325,7 +327,7 @@ def cut_piece(text: str) -> Pair:
 def _titled(
     batch: pa.RecordBatch, pairs: Iterable[Pair], settings: CorpusSettings
 ) -> pa.RecordBatch:
-    """Judge rows of titles, or what stands for one, and of texts."""
+    """Judge rows of titles, or the pieces that stand for one, and of texts."""
     columns = _two_sides(pairs)
     columns["reason"] = text_reasons(
         columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
@@ -348,7 +350,7 @@ def _judged(
     settings: CorpusSettings,
     judged: Sequence[pa.Array],
 ) -> pa.RecordBatch:
-    """Return a text row a raw row, with the first reason that drops one of the judged texts."""
+    """Return a text row for each raw row, with the first reason that drops one of the judged texts."""
     reasons = columns.pop("reason", batch["reason"])
     carried = ("level", "score", "candidate_scores", "group", "rows", "bytes")
     units = pc.coalesce(batch["unit"], batch["document"]).to_pylist()
@@ -367,7 +369,7 @@ def _judged(
 
 
 class Unit(NamedTuple):
-    """What pairs are made of.
+    """A kind of unit.
 
     Attributes:
         level: The level of the funnel that its texts belong to.
@@ -413,9 +415,9 @@ def unit_batches(
 
     Args:
         batches: Of :data:`.readers.rows.ROW_SCHEMA`.
-        naming: What the inputs are called whose units are to be kept, each for itself; they are
-            files. None where all are used once.
-        deleted: Hashes of keys whose rows are counted and nothing else.
+        naming: The names of the files whose units are kept, each apart; None where all units are
+            used once.
+        deleted: Hashes of keys; their rows are only counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
     if naming is None:
@@ -465,7 +467,7 @@ def _units_by_source(
 
 
 def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
-    """Return what is only counted, with an excerpt unless texts are to be shown nowhere."""
+    """Return rows that are only counted, with an excerpt unless texts must not be shown."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names} | carried_key(batch, settings)
     if shows_excerpts(settings):
