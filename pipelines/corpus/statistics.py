@@ -1,9 +1,9 @@
-"""What became of the rows of a corpus: counts and examples, the quarantine, and what is refused.
+"""The fate of the rows of a corpus: counts and examples, the quarantine, and the checks.
 
 All counts come from one Spark job and all examples from another: of a small corpus, starting a job
-costs far more than counting. A rule for texts may drop most of a corpus, and does what it is for.
-A row whose score, group or text is not there, or is not what the settings say, is most often a
-wrong setting; and what is left of scores out of their range is biased. Runs on the driver.
+costs far more than counting. A rule for texts may rightly drop most of a corpus. But a missing or
+unfit score, group or text most often means a wrong setting, and dropping scores out of their range
+biases the rest. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -54,13 +54,10 @@ _ROWS, _PAIRS, _HELD_OUT = "rows", "pairs", "held out"
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was kept and dropped.
+    """How much was kept and dropped, by reason; `rows` also by level.
 
-    Attributes:
-        rows: By level.
-        pairs: All that were made.
-        trainable: Pairs without a reason that are not held out.
-        held_out: Pairs that are held out; a reason says why one is not asked.
+    `pairs` are all that were made, `trainable` those without a reason that are not held out. In
+    `held_out` a reason says why a held-out pair is not asked.
     """
 
     rows: Mapping[str, Reasons]
@@ -70,12 +67,9 @@ class Counts:
 
 
 def count_reasons(rows: DataFrame, pairs: DataFrame, judged: DataFrame | None) -> Counts:
-    """Count rows and pairs by reason.
+    """Count rows (`level`, `reason`, `rows`) and pairs (`reason`, `held`) by reason.
 
-    Args:
-        rows: With `level`, `reason` and `rows`.
-        pairs: With `reason` and `held`.
-        judged: The held-out pairs with their reasons; None where none are held out.
+    `judged` are the held-out pairs with their reasons; None where none are held out.
     """
     one, held = F.lit(1).cast("long"), F.col("held").cast("string")
     parts = [
@@ -105,12 +99,10 @@ def _dropped(reasons: Reasons) -> dict[str, int]:
 
 
 def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dict[str, list[str]]]:
-    """Return a few texts of each level and reason by their hashes: the same for the same corpus.
+    """Return up to `most` (at least 1) texts of each level and reason, chosen by their hashes.
 
-    Args:
-        rows: With `level`, `reason`, `anchor` and `positive`.
-        pairs: With `reason`, `anchor` and `positive`.
-        most: Texts of each reason; not 0.
+    The same corpus gives the same texts. Rows have `level`, `reason`, `anchor` and `positive`;
+    pairs the same but for `level`.
     """
     columns = ("level", "reason", "anchor", "positive")
     both = rows.select(*columns).unionAll(pairs.withColumn("level", F.lit(PAIRS)).select(*columns))
@@ -171,11 +163,7 @@ _REMEDIES: Mapping[str, str] = {
 def lines_before_pairs(
     counts: Counts, quarantined: Mapping[str, int], settings: CorpusSettings
 ) -> list[FunnelLine]:
-    """Return the levels before the pairs.
-
-    Args:
-        quarantined: Rows that could not be read, by reason.
-    """
+    """Return the levels before the pairs; `quarantined` counts unreadable rows by reason."""
     lines: list[FunnelLine] = []
     for level, (found, remaining) in _LEVELS.items():
         unread = quarantined if level == ROWS else {}
@@ -194,8 +182,7 @@ def lines_of_pairs(
 ) -> list[FunnelLine]:
     """Return the level of pairs.
 
-    Args:
-        some_asked: Whether any source has pairs of the evaluation, whose texts may be in this one.
+    `some_asked` says whether any source has evaluation pairs, whose texts may be in this one.
 
     Raises:
         PipelineError: Fewer or more pairs lie in the files than were to be written.
@@ -254,10 +241,9 @@ _MAX_WRITTEN = 1_000_000
 
 
 def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None:
-    """Write `quarantine.parquet`: one row a place that could not be read, sorted.
+    """Write `quarantine.parquet`: one row for each place that could not be read, sorted.
 
-    Args:
-        empty: Whether everything could be read, which needs no Spark job.
+    `empty` says that everything could be read, which needs no Spark job.
     """
     if empty:
         with storage.built_file(CorpusFolder(folder).quarantine) as aside:
@@ -277,13 +263,11 @@ def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None
 def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
     """Refuse a corpus of which too much could not be read.
 
-    Args:
-        total: All rows or bytes, those that could not be read among them.
-        measure: `rows` or `bytes`.
-        units: The rows of :mod:`pipelines.corpus.texts`, to name the first one.
+    `total` counts all rows or bytes (`measure`), unread ones included. `units` are the rows of
+    :mod:`pipelines.corpus.texts`.
 
     Raises:
-        InputError: Naming the first place and its reason.
+        InputError: Names the first place and its reason.
     """
     if not unread or unread <= most * total:
         return
@@ -330,11 +314,10 @@ def check_dropped(
 ) -> None:
     """Refuse a corpus of which too many rows lack a usable value.
 
-    Args:
-        settings: Of the corpus, as if the source were alone.
+    `settings` are those of the corpus, as if the source were alone.
 
     Raises:
-        InputError: With the setting of the values, or `corpus.max_dropped`.
+        InputError: Names the setting of the values, or `corpus.max_dropped`.
     """
     rows = [line for line in lines if line.level == ROWS]
     dropped = Counter({line.name: line.rows for line in rows if line.kind == "dropped"})
@@ -363,7 +346,7 @@ def check_dropped(
 def _wrong_scores(
     scoreless: Mapping[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
 ) -> InputError:
-    """Return what is wrong with most of the scores that are not used."""
+    """Return the error for scores most of which cannot be used."""
     outside, missing = scoreless.values()
     number = F.expr(number_in("score"))
     share = _rounded_up((outside + missing) / total)
@@ -394,13 +377,12 @@ def _wrong_scores(
 def check_scores_differ(
     session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
 ) -> None:
-    """Refuse a source whose pairs for training have one score, of which nothing is learnt.
+    """Refuse a source whose pairs for training all have one score: nothing is learnt from it.
 
-    Args:
-        names: Of the sources; empty where there is one without a name.
+    `names` are those of the sources; empty where there is one without a name.
 
     Raises:
-        InputError: With the setting that names the scores.
+        InputError: Names the setting of the scores.
     """
     lowest = F.least("score", F.array_min("candidate_scores"))
     highest = F.greatest("score", F.array_max("candidate_scores"))
@@ -427,7 +409,7 @@ def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
     """Refuse a corpus of which nothing is left to train on.
 
     Raises:
-        InputError: With the reason for which most was dropped.
+        InputError: Names the reason that dropped most.
     """
     lines = list(lines)
     if any(line.name == TRAINING and line.rows for line in lines):

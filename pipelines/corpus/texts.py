@@ -76,10 +76,8 @@ texts that is dropped, so that these are no neighbours."""
 class _Parts:
     """The texts that are cut out of a batch, and the counts of what gives none.
 
-    Attributes:
-        texts: Columns of :data:`.unit_rows.SCHEMA`.
-        counts: Rows by level and reason.
-        dropped: Examples by level and reason.
+    `texts` has columns of :data:`.unit_rows.SCHEMA`; `counts` (rows) and `dropped` (examples) are
+    by level and reason.
     """
 
     settings: CorpusSettings
@@ -204,7 +202,7 @@ def _part_units(
 
 
 def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[str]]:
-    """Return three names for each row: its group, the unit that is held out as a whole, and its own.
+    """Return for each row its group, the unit that is held out as a whole, and its own name.
 
     A book is held out by pieces: as a whole it may be more than is wanted.
     """
@@ -350,7 +348,7 @@ def _judged(
     settings: CorpusSettings,
     judged: Sequence[pa.Array],
 ) -> pa.RecordBatch:
-    """Return a text row for each raw row, with the first reason that drops one of the judged texts."""
+    """Return a text row for each raw row, with the first reason that drops a judged text."""
     reasons = columns.pop("reason", batch["reason"])
     carried = ("level", "score", "candidate_scores", "group", "rows", "bytes")
     units = pc.coalesce(batch["unit"], batch["document"]).to_pylist()
@@ -369,11 +367,9 @@ def _judged(
 
 
 class Unit(NamedTuple):
-    """A kind of unit.
+    """A kind of unit: the funnel level of its texts, and what forms them from a batch of raw rows.
 
-    Attributes:
-        level: The level of the funnel that its texts belong to.
-        form: From a batch of raw rows to batches of :data:`.unit_rows.SCHEMA`.
+    `form` yields batches of :data:`.unit_rows.SCHEMA`.
     """
 
     level: str
@@ -413,10 +409,10 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield judged texts and counts (:data:`.unit_rows.SCHEMA`) for raw rows. Runs on an executor.
 
+    `batches` are of :data:`.readers.rows.ROW_SCHEMA`.
+
     Args:
-        batches: Of :data:`.readers.rows.ROW_SCHEMA`.
-        naming: The names of the files whose units are kept, each apart; None where all units are
-            used once.
+        naming: Names the files whose units are kept, each apart; None where all are used once.
         deleted: Hashes of keys; their rows are only counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)

@@ -1,4 +1,4 @@
-"""Prose in texts, and the reason for each part of one that is none.
+"""Prose in texts, and the reason for each part that is not prose.
 
 :func:`split_paragraphs` cuts a piece of a document, Markdown or a wiki's text, into paragraphs at
 blank lines. The lines between are one paragraph where they are hard-wrapped, as in Project
@@ -202,13 +202,10 @@ def not_prose(block: Block) -> str | None:
 
 
 def summary_pair(text: str) -> tuple[str | None, str | None, str | None]:
-    """Return the first sentence, the rest of its block or else the next prose, and a reason.
+    """Return the first sentence and the rest of its block, or else the next prose; or a reason.
 
-    Args:
-        text: Lines as they were written, cleaned by :func:`.rules.clean_lines`.
-
-    Returns:
-        Sentence and prose, and None for the reason why there are none; or that reason alone.
+    The third value is None, or the reason why there is no pair; the others are then None.
+    `text` has its lines as written, cleaned by :func:`.rules.clean_lines`.
     """
     sentence: str | None = None
     for block in blocks(text):
@@ -269,7 +266,7 @@ def _starts_block(line: str, following: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences, without a last one that only introduces what is not prose."""
+    """Return the sentences, without a last one that only introduces something else than prose."""
     found: list[list[str]] = []
     inside_name = False
     for piece in segment(_LANGUAGE, text):
@@ -288,12 +285,9 @@ def _sentences(text: str) -> list[str]:
 def split_paragraphs(piece: str, title: str | None = None) -> Iterator[tuple[str, str | None]]:
     """Yield the paragraphs of a piece of a document in order, each on one line.
 
-    Args:
-        piece: Lines as written, cleaned by :func:`.rules.clean_lines`.
-        title: The title of the document, which is no prose where it stands in the text.
-
-    Yields:
-        The text, and the rule of :data:`PARAGRAPH_RULES` that drops it, or None.
+    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. `piece` has its
+    lines as written, cleaned by :func:`.rules.clean_lines`. The title of the document is no prose
+    where it stands in the text.
     """
     for block in _BLANK_LINE.split(piece.strip("\n")):
         lines = [line for line in block.split("\n") if line.strip()]
@@ -329,7 +323,7 @@ def is_hard_wrapped(lines: list[str]) -> bool:
 def plain(paragraph: str) -> str:
     """Return a text without the mark-up of HTML, wikis and Markdown that can be resolved.
 
-    Entities, tags, references, links, emphasis, and brackets that lost what was in them.
+    That is entities, tags, references, links, emphasis, and brackets that lost their content.
     """
     if "&" in paragraph:
         paragraph = unescape(paragraph)

@@ -1,7 +1,7 @@
 """`corpus.redact`: a function of the user's that each text goes through before all else.
 
-It is called on the executors, once for each text of a row, before the text is cut, hashed or
-written. The driver calls it once, to refuse what cannot work before Spark reads anything.
+Executors call it once for each text of a row, before the text is cut, hashed or written. The driver
+calls it once, to refuse a function that cannot work before Spark reads anything.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ Redactor = Callable[[str], str]
 
 
 def check_redactor(name: str) -> list[str]:
-    """Try the function; runs on the driver.
+    """Try the function, and return its identity. Runs on the driver.
 
-    Returns:
-        Its identity: the name, and a digest of the file that it is written in. What that file
-        imports is not part of it.
+    The identity is its name and a digest of the file that it is written in, without what that file
+    imports.
 
     Raises:
-        InputError: There is no such function, or it gives something else than text.
+        InputError: There is no such function, or it returns something else than text.
     """
     function = _loaded(name)
     _text_of(name, function, _PROBE)
@@ -51,9 +50,8 @@ def redact_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns redacted, nulls left as they are. Runs on an executor.
 
-    Args:
-        name: `module:function`; None leaves all texts as they are.
-        columns: Of strings, or of lists of them; those that a batch lacks are passed over.
+    Columns hold strings or lists of them; those that a batch lacks are passed over. `name` is
+    `module:function`; None leaves all texts as they are.
 
     Raises:
         InputError: The function failed. The text is not in the message.
@@ -97,11 +95,7 @@ def _text_of(name: str, function: Redactor, text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str) -> Redactor:
-    """Load the function, once in a Python worker.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Load the function, once in a Python worker."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)

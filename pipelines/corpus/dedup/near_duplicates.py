@@ -73,7 +73,7 @@ Similarities = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Banding:
-    """The cut of a signature: a text lies in one bucket for each of `bands`, of `rows` values each."""
+    """The cut of a signature: `bands` of `rows` values; a text lies in one bucket for each band."""
 
     bands: int
     rows: int
@@ -84,7 +84,7 @@ class Banding:
 
 
 def banding(threshold: float) -> Banding:
-    """Return the most selective bands with a recall of :data:`RECALL` at a Jaccard threshold in (0, 1].
+    """Return the most selective bands with a recall of :data:`RECALL` at a threshold above 0.
 
     More rows keep more of the unlike texts apart, and need more bands for the like ones to meet.
     It takes the most rows for which a signature has no more than :data:`MAX_HASHES` values: at
@@ -100,11 +100,9 @@ def banding(threshold: float) -> Banding:
 
 @dataclass(frozen=True)
 class NormalisedTexts:
-    """Normalised texts in one array.
+    """Normalised texts in one array of code points, with the characters of each in `lengths`.
 
-    Attributes:
-        codes: Code points; a space stands before each text, four zeros at least after it.
-        lengths: Characters of each.
+    In `codes` a space stands before each text, four zeros at least after it.
     """
 
     codes: Codes
@@ -150,7 +148,6 @@ def _normal_characters() -> Codes:
 
 
 def _is_of_word(character: str) -> bool:
-    """Return whether a character is a letter, a digit, or a mark on one."""
     category = unicodedata.category(character)
     # Variation selectors are marks as well, but on emoji.
     is_mark = category in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
@@ -285,14 +282,14 @@ def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> Dat
 
 
 def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """Return texts (`key`) with an earlier one that each nearly repeats (`other`), in one or more rows.
+    """Return texts (`key`) with earlier ones that they nearly repeat (`other`).
 
-    The result depends on the texts and their order alone, not on partitions.
+    The result depends on the texts and their order alone, not on partitions. The threshold is above
+    0 and at most 1.
 
     Args:
         texts: `key` (long, unique), `order` (long; the key breaks ties) and `text` (not null).
             Spark computes them several times: keep first what takes more than reading a file.
-        threshold: Jaccard similarity, above 0 and at most 1.
     """
     texts = texts.select("key", "order", "text")
     proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
@@ -315,12 +312,11 @@ def near_match_pairs(
     """Return texts (`key`) with the texts of a reference that they nearly repeat (`other`).
 
     In a bucket with more than :data:`MAX_REFERENCES` texts of the reference, only so many are
-    compared.
+    compared. The threshold is above 0 and at most 1.
 
     Args:
         texts: `key` (long) and `text` (not null); those of one key count once.
         reference: `key` (long, unique) and `text` (not null).
-        threshold: Jaccard similarity, above 0 and at most 1.
     """
     texts = texts.select("key", "text")
     bands, known = banding(threshold), reference.frame.select("key", "text")
@@ -365,11 +361,9 @@ def _verified(
 def bucket_blocks(
     batches: Iterable[pa.RecordBatch], bands: Banding, blocks: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield packed entries of texts (`block`, `entries`). Runs on an executor.
+    """Yield packed entries (`block`, `entries`) of texts (`key`, `order`, `text`).
 
-    Args:
-        batches: Columns `key`, `order` and `text`.
-        blocks: The number of blocks; a bucket belongs to one of them.
+    Runs on an executor. A bucket belongs to one of `blocks` blocks.
     """
     for batch in batches:
         hashes, has_shingles = band_hashes(batch["text"].to_pylist(), bands)
@@ -422,8 +416,8 @@ def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     """Yield pairs to be verified (`key`, `other`) of whole buckets. Runs on an executor.
 
     Each text is paired with up to :data:`MAX_REFERENCES` texts of the reference in its bucket.
-    `batches` has the column `entries` of :func:`bucket_blocks`; the order of an entry says whether it
-    is of a text or of the reference.
+    `batches` has the column `entries` of :func:`bucket_blocks`; the order of an entry tells texts
+    from the reference.
     """
     entries, begins = _shared_buckets(batches)
     sizes = np.diff(begins, append=len(entries))

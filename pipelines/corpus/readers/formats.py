@@ -1,4 +1,4 @@
-"""What a format is, and what a reader of files of text is given.
+"""Formats, and what a reader of files of text gets.
 
 Adding a format takes a file with a :class:`Format` and a line in :data:`pipelines.catalog.FORMATS`.
 """
@@ -27,7 +27,7 @@ HEAD_BYTES = 64 << 10
 
 
 class NamesDialect(Protocol):
-    """A section of the settings that says how its CSV files are written."""
+    """A section of the settings that describes the CSV dialect of its files."""
 
     @property
     def csv_separator(self) -> str | None:
@@ -40,15 +40,11 @@ class NamesDialect(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    r"""How the fields of a line of CSV are told apart.
+    r"""The CSV dialect: the separator of fields, and the sign before a quote within quotes.
 
     Spark and MySQL write a quote within quotes as `\"`, and a backslash there as two. RFC 4180
-    doubles the quote. Lines are rewritten before they are parsed, so there is one parser, and what
-    it says of broken quotes holds for every dialect.
-
-    Attributes:
-        separator: Between them.
-        escape: Before a quote, or itself, within quotes; None where a quote is doubled alone.
+    doubles the quote: `escape` is then None. Lines are rewritten before they are parsed, so there
+    is one parser, and its verdict on broken quotes holds for every dialect.
     """
 
     separator: str = ","
@@ -62,8 +58,7 @@ class Dialect:
     def reader(self, lines: Iterable[str], *, strict: bool) -> Any:
         """Return Python's reader over lines with their ends, the first of which begins a record.
 
-        Args:
-            strict: Whether broken quotes are an error.
+        With `strict`, broken quotes are an error.
         """
         return csv.reader(self.rewritten(lines), delimiter=self.separator, strict=strict)
 
@@ -77,7 +72,7 @@ RFC_4180 = Dialect()
 
 @cache
 def _within_quotes(escape: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what matches the inside of quotes, up to the quote that closes them, and escapes."""
+    """Return the patterns of the inside of quotes, up to the closing quote, and of escapes."""
     sign = re.escape(escape)
     inside = re.compile(rf'(?:[^"{sign}]+|""|{sign}["{sign}]|{sign}(?!"))*')
     return inside, re.compile(rf'{sign}(["{sign}])')
@@ -113,7 +108,7 @@ def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[st
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns that are wanted.
+    """The names of the wanted columns.
 
     Attributes:
         texts: One, two, or three and more where there are hard negatives.
@@ -130,7 +125,7 @@ class Columns:
 
     @property
     def single(self) -> dict[str, str]:
-        """Those that a raw row has one value of, beside the texts, by the raw row's column."""
+        """The columns with one value in a raw row, beside the texts, by the raw row's column."""
         names = ("title", "score", "group", "key")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
@@ -154,7 +149,6 @@ class Wanted:
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
-        dialect: Of CSV files.
     """
 
     format: str
@@ -170,7 +164,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the first bytes of a file say.
+    """What the first bytes of a file show.
 
     Attributes:
         form: How its records are found.
@@ -194,9 +188,8 @@ class Probe:
 class Reading:
     """A range of a file, as a form reads it.
 
-    Attributes:
-        items: The lines from the beginning of the range on, and on after its end.
-        stop: Byte after its last one; None for the end of the file.
+    `items` are the lines from its beginning on, even beyond its end. `stop` is the byte after the
+    last of the range; None for the end of the file.
     """
 
     items: Iterator[Item]
@@ -208,7 +201,7 @@ class Reading:
 
     @property
     def own(self) -> Iterator[Item]:
-        """Without the lines that begin behind the range."""
+        """The lines that begin in the range."""
         return until(self.items, self.stop)
 
 
@@ -219,7 +212,7 @@ Line = tuple[int, int, bytes]
 def filled_lines(
     items: Iterable[Item], encoding: Encoding, blank: bytes = b" \t\r\n"
 ) -> Iterator[Line | Found]:
-    """Yield the lines that are not blank; of what was passed over, a record for the quarantine."""
+    """Yield the lines that are not blank; of a skipped stretch, a record for the quarantine."""
     for item in items:
         if isinstance(item, Skipped):
             yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
@@ -294,7 +287,7 @@ FormOf = Callable[[Location, bytes], Form]
 
 @dataclass(frozen=True)
 class FileNames:
-    """Which files of a folder are of a format.
+    """The rule for which files of a folder are of a format.
 
     Attributes:
         suffixes: In lower case, without that of a compression.
@@ -320,7 +313,7 @@ class Format:
 
     Attributes:
         files: Names of its files; None where inputs are no files.
-        form: Of its files, where tasks of ours read them; None where `read` says all.
+        form: Of its files, where our tasks read them; None where `read` does it all.
         rows: The form in which a record is a row of a table, for `embed`; None where it has none,
             or where Spark reads them.
         splits: Whether several tasks may read a file that is not compressed, by its name and by
@@ -331,15 +324,15 @@ class Format:
         find_damaged: Which files Spark cannot read to their ends, by the columns that are wanted;
             None where our own readers say so of each row.
         load: A table of the session that an input names, for formats whose inputs are tables.
-        fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
-            gives None where no version can be known.
+        fingerprint: A value that changes with the inputs, itself None where no version can be
+            known; None for the sizes and times of the files.
         pin: An input with the version that its table has now, as `load` takes it, so that a job
             reads one version from its beginning to its end; None where tables have none.
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The values of `corpus.pairs` that it can give; None for all.
         unit: What single texts are cut into (:data:`pipelines.corpus.texts.UNITS`).
-        large_units: Whether what is held out as a whole (packages) comes in few and very different
+        large_units: Whether units held out as a whole (packages) are few and of very different
             sizes.
     """
 

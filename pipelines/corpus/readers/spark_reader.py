@@ -1,7 +1,7 @@
 """The inputs of any format as a Spark DataFrame of raw rows of one shape; runs on the driver.
 
-Files of text are read by Python on the executors, a range of a file or several files a task
-(:mod:`.readers.ranges`); Parquet and tables by Spark (:mod:`.readers.parquet`,
+Python reads files of text on the executors, a range of a file or several files a task
+(:mod:`.readers.ranges`). Spark reads Parquet and tables (:mod:`.readers.parquet`,
 :mod:`.readers.tables`).
 """
 
@@ -73,7 +73,7 @@ def read_rows(
 ) -> DataFrame:
     """Return the raw rows of `corpus.inputs`; see :data:`.rows.ROW_SCHEMA`.
 
-    Only first bytes and footers are read yet. What cannot be read later is a row with its reason
+    It reads only first bytes and footers. Data that cannot be read later is a row with its reason
     in `quarantined`.
 
     Raises:
@@ -125,7 +125,7 @@ def read_files(
     """Return the raw rows of some files of a format of files.
 
     Args:
-        files: All inputs: one of them can be read.
+        files: All inputs, of which at least one must be readable.
         read: Those whose rows are wanted.
         damaged: Those that cannot be read to their ends, which go to the quarantine.
 
@@ -153,10 +153,7 @@ def without_damaged(
     files: Sequence[Location],
     act: Callable[[Damaged], Result],
 ) -> Result:
-    """Have Spark read files, and where it cannot, once more without those that are damaged.
-
-    Args:
-        act: Reads them, given those that are damaged.
+    """Have Spark read files with `act`; where it cannot, retry with the damaged files named.
 
     Raises:
         PySparkException: Spark failed for another reason.
@@ -181,10 +178,7 @@ def without_damaged(
 def damage_named(
     session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
 ) -> Iterator[None]:
-    """Name the file, where Spark cannot read one in the block.
-
-    Args:
-        files: Of which those of Parquet are looked at.
+    """Name the damaged Parquet file where Spark cannot read one in the block.
 
     Raises:
         InputError: A file is damaged.
@@ -209,7 +203,7 @@ def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> D
 def planned_splits(
     session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
 ) -> list[list[FileRange]]:
-    """Return the splits of files of a format, in their order: those that each task reads."""
+    """Return the splits of files of a format, in their order: a list for each task."""
     splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
     tasks = pack(splits, default_parallelism(session))
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
@@ -217,11 +211,7 @@ def planned_splits(
 
 
 def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names) -> None:
-    """Look at first bytes until one file can be read.
-
-    Raises:
-        InputError: None can.
-    """
+    """Look at first bytes until one file can be read; refuse inputs of which none can."""
     first: tuple[Location, str] | None = None
     known: list[tuple[Location, Sequence[str]]] = []
     for file in files:
@@ -263,10 +253,9 @@ def texts_of(
 ) -> DataFrame:
     """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
-    Args:
-        session: Reads the files that are not Parquet once, to be sure that all of them can be.
-        columns: Those that a file has are taken; it has one at least.
-        key: The setting of the inputs; that of the columns is `<key>_columns`.
+    Files that are not Parquet are read once more first, to be sure that all of them can be read. Of
+    `columns` each file has one at least, and those that it has are taken. `key` is the setting of
+    the inputs; that of the columns is `<key>_columns`.
 
     Raises:
         InputError: Something of it cannot be read.
@@ -320,7 +309,7 @@ def columns_in(
     """Return the format of a file and its columns, in CSV and JSON of its first row.
 
     Raises:
-        InputError: It says no format, or cannot be read.
+        InputError: Its name shows no format, or it cannot be read.
     """
     kind = format_of(file)
     if kind is None:
@@ -343,9 +332,9 @@ def columns_in(
 def input_fingerprint(
     settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
 ) -> dict[str, Any] | None:
-    """Return what changes when the inputs do, as JSON: stamps of files, versions of tables.
+    """Return a value in JSON that changes with the inputs: stamps of files, versions of tables.
 
-    None where no version can be known, of tables that have a name only.
+    None where no version can be known: for tables that have a name only.
 
     Raises:
         InputError: An input is not there.

@@ -1,8 +1,8 @@
 """Files of text as bytes: their encodings, how they are found and opened, and their whole lines.
 
 Runs on executors; the driver reads only the first bytes of a file. A sample of its bytes decides
-the encoding of a file: UTF-8 unless it has a byte order mark, or more than a stray byte that is not
-UTF-8. charset-normalizer (https://charset-normalizer.readthedocs.io) judges the latter.
+the encoding of a file, once. A byte order mark decides for itself; a sample that is UTF-8 but for a
+stray byte is UTF-8; charset-normalizer (https://charset-normalizer.readthedocs.io) judges the rest.
 Bytes are decompressed and cut in bounded memory.
 """
 
@@ -57,12 +57,9 @@ class Encoding:
     """An encoding, and how a file in it is streamed.
 
     Encodings that extend ASCII are streamed as they are. The wide ones (UTF-16 and UTF-32) are
-    streamed as UTF-8, so that a line end is a byte in every stream.
-
-    Attributes:
-        name: As Python's codecs have it.
-        mark: Bytes of the byte order mark.
-        width: Bytes of the file for a stretch of the stream; it may begin and end anywhere.
+    streamed as UTF-8, so that a line end is a byte in every stream. `name` is that of Python's
+    codec, `mark` the length of the byte order mark. `width` gives the bytes of the file for a
+    stretch of the stream, which may begin and end anywhere.
     """
 
     name: str
@@ -156,7 +153,7 @@ def _unmarked_wide(head: bytes) -> Encoding:
 
 
 def is_mostly_utf8(sample: Iterable[bytes]) -> bool:
-    """Return whether a sample has one stray byte that is not UTF-8, or fewer than UTF-8 characters.
+    """Return whether at most one byte is not UTF-8, or no more than there are non-ASCII characters.
 
     The sample may begin and end in the middle of a character.
     """
@@ -243,11 +240,9 @@ def exists(path: Location, key: str) -> bool:
 
 @dataclass(frozen=True)
 class Links:
-    """The policy for links in a folder of inputs.
+    """The policy for links in a folder of inputs, or in the part of a glob without wildcards.
 
-    Attributes:
-        root: The folder, or the part of a glob without wildcards.
-        follow: Whether links that lead out of it are followed.
+    `follow` says whether links that lead out of it are followed.
     """
 
     root: Location
@@ -395,7 +390,7 @@ class _InSmallPieces:
         return bytes(self._inner.unused_data) + self._rest
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return `max_length` bytes where there are so many, and the output of one piece more at most."""
+        """Return up to `max_length` bytes, and the rest of the last piece beyond them."""
         data = self._rest + data
         found = bytearray()
         place = 0
@@ -440,12 +435,9 @@ class WrongFileError(UnreadableError):
 
 
 def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, in chunks of a few megabytes at most.
+    """Yield the bytes of a file, decompressed by its suffix, in chunks of a few megabytes at most.
 
-    Args:
-        file: Its suffix names the compression.
-        start: Byte to begin at; 0 for compressed files.
-        size: Bytes per read of a file that is not compressed.
+    `start` is the byte to begin at, 0 for compressed files; `size` is the bytes per read of others.
 
     Raises:
         UnreadableError: At the place up to which it can be read.
@@ -515,9 +507,8 @@ def _unpacked(
 class Lines:
     """Whole lines with their line ends, which the last line of a file may lack.
 
-    Attributes:
-        offset: Byte in the decompressed file.
-        data: Not empty; of the stream of the encoding.
+    `data`, never empty, is of the stream of the encoding; `offset` is a byte of the decompressed
+    file.
     """
 
     offset: int
@@ -528,10 +519,7 @@ class Lines:
 class Skipped:
     """A stretch that was passed over: a line that is too long, or the rest of a damaged file.
 
-    Attributes:
-        offset: Byte in the decompressed file.
-        end: Byte after the last one that was seen.
-        data: The beginning of the stretch.
+    It goes from byte `offset` of the decompressed file up to `end`; `data` is its beginning.
     """
 
     offset: int
@@ -578,12 +566,9 @@ def whole_lines(
 ) -> Iterator[Item]:
     """Cut a stream into stretches of whole lines, in order and without gaps.
 
-    Where `chunks` raises :class:`UnreadableError`, the last item carries the reason.
-
-    Args:
-        offset: Byte of the file that the stream begins at.
-        most: Bytes; a longer line is passed over and never held as a whole.
-        is_inside: The stream begins inside a line, which is left out.
+    The stream begins at byte `offset` of the file; with `is_inside`, inside a line, which is left
+    out. A line of more than `most` bytes is passed over and never held as a whole. Where `chunks`
+    raises :class:`UnreadableError`, the last item carries the reason.
     """
     # The beginning of a line: all of it, or, of one that is passed over, a CR at most.
     rest = b""
@@ -624,7 +609,7 @@ def whole_lines(
 
 
 def _first_line_is_longer(data: bytes, before: int, most: int) -> bool:
-    """Return whether the first line is surely longer; only one from `before` this chunk can be."""
+    """Return whether the first line surely exceeds `most`; `before` bytes of it came earlier."""
     if len(data) <= most:
         return False
     end = line_end(data, max(before - 1, 0))
