@@ -121,9 +121,9 @@ def packages_to_hold_out(
 ) -> list[int]:
     """Return the first packages that together have at least the share of all pairs.
 
-    A package that alone has more than the share is passed over, so that at most twice the share
-    is held out whatever the packages are. Packages that were held out `earlier` stay. `sizes` are
-    packages and their pairs, in the order of their hashes.
+    A package that alone has more than the share is passed over, so that at most twice the share is
+    held out. Packages that were held out `earlier` stay. `sizes` are packages and their pairs, in
+    the order of their hashes.
     """
     wanted = share * sum(pairs for _, pairs in sizes)
     held = list(earlier)
@@ -216,11 +216,11 @@ class JudgedPairs:
 
     Attributes:
         settings: Of the corpus, as if the source were alone.
-        name: Of the source; empty where there is one without a name.
+        name: Empty for a single source without a name.
         rows: The rows that the pairs were made of, with reasons.
         pairs: All pairs, with `held`.
         judged: Those that are held out, with their reasons; None where none are held out.
-        chosen: Of these, the pairs of the evaluation.
+        chosen: The pairs of these that the evaluation asks.
     """
 
     settings: CorpusSettings
@@ -252,10 +252,7 @@ class Split:
 def judge_pairs(
     scratch: Scratch, rows: DataFrame, pairs: DataFrame, settings: CorpusSettings, name: str
 ) -> JudgedPairs:
-    """Decide which pairs are held out, and which of them are asked.
-
-    `settings` are those of the corpus, as if the source were alone.
-    """
+    """Decide which pairs of a source are held out, and which of them are asked."""
     if not settings.evaluation_share or settings.pairs == "single":
         return JudgedPairs(settings, name, rows, pairs.withColumn("held", F.lit(False)))
     pairs = mark_held_out(pairs, settings)

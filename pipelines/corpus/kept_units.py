@@ -59,9 +59,9 @@ from pipelines.spark.frames import (
 logger = logging.getLogger(__name__)
 
 MOST_SOURCES = 4096
-"""Of more files, those whose paths have the same hash are one source."""
+"""With more files, those whose paths have the same hash are one source."""
 MOST_GENERATIONS = 8
-"""With more of them, all but the largest are made one."""
+"""With more of them, all but the largest are merged."""
 SOURCES = "sources"
 """Folder of the units of several sources, a folder each."""
 
@@ -72,9 +72,8 @@ COUNTS_FROM: Mapping[str, Literal["corpus", "later"]] = {
     **dict.fromkeys(("evaluation_share", "evaluation_pairs", "evaluation_documents"), "corpus"),
     **dict.fromkeys(("prompts", "weight", "objective"), "later"),
 }
-"""Settings of the corpus and its sources that change nothing of what is made of one file: whether
-they count for the corpus as a whole, or only for later stages. Any other decides what a file
-gives, so that it is read again when that setting changes."""
+"""Settings that do not change the units of a file: whether they count for the corpus as a whole, or
+only for later stages. When any other setting changes, files are read again."""
 
 _TOTALS_FILE = "totals.parquet"
 _SOURCES_FILE = "sources.json"
@@ -183,7 +182,7 @@ class Generation:
 
     @property
     def number(self) -> int:
-        """Its age: higher numbers are newer."""
+        """Its number; higher ones are newer."""
         return int(self.place.name)
 
     @cached_property

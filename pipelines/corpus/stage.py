@@ -56,12 +56,10 @@ _BYTES_PER_PARTITION = 64 * 2**20
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """The result of the corpus stage.
+    """The result of the corpus stage, in `<prepared.folder>/corpus`.
 
-    Attributes:
-        folder: `<prepared.folder>/corpus`.
-        documents: Texts that the queries search, of pairs for training too.
-        quarantined: Rows that could not be read.
+    The queries search `documents` texts, of pairs for training too; `quarantined` rows could not be
+    read.
     """
 
     folder: Location
@@ -196,7 +194,7 @@ class _Texts:
 
     Attributes:
         settings: Of the corpus, as if the source were alone.
-        name: Of the source; empty where there is one without a name.
+        name: Empty for a single source without a name.
         tables: Its inputs that are tables with versions.
         quarantined: Rows that could not be read, by reason.
         languages: Texts by language, of those whose language was identified.

@@ -1,6 +1,6 @@
 """The fate of the rows of a corpus: counts and examples, the quarantine, and the checks.
 
-All counts come from one Spark job and all examples from another: of a small corpus, starting a job
+All counts come from one Spark job and all examples from another: on a small corpus, starting a job
 costs far more than counting. A rule for texts may rightly drop most of a corpus. But a missing or
 unfit score, group or text most often means a wrong setting, and dropping scores out of their range
 biases the rest. Runs on the driver.
@@ -47,7 +47,7 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import read_parquet, write_single_file
 
 Reasons = Mapping[str | None, int]
-"""Rows by reason; the reason of what is kept is None."""
+"""Rows by reason; None for those that are kept."""
 
 _ROWS, _PAIRS, _HELD_OUT = "rows", "pairs", "held out"
 
@@ -129,7 +129,7 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     LINES: ("lines found", ""),
     SENTENCES: ("sentences found", ""),
 }
-"""Levels before the pairs, in their order: what came in, and what is kept."""
+"""Levels before the pairs, in their order: the names of the input and of the kept."""
 _REMEDIES: Mapping[str, str] = {
     "no text": "name columns and inputs that hold text",
     "empty text": "name columns and inputs that hold text",
@@ -261,13 +261,10 @@ def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None
 
 
 def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
-    """Refuse a corpus of which too much could not be read.
+    """Refuse a corpus of which too much could not be read; the error names the first place.
 
     `total` counts all rows or bytes (`measure`), unread ones included. `units` are the rows of
     :mod:`pipelines.corpus.texts`.
-
-    Raises:
-        InputError: Names the first place and its reason.
     """
     if not unread or unread <= most * total:
         return
@@ -302,9 +299,9 @@ def first_places(folder: Location, most: int) -> list[dict[str, Any]]:
 
 MOST_SCORES = 0.1
 MOST_OTHERS = 0.5
-"""Shares of the rows that may lack a usable score, and another value, unless settings say so."""
+"""Default shares of the rows that may lack a usable score, and another value."""
 _FEW = 5
-"""So few rows say nothing of a corpus."""
+"""So few rows say nothing about a corpus."""
 _MISSING = ("no text", "empty text", pair_forms.NO_GROUP, NO_TITLE)
 _EXCERPT = 20
 
@@ -312,12 +309,9 @@ _EXCERPT = 20
 def check_dropped(
     lines: Iterable[FunnelLine], units: DataFrame, settings: CorpusSettings, of: str = ""
 ) -> None:
-    """Refuse a corpus of which too many rows lack a usable value.
+    """Refuse a corpus (or a source, with its settings) of which too many rows lack a usable value.
 
-    `settings` are those of the corpus, as if the source were alone.
-
-    Raises:
-        InputError: Names the setting of the values, or `corpus.max_dropped`.
+    The error names the setting of the values, or `corpus.max_dropped`.
     """
     rows = [line for line in lines if line.level == ROWS]
     dropped = Counter({line.name: line.rows for line in rows if line.kind == "dropped"})
@@ -346,7 +340,7 @@ def check_dropped(
 def _wrong_scores(
     scoreless: Mapping[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
 ) -> InputError:
-    """Return the error for scores most of which cannot be used."""
+    """Return the error for unusable scores, by their more frequent problem."""
     outside, missing = scoreless.values()
     number = F.expr(number_in("score"))
     share = _rounded_up((outside + missing) / total)
@@ -377,12 +371,9 @@ def _wrong_scores(
 def check_scores_differ(
     session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
 ) -> None:
-    """Refuse a source whose pairs for training all have one score: nothing is learnt from it.
+    """Refuse a source whose training pairs all have one score, which teaches nothing.
 
-    `names` are those of the sources; empty where there is one without a name.
-
-    Raises:
-        InputError: Names the setting of the scores.
+    The error names the setting of the scores. `names` is empty for a single source without a name.
     """
     lowest = F.least("score", F.array_min("candidate_scores"))
     highest = F.greatest("score", F.array_max("candidate_scores"))
@@ -406,11 +397,7 @@ def check_scores_differ(
 
 
 def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
-    """Refuse a corpus of which nothing is left to train on.
-
-    Raises:
-        InputError: Names the reason that dropped most.
-    """
+    """Refuse a corpus of which nothing is left to train on; the error names the main reason."""
     lines = list(lines)
     if any(line.name == TRAINING and line.rows for line in lines):
         return

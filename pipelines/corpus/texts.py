@@ -51,14 +51,14 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.parquet_parts import gathered
 
 RUN = 16
-"""Texts of a piece that follow one another and make a run: neighbours of one run are paired, and
-pairs of one run, which share sentences, never meet in a granule."""
+"""Consecutive texts of a piece in a run. Neighbours of one run are paired; pairs of one run, which
+share sentences, never meet in a granule."""
 EXAMPLE_CHARACTERS = 300
 NO_TITLE = "no title"
 NOT_FIRST = "not the beginning of a document"
 TOO_FEW_WORDS = "no title and too few words"
 SHORTEST_PIECE, LONGEST_PIECE = 4, 40
-"""Words of a piece of `pairs: document`; it is half of a short text at most."""
+"""Words of a piece of `pairs: document`, which is at most half of a short text."""
 
 # That stand for a word where a text has hardly any blanks.
 _CHARACTERS = 3
@@ -66,10 +66,10 @@ _RULES_OF_PARTS = {name: rule for name, rule in TEXT_RULES.items() if name != OT
 _RULES_OF_TITLES = {name: rule for name, rule in _RULES_OF_PARTS.items() if name != TOO_SHORT}
 
 Pair = tuple[str | None, str | None, str | None]
-"""Anchor, positive, and the reason why a row gives none."""
+"""Anchor, positive, and the reason why a row gives no pair."""
 Part = tuple[str | None, str | None]
-"""A text that is cut out of a piece, and its language. A null text stands for something between two
-texts that is dropped, so that these are no neighbours."""
+"""A text that is cut out of a piece, and its language. A null text stands for a dropped one, so
+that the texts around it are no neighbours."""
 
 
 @dataclass
@@ -296,7 +296,7 @@ def _document(title: str | None, text: str | None, most: int) -> Pair:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the first `most` characters of a text at most, cut at a word's end where possible."""
+    """Return the beginning of a text: `most` characters, or up to the end of a word before."""
     if len(text) <= most:
         return text
     return text[: most + 1].rpartition(" ")[0] or text[:most]
@@ -409,11 +409,9 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield judged texts and counts (:data:`.unit_rows.SCHEMA`) for raw rows. Runs on an executor.
 
-    `batches` are of :data:`.readers.rows.ROW_SCHEMA`.
-
-    Args:
-        naming: Names the files whose units are kept, each apart; None where all are used once.
-        deleted: Hashes of keys; their rows are only counted.
+    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files whose units are
+    kept, each apart; None where all are used once. Rows whose keys' hashes are in `deleted` are
+    only counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
     if naming is None:

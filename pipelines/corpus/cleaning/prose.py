@@ -193,7 +193,7 @@ NOT_PROSE: Mapping[str, Callable[[Block], bool]] = {
     "link": _is_link,
     "few words": _has_few_words,
 }
-"""Name of a rule to whether it finds that a block is no prose."""
+"""The rules that find that a block is no prose, by name."""
 
 
 def not_prose(block: Block) -> str | None:
@@ -395,5 +395,5 @@ PARAGRAPH_RULES: Mapping[str, Callable[[str], bool]] = {
     "link": lambda text: _is_link([text]),
     "few words": _has_few_words_in_line,
 }
-"""Reason, as the funnel has it, to whether it drops a paragraph; the first one counts."""
+"""The rules that drop a paragraph, by their reasons in the funnel; the first one counts."""
 _RULES = tuple(PARAGRAPH_RULES.items())

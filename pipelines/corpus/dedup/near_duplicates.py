@@ -4,10 +4,10 @@ Two texts are near duplicates if the Jaccard similarity of their shingles is at 
 threshold. MinHash bands only propose pairs, and each pair is verified on its texts. So there are
 no false positives; the recall is :meth:`Banding.share_meeting`, a little less in large buckets.
 
-A text in a bucket is compared only with the first of the bucket and with the one before it: a
-hundred thousand texts made from one template cost no more than any others. A text that is like an
-earlier one is dropped even if that one is dropped as well. So of a chain, in which each is like
-the one before, only the first stays.
+A text is compared only with the first of its bucket and with the one before it, so that a hundred
+thousand texts made from one template cost no more than any others. A text that is like an earlier
+one is dropped even if that one is, too: of a chain, in which each is like the one before, only the
+first stays.
 
 Normalisation lowers the case and turns every run of characters other than letters, marks and
 digits into one space, with none at the ends. Shingles are all substrings of five characters. A
@@ -19,7 +19,7 @@ cut into bands; texts that agree in all rows of a band meet in a bucket (Leskove
 Ullman, "Mining of Massive Datasets", chapter 3).
 
 Bucket hashes are shuffled as bytes, thousands in a row: a row each would cost several times as
-much as the hashing. Where a reference is small, executors know all its buckets, and Spark shuffles
+much as the hashing. If a reference is small, executors know all its buckets, and Spark shuffles
 only texts that lie in one of them. All of it is numpy over a thousand texts at once, and depends
 neither on the process nor on the platform; `rensa` and `datasketch` were no gain.
 """
@@ -84,12 +84,13 @@ class Banding:
 
 
 def banding(threshold: float) -> Banding:
-    """Return the most selective bands with a recall of :data:`RECALL` at a threshold above 0.
+    """Return the most selective bands with a recall of :data:`RECALL` at a Jaccard threshold.
 
-    More rows keep more of the unlike texts apart, and need more bands for the like ones to meet.
-    It takes the most rows for which a signature has no more than :data:`MAX_HASHES` values: at
-    0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4 (0.985); at 0.7, 10 of 3
-    (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, with a lower recall.
+    The threshold is above 0 and at most 1. More rows keep more of the unlike texts apart, and need
+    more bands for the like ones to meet. It takes the most rows for which a signature has no more
+    than :data:`MAX_HASHES` values: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8
+    of 4 (0.985); at 0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1,
+    with a lower recall.
     """
     for rows in range(MAX_HASHES, 0, -1):
         for bands in range(1, MAX_HASHES // rows + 1):
@@ -212,7 +213,6 @@ def _chunk_similarities(left: Sequence[str], right: Sequence[str]) -> Similariti
 
 
 def _sizes(shingles: Hashes, pairs: int) -> Integers:
-    """Return how many of the shingles each pair has."""
     return np.bincount((shingles >> np.uint64(64) - _PLACE_BITS).astype(np.int64), minlength=pairs)
 
 
@@ -251,14 +251,13 @@ def _permutations(count: int) -> Codes:
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Cut a sequence of texts into pieces of about :data:`_CHUNK_CHARACTERS`."""
     chunks = (np.cumsum(lengths) + np.arange(len(lengths))) // _CHUNK_CHARACTERS
     limits = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(lengths)]
     return (slice(start, stop) for start, stop in pairwise(limits) if start < stop)
 
 
 MAX_REFERENCES = 16
-"""Texts of a reference that a text is compared with in one bucket, at most."""
+"""Most texts of a reference that a text is compared with in one bucket."""
 
 _ENTRIES_PER_BLOCK = 2**19
 _MOST_KNOWN = 2**19
@@ -270,7 +269,7 @@ _PAIR_ROWS = "key long, other long"
 _TEXT_ROWS = "key long, text string"
 
 Entries = npt.NDArray[Any]
-"""An entry for each text and bucket that it lies in, of the type :data:`_ENTRY`."""
+"""An entry (:data:`_ENTRY`) for each text and bucket that it lies in."""
 
 
 def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
@@ -285,11 +284,9 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
     """Return texts (`key`) with earlier ones that they nearly repeat (`other`).
 
     The result depends on the texts and their order alone, not on partitions. The threshold is above
-    0 and at most 1.
-
-    Args:
-        texts: `key` (long, unique), `order` (long; the key breaks ties) and `text` (not null).
-            Spark computes them several times: keep first what takes more than reading a file.
+    0 and at most 1. The texts have `key` (long, unique), `order` (long; the key breaks ties) and
+    `text` (not null). Spark computes them several times: keep first what takes more than reading a
+    file.
     """
     texts = texts.select("key", "order", "text")
     proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
@@ -312,11 +309,8 @@ def near_match_pairs(
     """Return texts (`key`) with the texts of a reference that they nearly repeat (`other`).
 
     In a bucket with more than :data:`MAX_REFERENCES` texts of the reference, only so many are
-    compared. The threshold is above 0 and at most 1.
-
-    Args:
-        texts: `key` (long) and `text` (not null); those of one key count once.
-        reference: `key` (long, unique) and `text` (not null).
+    compared. The threshold is above 0 and at most 1. The texts have `key` (long; those of one key
+    count once) and `text` (not null); the reference has the same, with unique keys.
     """
     texts = texts.select("key", "text")
     bands, known = banding(threshold), reference.frame.select("key", "text")

@@ -227,7 +227,7 @@ class _Stretch:
 
 
 class _Reader:
-    """Python's reader of records, which can tell whether an error came of the end of the lines."""
+    """Python's reader of records, which can tell whether an error came from the lines' end."""
 
     def __init__(self, lines: Iterable[str], dialect: Dialect) -> None:
         self.is_open = False
@@ -259,7 +259,7 @@ class _HeldLines:
         done: Index of the first line that has not left.
         seen: Index after the last line that was looked at; those from `done` on are inside of the
             quotes that the first one opens.
-        is_doubtful: Whether there may be lines that are not in the encoding.
+        is_doubtful: Whether some lines may not be in the encoding.
     """
 
     encoding: Encoding
@@ -309,7 +309,6 @@ class _HeldLines:
             start = stop
 
     def _fields(self, start: int, end: int) -> list[str]:
-        """Return the fields of a record that is known to be whole."""
         fields: list[str] = next(self.dialect.reader(self._texts(start, end), strict=False))
         return fields
 
@@ -415,7 +414,7 @@ class _HeldLines:
         return offset, self.offset, data
 
     def _separators(self, line: str) -> int:
-        """Count the separators between the fields of a line that is read alone, closed or not."""
+        """Count the separators of a line that is read alone, closed or not."""
         fields: Sequence[str] = next(self.dialect.reader([line], strict=False), ())
         return max(len(fields) - 1, 0)
 

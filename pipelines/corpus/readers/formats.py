@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.settings import CorpusSettings, StorageSettings
 
 HEAD_BYTES = 64 << 10
-"""Of a file, that a :class:`Probe` has at most."""
+"""Most bytes of a file that a :class:`Probe` has."""
 
 
 class NamesDialect(Protocol):
@@ -31,11 +31,11 @@ class NamesDialect(Protocol):
 
     @property
     def csv_separator(self) -> str | None:
-        """Between the fields."""
+        """The separator of fields."""
 
     @property
     def csv_escape(self) -> str | None:
-        """Before a quote within quotes."""
+        """The sign before a quote within quotes."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,8 @@ def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[st
 class Columns:
     """The names of the wanted columns.
 
-    Attributes:
-        texts: One, two, or three and more where there are hard negatives.
-        key: Of the key that rows are deleted by.
-        scores: Of the scores of positive and negatives.
+    `texts` are one, two, or three and more where there are hard negatives; `scores` are those of
+    the positive and the negatives. Rows are deleted by `key`.
     """
 
     texts: tuple[str, ...]
@@ -137,14 +135,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read of every file. It travels to the executors.
+    """The data to read of every file. It travels to the executors.
 
     Attributes:
         format: A name in :data:`pipelines.catalog.FORMATS`.
         columns: Of formats that have some.
         record: Bytes; longer lines and records are passed over.
         piece: Bytes of a piece of a document, about.
-        document: A file of plain text or Markdown of more bytes is several documents: document n
+        document: Bytes; a longer file of plain text or Markdown is several documents: document n
             holds the lines that begin in the n-th so many.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
@@ -164,13 +162,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the first bytes of a file show.
+    """The first bytes of a file, as they are streamed (`head`), and what they show of it.
 
-    Attributes:
-        form: How its records are found.
-        encoding: Of the whole file.
-        head: Its first bytes, as they are streamed.
-        header: The names of the columns, where a first record has them.
+    `header` has the names of the columns where a first record has them.
     """
 
     form: Form
@@ -206,7 +200,7 @@ class Reading:
 
 
 Line = tuple[int, int, bytes]
-"""The byte of the file that it begins at, the one after it, and the line with its end."""
+"""The byte of the file that a line begins at, the one after it, and the line with its end."""
 
 
 def filled_lines(
@@ -287,12 +281,10 @@ FormOf = Callable[[Location, bytes], Form]
 
 @dataclass(frozen=True)
 class FileNames:
-    """The rule for which files of a folder are of a format.
+    """The names of a format's files: suffixes in lower case, without that of a compression.
 
-    Attributes:
-        suffixes: In lower case, without that of a compression.
-        stem: Whether a name without such a suffix is of the format nevertheless.
-        may_be_packed: Whether a compressed file is one, too.
+    `stem` says whether a name without such a suffix is of the format nevertheless, `may_be_packed`
+    whether compressed files are, too.
     """
 
     suffixes: tuple[str, ...]
@@ -301,7 +293,7 @@ class FileNames:
 
 
 Damaged = Mapping[Location, str]
-"""Files that are damaged where only their readers find it, and how."""
+"""Files that only reading shows to be damaged, and how."""
 ReadFiles = Callable[
     ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location], Damaged], "DataFrame"
 ]

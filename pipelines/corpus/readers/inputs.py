@@ -40,7 +40,7 @@ from pipelines.spark.java import valid_text
 
 INPUTS = "corpus.inputs"
 COLUMNS = "columns"
-"""Stands for the files of all formats whose records have columns."""
+"""The kind of file of all formats whose records have columns."""
 
 
 def names_of(kind: str) -> dict[str, FileNames]:
@@ -82,10 +82,10 @@ def find_files(
 ) -> list[Location]:
     """Return the files that files, folders and globs stand for, absolute, sorted, each once.
 
-    A folder stands for the files in it, at any depth, whose names are of `kind`: a format of files,
-    or :data:`COLUMNS`. WikiExtractor's `wiki_00` counts where it is of the kind; hidden files and
-    folders do not. `follow_links` allows links in a folder that lead out of it; an input that is
-    itself a link is always followed.
+    A folder stands for the files in it, at any depth and not hidden, whose names are of `kind`: a
+    format of files, or :data:`COLUMNS`. WikiExtractor's `wiki_00` counts where it is of the kind.
+    `follow_links` allows links in a folder that lead out of it; an input that is itself a link is
+    always followed.
 
     Raises:
         InputError: Something is missing, matches nothing, cannot be reached, is neither file nor
@@ -106,11 +106,7 @@ def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Pat
 
 
 def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
-    """Return the absolute place that a path or an address means.
-
-    Raises:
-        InputError: It means none.
-    """
+    """Return the absolute place that a path or an address means; refuse one that means none."""
     try:
         place = location(paths.stored_path(given), stores)
     except paths.NotLocalError as error:
@@ -122,11 +118,7 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
-    """Return the path on a file system that a name or a `file:` address means.
-
-    Raises:
-        InputError: It is an address of another kind.
-    """
+    """Return the path on a file system that a name or a `file:` address means; refuse others."""
     try:
         return paths.local_path(given)
     except paths.NotLocalError as error:
@@ -194,7 +186,6 @@ _TITLES = "corpus.title_column"
 
 
 def _text_columns(settings: CorpusSettings) -> tuple[str, tuple[str, ...]]:
-    """Return the setting that names the columns of texts, and these."""
     if settings.pairs == "columns":
         return "corpus.pair_columns", settings.pair_columns
     if settings.pairs == "triplets":
@@ -231,9 +222,7 @@ def nothing_readable(
 ) -> InputError:
     """Return the error for inputs of which no file can be read.
 
-    Args:
-        first: The first file, and why it cannot be read.
-        known: The files whose columns are known, with these.
+    `first` is the first file and its problem; `known` are the files whose columns are known.
     """
     for setting, name in names:
         if known and not any(column_of(name, columns) in columns for _, columns in known):

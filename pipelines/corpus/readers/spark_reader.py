@@ -90,11 +90,7 @@ def read_rows(
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuse settings that do not fit the format.
-
-    Raises:
-        InputError: Names the setting.
-    """
+    """Refuse settings that do not fit the format; the error names the setting."""
     if settings.score_column is not None and settings.pairs != "columns":
         raise InputError(
             "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
@@ -122,12 +118,10 @@ def read_files(
     stores: StorageSettings = DEFAULT_STORES,
     damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
-    """Return the raw rows of some files of a format of files.
+    """Return the raw rows of the files `read`, of a format of files.
 
-    Args:
-        files: All inputs, of which at least one must be readable.
-        read: Those whose rows are wanted.
-        damaged: Those that cannot be read to their ends, which go to the quarantine.
+    Of `files`, all inputs, at least one must be readable. The `damaged` ones, which cannot be read
+    to their ends, go to the quarantine.
 
     Raises:
         InputError: No file can be read.
@@ -153,7 +147,7 @@ def without_damaged(
     files: Sequence[Location],
     act: Callable[[Damaged], Result],
 ) -> Result:
-    """Have Spark read files with `act`; where it cannot, retry with the damaged files named.
+    """Have Spark read files with `act`; where it cannot, once more without those that are damaged.
 
     Raises:
         PySparkException: Spark failed for another reason.
@@ -178,11 +172,7 @@ def without_damaged(
 def damage_named(
     session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
 ) -> Iterator[None]:
-    """Name the damaged Parquet file where Spark cannot read one in the block.
-
-    Raises:
-        InputError: A file is damaged.
-    """
+    """Name the damaged Parquet file in an `InputError` where Spark cannot read one in the block."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -253,9 +243,9 @@ def texts_of(
 ) -> DataFrame:
     """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
-    Files that are not Parquet are read once more first, to be sure that all of them can be read. Of
-    `columns` each file has one at least, and those that it has are taken. `key` is the setting of
-    the inputs; that of the columns is `<key>_columns`.
+    Other files than Parquet are read once more first, to be sure that all can be read. A file may
+    lack some of `columns`, not all. `key` is the setting of the inputs, and `<key>_columns` that of
+    columns.
 
     Raises:
         InputError: Something of it cannot be read.

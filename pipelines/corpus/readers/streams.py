@@ -32,7 +32,7 @@ from pipelines.files.locations import Location, as_local, is_within
 from pipelines.files.stores import first_line
 
 Width = Callable[[bytes], int]
-"""Bytes that a stretch of the stream takes in the file; see :class:`Encoding`."""
+"""The bytes of the file for a stretch of the stream; see :class:`Encoding`."""
 
 
 class BinaryError(ValueError):
@@ -95,8 +95,8 @@ _CANDIDATES = [
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp932", "euc_jp", "cp949", "gb18030", "big5",
     "cp1253", "cp1254", "cp1255", "cp1256", "cp874",
 ]  # fmt: skip
-"""The encodings that text on the Web is in; supersets where there are some (whatwg.org/encoding).
-Among all that exist, short samples find a rare one too easily."""
+"""The encodings of text on the Web; supersets where there are some (whatwg.org/encoding). Among all
+encodings, a short sample matches a rare one too easily."""
 
 _MAGIC = (
     b"PAR1", b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\x03\x04",
@@ -211,7 +211,7 @@ def _judged_lines(lines: Sequence[bytes]) -> str | None:
 def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
     """Yield the stream of a wide file: its chunks, without the mark, as UTF-8.
 
-    Half a surrogate pair and an incomplete last character pass as bytes that are not UTF-8; what
+    Half a surrogate pair and an incomplete last character become bytes that are not UTF-8; what
     UTF-32 does not know becomes U+FFFD.
     """
     errors = "surrogatepass" if encoding.width is _utf16_width else "replace"
@@ -254,11 +254,7 @@ class Links:
         return self.root.resolve()
 
     def check(self, path: Location) -> None:
-        """Refuse a path that links lead to out of the folder.
-
-        Raises:
-            InputError: Names the setting that allows it.
-        """
+        """Refuse a path that links lead to out of the folder; the error names `follow_links`."""
         real = path.resolve()
         if not self.follow and not is_within(real, self._real_root):
             section = self.key.partition(".")[0]
@@ -270,11 +266,7 @@ class Links:
 
 
 def check_regular(path: Location, key: str) -> None:
-    """Refuse all but files and folders: opening anything else may block for ever.
-
-    Raises:
-        InputError: It is a pipe, a socket or a device.
-    """
+    """Refuse pipes, sockets and devices with an `InputError`: opening one may block for ever."""
     local = as_local(path)
     if local is None:
         return
@@ -290,10 +282,9 @@ def check_regular(path: Location, key: str) -> None:
 
 
 def open_regular(path: Location) -> IO[bytes]:
-    """Open a file to read it, without blocking on one that has become a pipe since it was found.
+    """Open a regular file to read it, or raise an `OSError`.
 
-    Raises:
-        OSError: It is no regular file, or cannot be opened.
+    It never blocks on a file that has become a pipe since it was found.
     """
     local = as_local(path)
     if local is None:
@@ -345,9 +336,9 @@ def sort_key(path: Location) -> tuple[bool, tuple[str, ...]]:
 
 
 CHUNK = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 EXCERPT = 200
-"""Characters that are kept of what cannot be read."""
+"""Characters kept of unreadable data."""
 
 # Packed bytes that are read at once.
 _FEED = 1 << 14
