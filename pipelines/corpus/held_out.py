@@ -78,7 +78,7 @@ def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | 
 def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
     """Add the column `earlier`: whether a pair is asked in the corpus of before.
 
-    `earlier`, of :func:`earlier_choices`, is small enough to be sent to every executor.
+    `earlier` (:func:`earlier_choices`) is small enough to be sent to every executor.
     """
     if earlier is None:
         return pairs.withColumn("earlier", F.lit(False))
@@ -214,13 +214,10 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
 class JudgedPairs:
     """The pairs of a source, before they are parted.
 
-    Attributes:
-        settings: Of the corpus, as if the source were alone.
-        name: Empty for a single source without a name.
-        rows: The rows that the pairs were made of, with reasons.
-        pairs: All pairs, with `held`.
-        judged: Those that are held out, with their reasons; None where none are held out.
-        chosen: The pairs of these that the evaluation asks.
+    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
+    source without one. `rows`, with reasons, are what the pairs were made of; `pairs` are all, with
+    `held`. `judged` are the held-out ones with their reasons (None where none are held out), and
+    `chosen` those of them that the evaluation asks.
     """
 
     settings: CorpusSettings

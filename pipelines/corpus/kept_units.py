@@ -170,11 +170,7 @@ class Generation:
 
     @classmethod
     def load(cls, place: Location) -> Generation:
-        """Read a generation from its folder.
-
-        Raises:
-            DamagedFileError: ``sources.json`` does not list sources.
-        """
+        """Read a generation from its folder, or raise a `DamagedFileError`."""
         path = current(place)
         listed: _Listed = records.read(path / _SOURCES_FILE, _Listed)
         sources = {name: KeptSource(*one) for name, one in listed.sources.items()}
@@ -305,10 +301,7 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: 
     """Return the units of `corpus.inputs`; those of unchanged files are reused.
 
     `scratch` takes the units of inputs that are read as a whole each time: tables, and formats that
-    Spark reads.
-
-    Raises:
-        InputError: See :func:`pipelines.corpus.readers.spark_reader.read_rows`.
+    Spark reads. Errors are those of :func:`pipelines.corpus.readers.spark_reader.read_rows`.
     """
     settings = config.corpus
     known: Format = FORMATS.load(settings.format)
@@ -342,7 +335,7 @@ def _files(settings: CorpusSettings, stores: StorageSettings) -> list[Location]:
 class _KeptUnits:
     """The folder of kept units, for one preparation; made if there is none, and used by it alone.
 
-    `deleted` are hashes of the keys whose rows are kept nowhere.
+    Rows whose keys' hashes are in `deleted` are kept nowhere.
     """
 
     session: SparkSession

@@ -192,14 +192,11 @@ def _excluded_texts(
 class _Texts:
     """The texts of a source, and how its reading went.
 
-    Attributes:
-        settings: Of the corpus, as if the source were alone.
-        name: Empty for a single source without a name.
-        tables: Its inputs that are tables with versions.
-        quarantined: Rows that could not be read, by reason.
-        languages: Texts by language, of those whose language was identified.
-        bytes: Of its inputs, decompressed.
-        titled: Documents with a title minus those without, of `pairs: document`.
+    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
+    source without one. `tables` are its inputs that have versions. `quarantined` counts unreadable
+    rows by reason, `languages` the texts whose language was identified, `bytes` the decompressed
+    inputs. `titled` is the number of documents with a title minus those without, of `pairs:
+    document`.
     """
 
     settings: CorpusSettings

@@ -180,12 +180,9 @@ def lines_before_pairs(
 def lines_of_pairs(
     counts: Counts, asked: int, written: int, *, some_asked: bool
 ) -> list[FunnelLine]:
-    """Return the level of pairs.
+    """Return the level of pairs; refuse counts of pairs that their files do not match.
 
     `some_asked` says whether any source has evaluation pairs, whose texts may be in this one.
-
-    Raises:
-        PipelineError: Fewer or more pairs lie in the files than were to be written.
     """
     reasons = _dropped(counts.pairs) | _dropped(counts.held_out)
     others = {

@@ -140,8 +140,7 @@ def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...
 def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
     """Add keys to the list, for good; return the number of keys in it.
 
-    Raises:
-        InputError: The list has keys of another column.
+    A list with keys of another column is an `InputError`.
     """
     found = tuple(sorted({*deleted_keys(prepared, column), *map(hash_of, keys)}))
     storage.write_json(prepared.deleted_keys, asdict(_Listed(column, found)), durable=True)

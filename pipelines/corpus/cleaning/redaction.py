@@ -32,10 +32,8 @@ Redactor = Callable[[str], str]
 def check_redactor(name: str) -> list[str]:
     """Try the function, and return its identity: its name and a digest of its file.
 
-    Runs on the driver. The digest leaves out what that file imports.
-
-    Raises:
-        InputError: There is no such function, or it returns something else than text.
+    Runs on the driver. The digest leaves out what that file imports. An `InputError` says that
+    there is no such function, or that it returns something else than text.
     """
     function = _loaded(name)
     _text_of(name, function, _PROBE)
@@ -50,10 +48,7 @@ def redact_batches(
     """Yield batches with the named columns redacted, nulls left as they are. Runs on an executor.
 
     Columns hold strings or lists of them; a batch may lack some. Without a name (`module:function`)
-    all texts stay as they are.
-
-    Raises:
-        InputError: The function failed. The text is not in the message.
+    all texts stay as they are. If the function fails, the `InputError` does not show the text.
     """
     if name is None:
         yield from batches

@@ -124,10 +124,7 @@ def identify(text: str) -> str:
     """Return the ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
 
     Runs on an executor. More than the first 200 characters change less than one answer in a
-    hundred, and cost time.
-
-    Raises:
-        InputError: The model is not installed.
+    hundred, and cost time. Without the model it raises an `InputError`.
     """
     start = " ".join(text[:_CHARACTERS].split())
     if sum(map(str.isalpha, start)) < _MIN_LETTERS and start.isascii():
@@ -145,11 +142,7 @@ def is_installed() -> bool:
 
 
 def check_languages(wanted: Sequence[str]) -> None:
-    """Refuse, on the driver, languages that cannot be identified.
-
-    Raises:
-        InputError: The model is not installed, or it knows no such language.
-    """
+    """Refuse, on the driver, languages unknown to the model, or any where it is not installed."""
     if not wanted:
         return
     labels, _ = _model().predict("text", _LABELS, _ANY_PROBABILITY)

@@ -376,10 +376,7 @@ def bucket_blocks(
 def texts_meeting(
     batches: Iterable[pa.RecordBatch], bands: Banding, buckets: Hashes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the texts (`key`, `text`) that lie in one of `buckets`, and a few more.
-
-    Runs on an executor.
-    """
+    """Yield the texts that lie in one of `buckets`, and a few more. Runs on an executor."""
     # One look at a table that stays in the processor's cache; the others are sorted out by what
     # follows.
     places = 1 << int(len(buckets) * _PLACES_PER_BUCKET).bit_length()
@@ -447,9 +444,9 @@ def _pair_batch(keys: Integers, others: Integers) -> pa.RecordBatch:
 
 
 def similar_pairs(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (`key`, `other`) at or above the threshold. Runs on an executor.
+    """Yield the pairs (`key`, `other`, with both texts) at or above the threshold.
 
-    `batches` has the columns `key`, `other`, `text` and `other_text`.
+    Runs on an executor.
     """
     for batch in batches:
         found = similarities(batch["text"].to_pylist(), batch["other_text"].to_pylist())

@@ -41,8 +41,7 @@ _SAMPLES = 16
 def probe(file: Location, wanted: Wanted) -> Probe:
     """Look at the first bytes of a file, and for its encoding at some more of it.
 
-    Raises:
-        UnreadableError: It cannot be read, or it is no text.
+    A file that cannot be read, or is no text, raises an :class:`.streams.UnreadableError`.
     """
     sample = list(_sample(file))
     try:
@@ -102,9 +101,9 @@ def read_splits(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[pa.R
 
 
 def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
-    """Yield the records of a split. Unreadable places are records too, never an error.
+    """Yield the records of a split, of a file of any encoding and compression.
 
-    The file may have any encoding and compression; `stop` None is its end.
+    Unreadable places are records too, never an error. `stop` None is the end of the file.
     """
     try:
         probed = probe(file, wanted)

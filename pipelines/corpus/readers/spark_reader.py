@@ -120,11 +120,8 @@ def read_files(
 ) -> DataFrame:
     """Return the raw rows of the files `read`, of a format of files.
 
-    Of `files`, all inputs, at least one must be readable. The `damaged` ones, which cannot be read
-    to their ends, go to the quarantine.
-
-    Raises:
-        InputError: No file can be read.
+    Of `files`, all inputs, at least one must be readable, or an `InputError` says so. The `damaged`
+    ones, which cannot be read to their ends, go to the quarantine.
     """
     known: Format = FORMATS.load(settings.format)
     if known.read_files is not None:
@@ -149,8 +146,7 @@ def without_damaged(
 ) -> Result:
     """Have Spark read files with `act`; where it cannot, once more without those that are damaged.
 
-    Raises:
-        PySparkException: Spark failed for another reason.
+    Errors of Spark that have another reason pass.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -243,12 +239,9 @@ def texts_of(
 ) -> DataFrame:
     """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
-    Other files than Parquet are read once more first, to be sure that all can be read. A file may
-    lack some of `columns`, not all. `key` is the setting of the inputs, and `<key>_columns` that of
-    columns.
-
-    Raises:
-        InputError: Something of it cannot be read.
+    Other files than Parquet are read once more first; an `InputError` names what cannot be read. A
+    file may lack some of `columns`, not all. `key` is the setting of the inputs, and
+    `<key>_columns` that of columns.
     """
     texts = [
         frame
@@ -298,8 +291,7 @@ def columns_in(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the format of a file and its columns, in CSV and JSON of its first row.
 
-    Raises:
-        InputError: Its name shows no format, or it cannot be read.
+    A file whose name shows no format, or that cannot be read, is an `InputError`.
     """
     kind = format_of(file)
     if kind is None:
@@ -324,10 +316,8 @@ def input_fingerprint(
 ) -> dict[str, Any] | None:
     """Return a value in JSON that changes with the inputs: stamps of files, versions of tables.
 
-    None where no version can be known: for tables that have a name only.
-
-    Raises:
-        InputError: An input is not there.
+    None where no version can be known: for tables that have a name only. A missing input is an
+    `InputError`.
     """
 
     def stamps(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[list[str | int]]:

@@ -118,8 +118,7 @@ _SIGN_IN_WORD = re.compile(r"[^\W\d_][\u00b9\u00b3\u00bf\u00a3\u00a5\u00bc\u00be
 def find_encoding(sample: Sequence[bytes]) -> Encoding:
     """Return the encoding of a file from stretches of it, the first from its beginning.
 
-    Raises:
-        BinaryError: The file holds no text.
+    A file that holds no text raises a :class:`BinaryError`.
     """
     head = sample[0] if sample else b""
     marked = next((kind for mark, kind in _MARKS.items() if head.startswith(mark)), None)
@@ -224,11 +223,7 @@ def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
 
 
 def exists(path: Location, key: str) -> bool:
-    """Return whether there is such a file or folder.
-
-    Raises:
-        InputError: The store cannot be reached.
-    """
+    """Return whether there is such a file or folder; refuse a store that cannot be reached."""
     try:
         return path.exists()
     except OSError as error:
@@ -305,10 +300,8 @@ def files_below(
 ) -> Iterator[Location]:
     """Yield the files at any depth, except hidden ones and those in hidden folders.
 
-    Without `links`, links to folders are passed over.
-
-    Raises:
-        InputError: A folder is a link that must not be followed.
+    Without `links`, links to folders are passed over; with them, one that must not be followed is
+    refused.
     """
     local = as_local(folder)
     if local is None:
@@ -357,10 +350,10 @@ _NEAR = 256
 
 
 class _InSmallPieces:
-    """A wrapper for decompressors without an output limit: it feeds them `piece` bytes at a time.
+    """A wrapper that feeds decompressors without an output limit `piece` bytes at a time.
 
-    Has the interface of :class:`bz2.BZ2Decompressor`; `inner` has `decompress`, `eof` and
-    `unused_data`.
+    `inner` has `decompress`, `eof` and `unused_data`; the wrapper has the interface of
+    :class:`bz2.BZ2Decompressor`.
     """
 
     def __init__(self, inner: Any, piece: int) -> None:

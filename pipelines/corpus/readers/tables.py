@@ -77,8 +77,7 @@ def load_table(
 ) -> DataFrame:
     """Return a table or view of the session, in a version or snapshot, by default the newest.
 
-    Raises:
-        InputError: There is none of that name; `remedy` says what to do.
+    If there is none of that name, an `InputError` has the `remedy`.
     """
     try:
         return _table(session, name, version)
@@ -105,8 +104,7 @@ def load_iceberg(session: SparkSession, name: str) -> DataFrame:
 def load_delta(session: SparkSession, given: str) -> DataFrame:
     """Return a Delta table, by a folder that Spark can reach or a name; with `@v12`, a version.
 
-    Raises:
-        InputError: There is none, or the cluster lacks Delta.
+    An `InputError` says whether there is none, or the cluster lacks Delta.
     """
     table, version = table_and_version(given)
     path = delta_folder(table)
