@@ -56,10 +56,10 @@ _BYTES_PER_PARTITION = 64 * 2**20
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """The result of the corpus stage, in `<prepared.folder>/corpus`.
+    """The result of the corpus stage: the folder is `<prepared.folder>/corpus`.
 
-    The queries search `documents` texts, of pairs for training too; `quarantined` rows could not be
-    read.
+    `documents` are the texts that the queries search, of pairs for training too; `quarantined`
+    counts unreadable rows.
     """
 
     folder: Location

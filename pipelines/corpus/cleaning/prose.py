@@ -132,7 +132,6 @@ Block = Sequence[str]
 
 
 def _begins(pattern: str) -> Callable[[Block], bool]:
-    """Return a rule for the beginning of a block, without its indentation."""
     match = re.compile(pattern).match
     return lambda lines: match(lines[0].lstrip()) is not None
 
@@ -285,9 +284,8 @@ def _sentences(text: str) -> list[str]:
 def split_paragraphs(piece: str, title: str | None = None) -> Iterator[tuple[str, str | None]]:
     """Yield the paragraphs of a piece of a document in order, each on one line.
 
-    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. `piece` has its
-    lines as written, cleaned by :func:`.rules.clean_lines`. The title of the document is no prose
-    where it stands in the text.
+    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. The lines of `piece`
+    are cleaned by :func:`.rules.clean_lines`; the title is no prose where it stands in the text.
     """
     for block in _BLANK_LINE.split(piece.strip("\n")):
         lines = [line for line in block.split("\n") if line.strip()]

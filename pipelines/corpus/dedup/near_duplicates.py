@@ -156,7 +156,7 @@ def _is_of_word(character: str) -> bool:
 
 
 def shingle_hashes(texts: NormalisedTexts) -> tuple[Hashes, Integers]:
-    """Return the hashes of all shingles, text by text, and the number of each text's.
+    """Return the hashes of all shingles, text by text, and the number of shingles of each text.
 
     Equal shingles have equal hashes; a shingle that a text repeats counts again.
     """
@@ -444,10 +444,7 @@ def _pair_batch(keys: Integers, others: Integers) -> pa.RecordBatch:
 
 
 def similar_pairs(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (`key`, `other`, with both texts) at or above the threshold.
-
-    Runs on an executor.
-    """
+    """Yield the pairs (`key`, `other`) at or above the threshold. Runs on an executor."""
     for batch in batches:
         found = similarities(batch["text"].to_pylist(), batch["other_text"].to_pylist())
         yield batch.select(["key", "other"]).filter(pa.array(found >= threshold))

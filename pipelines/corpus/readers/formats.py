@@ -72,7 +72,7 @@ RFC_4180 = Dialect()
 
 @cache
 def _within_quotes(escape: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the patterns of the inside of quotes, up to the closing quote, and of escapes."""
+    """Return patterns of the inside of quotes, up to the closing quote, and of escapes."""
     sign = re.escape(escape)
     inside = re.compile(rf'(?:[^"{sign}]+|""|{sign}["{sign}]|{sign}(?!"))*')
     return inside, re.compile(rf'{sign}(["{sign}])')

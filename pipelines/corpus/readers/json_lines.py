@@ -28,7 +28,7 @@ _KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
 
 
 def json_records(reading: Reading) -> Iterator[Found]:
-    """Yield a record a line; a line is quarantined unless it is an object of plain values."""
+    """Yield a record a line; quarantine lines that are no object or lack a wanted plain value."""
     for found in text_lines(reading):
         yield _json_record(*found, reading) if isinstance(found, tuple) else found
 

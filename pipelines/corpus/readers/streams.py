@@ -422,9 +422,7 @@ def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iter
     """Yield the bytes of a file, decompressed by its suffix, in chunks of a few megabytes at most.
 
     `start` is the byte to begin at, 0 for compressed files; `size` is the bytes per read of others.
-
-    Raises:
-        UnreadableError: At the place up to which it can be read.
+    At the place up to which it can be read, an :class:`UnreadableError` is raised.
     """
     new_decompressor = DECOMPRESSORS.get(file.suffix.lower())
     try:
