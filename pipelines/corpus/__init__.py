@@ -1,1 +1,1 @@
-"""Text in, clean sentences and pairs out; :func:`pipelines.corpus.stage.prepare_corpus`."""
+"""The corpus stage: text in, clean pairs out (:func:`pipelines.corpus.stage.prepare_corpus`)."""

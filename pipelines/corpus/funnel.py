@@ -1,8 +1,8 @@
-"""What became of every row: counted level by level, and it adds up.
+"""The funnel: the fate of every row, counted level by level. It adds up.
 
-A level has one unit. Its first line says how many came in, then each reason how many it
-dropped, then each reason how many could not be read, then each outcome how many were kept. Where
-the unit changes (files hold docstrings, paragraphs hold sentences) a new level begins.
+A level counts in one unit. Its lines are the number that came in, the dropped and the unreadable
+by reason, and the kept by outcome. Where the unit changes (files hold docstrings, paragraphs hold
+sentences) a new level begins.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ MAX_REASONS = 3
 
 @dataclass(frozen=True)
 class FunnelLine:
-    """One line of the funnel.
+    """One line of the funnel; those that are `quarantined` could not be read.
 
-    Attributes:
-        kind: `in`, `dropped`, `quarantined` (could not be read) or `kept`.
-        name: The stage or, for what is not kept, the reason, in words for people.
-        rows: How many.
+    `name` is the stage or, for dropped and quarantined rows, the reason, in words for people.
     """
 
     level: str
@@ -38,7 +35,7 @@ class FunnelLine:
     rows: int
 
     def as_json(self) -> dict[str, str | int]:
-        """Return the form of `funnel.json`: `reason` for what is not kept, `stage` for the rest."""
+        """Return the object of `funnel.json`: `reason` if dropped or quarantined, else `stage`."""
         label = "reason" if self.kind in ("dropped", "quarantined") else "stage"
         return {"level": self.level, "kind": self.kind, label: self.name, "rows": self.rows}
 
@@ -64,7 +61,7 @@ def _by_rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def losses(lines: Iterable[FunnelLine]) -> list[str]:
-    """Return a line for people for each level that has lost something: how much, and why.
+    """Return a line for people for each level that has lost rows: how many, and why.
 
     Reasons beyond the first :data:`MAX_REASONS` are one number.
     """
@@ -90,8 +87,7 @@ def losses(lines: Iterable[FunnelLine]) -> list[str]:
 def check_adds_up(lines: Iterable[FunnelLine]) -> None:
     """Make sure that in each level in = dropped + quarantined + kept.
 
-    Raises:
-        ValueError: Naming the level and both sums.
+    The `ValueError` names the level and both sums.
     """
     entered, left = Counter[str](), Counter[str]()
     for line in lines:

@@ -1,12 +1,12 @@
-"""Part the pairs of all sources into what is trained on and what is held out for evaluation.
+"""Part the pairs of all sources into training pairs and pairs held out for evaluation.
 
 Whole units (packages, groups) are held out, chosen by their hashes. Of each group one pair is
-asked, because the other texts of a group would be right answers that count as wrong ones. Nothing
+asked, because the other texts of a group would be right answers that count as wrong ones. No pair
 that is asked is trained on.
 
-A query finds its document among a few thousand held-out ones far more often than among all of the
-corpus, so figures of these alone would flatter every model. Users search what is trained on as
-well, so its documents are searched too; of a large corpus a part is drawn, by hash.
+A query finds its document among a few thousand held-out ones far more often than in the whole
+corpus, so figures on these alone would flatter every model. Users search the training documents as
+well, so queries do too; of a large corpus a part is drawn, by hash.
 """
 
 from __future__ import annotations
@@ -50,13 +50,10 @@ _ASKED = ("anchor", "positive")
 
 
 def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
-    """Return the documents of pairs for training, each once: all, or so many by their hashes.
+    """Return the documents of pairs for training, each once: all, or `most` by their hashes.
 
-    Args:
-        pairs: With `positive`, which is null for single texts.
-
-    Returns:
-        ``document_id`` (the hash of the text) and ``text``, which depend on the texts alone.
+    Pairs have `positive`, which is null for single texts. The result, ``document_id`` (the hash of
+    the text) and ``text``, depends on the texts alone.
     """
     share = min(1.0, _PAIRS_FOR_ONE * most / max(written, 1))
     place = F.xxhash64(F.lit(_DISTRACTOR_SALT), "text")
@@ -68,10 +65,9 @@ def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
 
 
 def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | None:
-    """Return the pairs that are asked in a corpus which is about to be replaced.
+    """Return the pairs (`query_id`, `document_id`) asked in a corpus that is about to be replaced.
 
-    Returns:
-        `query_id` and `document_id`; None where there is no such corpus, or nothing is held out.
+    None where there is no such corpus, or nothing is held out.
     """
     if not corpus.queries.is_file():
         return None
@@ -82,9 +78,7 @@ def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | 
 def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
     """Add the column `earlier`: whether a pair is asked in the corpus of before.
 
-    Args:
-        pairs: With `anchor` and `positive`.
-        earlier: Of :func:`earlier_choices`: few enough to be sent to every executor.
+    `earlier` (:func:`earlier_choices`) is small enough to be sent to every executor.
     """
     if earlier is None:
         return pairs.withColumn("earlier", F.lit(False))
@@ -100,11 +94,8 @@ def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Add the column `held`: whether the unit of a pair is held out.
 
     Groups are many and small: one is held out if its hash is in the lowest `evaluation_share`.
-    Packages are few and of very different sizes; see :func:`packages_to_hold_out`.
-
-    Args:
-        pairs: With their reasons and `earlier`; written before, since packages are counted in a
-            pass of its own.
+    Packages are few and of very different sizes; see :func:`packages_to_hold_out`. A separate pass
+    counts them, so pairs (with their reasons and `earlier`) must have been written before.
     """
     if settings.pairs == "single":
         return pairs.withColumn("held", F.lit(False))
@@ -130,12 +121,9 @@ def packages_to_hold_out(
 ) -> list[int]:
     """Return the first packages that together have at least the share of all pairs.
 
-    A package that alone has more than the share is passed over, so that at most twice the share
-    is held out whatever the packages are. What was held out before stays.
-
-    Args:
-        sizes: Packages and their pairs, in the order of their hashes.
-        earlier: The packages that were held out before.
+    A package that alone has more than the share is passed over, so that at most twice the share is
+    held out. Packages that were held out `earlier` stay. `sizes` are packages and their pairs, in
+    the order of their hashes.
     """
     wanted = share * sum(pairs for _, pairs in sizes)
     held = list(earlier)
@@ -156,7 +144,7 @@ def _salted(unit: Column) -> Column:
 def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Return the held-out pairs; a null `reason` means that the pair may be asked.
 
-    Of pairs that exclude one another one that was asked before stays, or else the first by hash.
+    Of pairs that exclude one another, one that was asked before stays, or else the first by hash.
     """
     held = pairs.where(F.col("reason").isNull() & F.col("held"))
     if settings.score_column is not None:
@@ -171,8 +159,7 @@ def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Return the pairs that are asked, those of before and then the first by hash.
 
-    Returns:
-        `anchor` and `positive`, their hashes as `query_id` and `document_id`, and `unit`.
+    Columns: `anchor` and `positive`, their hashes as `query_id` and `document_id`, and `unit`.
     """
     chosen = (
         judged.where("reason is null")
@@ -184,16 +171,11 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def write_evaluation(chosen: pa.Table, folder: Location) -> int:
-    """Write `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
+    """Write `queries.parquet` and `documents.parquet`; return the number of documents.
 
-    Queries have the unit that they are of as their `group`: what is learnt of a package or a
-    document shows in all its queries.
-
-    Args:
-        chosen: Of :func:`choose_held_out`; of several sources, `source` is in the queries too.
-
-    Returns:
-        How many documents there are.
+    Each text is written once, sorted by its number. Queries have their unit as their `group`: what
+    is learnt of a package or a document shows in all its queries. Of several sources, queries also
+    have their `source`. `chosen` is of :func:`choose_held_out`.
     """
     source = [name for name in ("source",) if name in chosen.column_names]
     queries = chosen.select(["query_id", "anchor", "document_id", "unit", *source])
@@ -215,11 +197,9 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
     """Return the training pairs that share no text with the evaluation.
 
     A hard negative of training counts as its other texts do: a held-out text that training pushes
-    away from a query has been seen, too. That of a held-out pair is neither asked nor ranked, so it
-    may be trained on.
-
-    Args:
-        chosen: The pairs that are asked: few enough to be sent to every executor.
+    away from a query has been seen, too. A negative of a held-out pair is neither asked nor ranked,
+    so it may be trained on. `chosen`, the pairs that are asked, is small enough to be sent to every
+    executor.
     """
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
     # A text alone has no other side, and null is no text that two of them share.
@@ -234,13 +214,10 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
 class JudgedPairs:
     """The pairs of a source, before they are parted.
 
-    Attributes:
-        settings: Of the corpus, as if the source were alone.
-        name: Of the source; empty where there is one without a name.
-        rows: What the pairs were made of, with reasons.
-        pairs: All pairs, with `held`.
-        judged: Those that are held out, with their reasons; None where none are held out.
-        chosen: Of these, the pairs of the evaluation.
+    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
+    source without one. `rows`, with reasons, are what the pairs were made of; `pairs` are all, with
+    `held`. `judged` are the held-out ones with their reasons (None where none are held out), and
+    `chosen` those of them that the evaluation asks.
     """
 
     settings: CorpusSettings
@@ -252,17 +229,16 @@ class JudgedPairs:
 
     @property
     def asked(self) -> int:
-        """How many pairs of the evaluation there are."""
+        """The number of pairs of the evaluation."""
         return self.chosen.rows if self.chosen is not None else 0
 
 
 @dataclass(frozen=True)
 class Split:
-    """What is for training and what for evaluation.
+    """The sizes of the split.
 
-    Attributes:
-        documents: Texts that it searches, those of pairs for training included.
-        written: Pairs for training, of each source.
+    `documents` are the texts that the evaluation searches, those of pairs for training included;
+    `written` are the pairs for training of each source.
     """
 
     asked: int
@@ -273,11 +249,7 @@ class Split:
 def judge_pairs(
     scratch: Scratch, rows: DataFrame, pairs: DataFrame, settings: CorpusSettings, name: str
 ) -> JudgedPairs:
-    """Decide which pairs are held out, and which of them are asked.
-
-    Args:
-        settings: Of the corpus, as if the source were alone.
-    """
+    """Decide which pairs of a source are held out, and which of them are asked."""
     if not settings.evaluation_share or settings.pairs == "single":
         return JudgedPairs(settings, name, rows, pairs.withColumn("held", F.lit(False)))
     pairs = mark_held_out(pairs, settings)
@@ -340,11 +312,7 @@ def _write_distractors(
     most: int,
     names: Sequence[str],
 ) -> int:
-    """Write what held-out queries search of the pairs for training; return how many there are.
-
-    Args:
-        names: Of the sources; one that is empty where there is one without a name.
-    """
+    """Write the training documents that held-out queries search; return their number."""
     pairs = read_parquet(session, corpus.pairs)
     drawn = []
     for number, name in enumerate(names):

@@ -1,15 +1,14 @@
-"""What each input file gave, kept beside the corpus: only new and changed files are read again.
+"""The units of each input file, kept beside the corpus: only new and changed files are read again.
 
     <prepared.folder>/units/
-      1/  2/  ...        a generation: what one preparation has cut
+      1/  2/  ...        a generation: the units that one preparation has cut
         rows/            Parquet files of :data:`pipelines.corpus.unit_rows.SCHEMA`
-        totals.parquet   what they add up to, by source
+        totals.parquet   their totals, by source
         sources.json     the settings that they were cut with, and the sources
 
 A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
-memory nor the list of what is kept grows with the number of files. A generation never changes.
-Where some of its sources are gone, the others are written once more, into a new one, before it is
-removed.
+memory nor the list of sources grows with the number of files. A generation never changes. When some
+of its sources are gone, the others are written once more, into a new one, before it is removed.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ from pipelines.spark.frames import (
 logger = logging.getLogger(__name__)
 
 MOST_SOURCES = 4096
-"""Of more files, those whose paths have the same hash are one source."""
+"""With more files, those whose paths have the same hash are one source."""
 MOST_GENERATIONS = 8
-"""With more of them, all but the largest are made one."""
+"""With more of them, all but the largest are merged."""
 SOURCES = "sources"
 """Folder of the units of several sources, a folder each."""
 
@@ -73,9 +72,8 @@ COUNTS_FROM: Mapping[str, Literal["corpus", "later"]] = {
     **dict.fromkeys(("evaluation_share", "evaluation_pairs", "evaluation_documents"), "corpus"),
     **dict.fromkeys(("prompts", "weight", "objective"), "later"),
 }
-"""Settings of the corpus and its sources that change nothing of what is made of one file: whether
-they count for the corpus as a whole, or only for later stages. Any other decides what a file
-gives, so that it is read again when that setting changes."""
+"""Settings that do not change the units of a file: whether they count for the corpus as a whole, or
+only for later stages. When any other setting changes, files are read again."""
 
 _TOTALS_FILE = "totals.parquet"
 _SOURCES_FILE = "sources.json"
@@ -88,7 +86,7 @@ _PIECES_PER_BATCH = 512
 
 
 def settings_of_corpus(settings: CorpusSettings) -> dict[str, Any]:
-    """Return the settings that the corpus follows from, as JSON has them."""
+    """Return the settings that the corpus follows from, as JSON."""
     later = {name for name, stage in COUNTS_FROM.items() if stage == "later"}
     left_out: dict[str, Any] = {**dict.fromkeys(later, True), "sources": {"__all__": later}}
     return settings.model_dump(mode="json", exclude=left_out)
@@ -106,8 +104,7 @@ def settings_key(settings: CorpusSettings) -> str:
 class Source:
     """Files that are read together or not at all.
 
-    Attributes:
-        stamp: A digest of their paths, sizes and times of change; None where one of them is gone.
+    `stamp` is a digest of their paths, sizes and times of change; None where one of them is gone.
     """
 
     files: tuple[Location, ...]
@@ -115,7 +112,7 @@ class Source:
 
 
 def naming_for(files: Sequence[Location], generation: int) -> Naming:
-    """Return how the sources of these files are called."""
+    """Return the naming of the sources of these files."""
     return Naming(MOST_SOURCES if len(files) > MOST_SOURCES else 0, generation)
 
 
@@ -141,11 +138,9 @@ def _stamp(files: Iterable[Location]) -> str | None:
 
 
 class KeptSource(NamedTuple):
-    """A source whose units are kept.
+    """A source whose units are kept, with its id in the column `source`.
 
-    Attributes:
-        stamp: Of its files when they were read; None if it must be read again.
-        id: In the column `source`.
+    `stamp` is that of its files when they were read; None if it must be read again.
     """
 
     stamp: str | None
@@ -154,7 +149,7 @@ class KeptSource(NamedTuple):
 
 @dataclass(frozen=True)
 class _Listed:
-    """All of ``sources.json``: settings as of :class:`Generation`, stamp and id of each source."""
+    """The content of ``sources.json``: settings as in :class:`Generation`, stamps and ids."""
 
     settings: str
     sources: dict[str, tuple[str | None, int]]
@@ -164,9 +159,8 @@ class _Listed:
 class Generation:
     """A generation on the disk.
 
-    Attributes:
-        path: Where the content of the folder is: in a store, a version of it.
-        settings: A digest of what its rows follow from besides the files.
+    `path` is the folder of its content: in a store, a version of `place`. `settings` is a digest of
+    all that its rows follow from besides the files.
     """
 
     place: Location
@@ -176,11 +170,7 @@ class Generation:
 
     @classmethod
     def load(cls, place: Location) -> Generation:
-        """Read what a folder says.
-
-        Raises:
-            DamagedFileError: It says something else.
-        """
+        """Read a generation from its folder, or raise a `DamagedFileError`."""
         path = current(place)
         listed: _Listed = records.read(path / _SOURCES_FILE, _Listed)
         sources = {name: KeptSource(*one) for name, one in listed.sources.items()}
@@ -188,17 +178,17 @@ class Generation:
 
     @property
     def number(self) -> int:
-        """Higher ones are newer."""
+        """Its number; higher ones are newer."""
         return int(self.place.name)
 
     @cached_property
     def totals(self) -> pa.Table:
-        """What its rows add up to."""
+        """The totals of its rows, by source."""
         return pq.read_table(arrow_source(self.path / _TOTALS_FILE))
 
     @property
     def number_of_rows(self) -> int:
-        """Of all its files."""
+        """The rows of all its files."""
         return int(pc.sum(self.totals["written"]).as_py() or 0)
 
     def rows(self, session: SparkSession) -> DataFrame:
@@ -206,7 +196,7 @@ class Generation:
         return read_parquet(session, self.path / "rows", from_arrow_schema(SCHEMA))
 
     def without(self, ids: Collection[int]) -> Generation:
-        """Return the same, of which some sources must be read again."""
+        """Return the generation with some sources marked to be read again."""
         sources = {
             name: one._replace(stamp=None) if one.id in ids else one
             for name, one in self.sources.items()
@@ -222,14 +212,14 @@ class Generation:
 def write_generation(
     folder: Location, settings: str, sources: Mapping[str, KeptSource], totals: pa.Table
 ) -> None:
-    """Add to the rows in a folder what says where they are from."""
+    """Add totals and sources to the rows in a folder."""
     with storage.built_file(folder / _TOTALS_FILE) as aside:
         pq.write_table(totals, aside, compression="zstd")
     storage.write_json(folder / _SOURCES_FILE, {"settings": settings, "sources": {**sources}})
 
 
 def find_generations(folder: Location) -> list[Generation]:
-    """Return those in the folder of units, the newest first."""
+    """Return the generations in the folder of units, the newest first."""
     places = [place for place in folder.glob("*") if place.name.isdigit()]
     there = [place for place in places if (current(place) / _SOURCES_FILE).is_file()]
     return sorted(map(Generation.load, there), key=lambda generation: -generation.number)
@@ -237,10 +227,9 @@ def find_generations(folder: Location) -> list[Generation]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What of a generation is part of the corpus as it is to be.
+    """The part of a generation that belongs to the corpus as it is to be.
 
-    Attributes:
-        live: Its sources that are as they were when it was cut, by name.
+    `live` holds its sources, by name, that are as they were when it was cut.
     """
 
     generation: Generation
@@ -248,22 +237,21 @@ class Claim:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it is gone."""
+        """Whether all its sources are live."""
         return len(self.live) == len(self.generation.sources)
 
     @property
     def ids(self) -> list[int]:
-        """Of its live sources."""
+        """The ids of its live sources."""
         return [one.id for one in self.live.values()]
 
 
 def claims(
     generations: Iterable[Generation], settings: str, sources: Mapping[str, Source]
 ) -> list[Claim]:
-    """Return what can be taken from each generation; a source is taken from the newest that has it.
+    """Return what can be taken from each generation, given the newest first.
 
-    Args:
-        generations: The newest first.
+    A source is taken from the newest generation that has it.
     """
     taken: set[str] = set()
     found = []
@@ -286,10 +274,9 @@ def claims(
 class Units:
     """The texts of all inputs, cleaned and judged one by one.
 
-    Attributes:
-        frame: Rows of :data:`.unit_rows.SCHEMA`.
-        totals: `rows`, `bytes` and `titled` by `level`, `quarantined` and `language`.
-        tables: The inputs with the versions that were read, where they are tables that have some.
+    `frame` has rows of :data:`.unit_rows.SCHEMA`; `totals` has `rows`, `bytes` and `titled` by
+    `level`, `quarantined` and `language`. `tables` are the inputs that have versions, with the
+    versions read.
     """
 
     frame: DataFrame
@@ -298,9 +285,9 @@ class Units:
 
 
 def units_folders(units: Location, names: Sequence[str]) -> list[Location]:
-    """Return where the units of each source are kept; of a corpus without names, where all are.
+    """Return the folder for the units of each source; of a corpus without names, the one for all.
 
-    What is kept of other sources, that a corpus had before, is removed.
+    Removes the units of sources that the corpus no longer has.
     """
     used = [units / SOURCES / name for name in names] or [units]
     others = [place for place in units.glob("*") if place.name.isdigit()] if names else []
@@ -311,14 +298,10 @@ def units_folders(units: Location, names: Sequence[str]) -> list[Location]:
 
 
 def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: Location) -> Units:
-    """Return the units of `corpus.inputs`: of files that were read before, as they were kept.
+    """Return the units of `corpus.inputs`; those of unchanged files are reused.
 
-    Args:
-        scratch: For the units of what is read as a whole each time: tables, and formats that
-            Spark reads.
-
-    Raises:
-        InputError: See :func:`pipelines.corpus.readers.spark_reader.read_rows`.
+    `scratch` takes the units of inputs that are read as a whole each time: tables, and formats that
+    Spark reads. Errors are those of :func:`pipelines.corpus.readers.spark_reader.read_rows`.
     """
     settings = config.corpus
     known: Format = FORMATS.load(settings.format)
@@ -350,11 +333,9 @@ def _files(settings: CorpusSettings, stores: StorageSettings) -> list[Location]:
 
 @dataclass(frozen=True)
 class _KeptUnits:
-    """The folder of kept units, for one preparation.
+    """The folder of kept units, for one preparation; made if there is none, and used by it alone.
 
-    Attributes:
-        folder: Is made if there is none; no other process works in it.
-        deleted: Hashes of the keys whose rows are kept nowhere.
+    Rows whose keys' hashes are in `deleted` are kept nowhere.
     """
 
     session: SparkSession
@@ -364,7 +345,7 @@ class _KeptUnits:
     stores: StorageSettings
 
     def units(self, *, reuse: bool) -> Units:
-        """Read what is new, and forget what is gone."""
+        """Read the new sources, and forget those that are gone."""
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
@@ -389,7 +370,7 @@ class _KeptUnits:
     def _cut(
         self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
     ) -> Claim:
-        """Read sources into a generation of their own."""
+        """Read sources into a new generation."""
         read = sorted((file for one in new.values() for file in one.files), key=sort_key)
         work = partial(unit_batches, settings=self.settings, naming=naming, deleted=self.deleted)
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
@@ -422,7 +403,7 @@ class _KeptUnits:
         return Claim(generation, generation.sources)
 
     def _without_deleted(self, generation: Generation, key: str) -> Generation:
-        """Have the sources read again that hold rows of keys which were deleted since."""
+        """Mark the sources to be read again that hold rows of keys which were deleted since."""
         has_keys = self.settings.key_column is not None and generation.settings == key
         if not (self.deleted and has_keys):
             return generation

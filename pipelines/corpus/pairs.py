@@ -1,9 +1,9 @@
 """How rows become pairs, by the forms of `corpus.pairs`, and what drops a pair.
 
-Rows are those of :func:`hashed`; pairs have the columns of a row that say what they are made of,
-and `id`. `anchor_key` and `positive_key` are what is known of the keys of
+Rows are those of :func:`hashed`; pairs have those of their columns that say what they are made of,
+and `id`. `anchor_key` and `positive_key` are the known keys of
 :mod:`pipelines.corpus.cleaning.rules`; `group` (no two of it in one granule) and `unit` (held out
-as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped keeps its
+as a whole) are hashes here. Nothing is filtered before it is counted: a dropped row keeps its
 reason.
 """
 
@@ -46,11 +46,7 @@ _PAIR = (
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuse what can be seen to be wrong without any input.
-
-    Raises:
-        InputError: `corpus.score_range` is empty.
-    """
+    """Refuse an empty `corpus.score_range` with an `InputError`."""
     low, high = settings.score_range
     if not low < high:
         raise InputError("corpus.score_range", f"[{low}, {high}] is empty", "lowest, then highest")
@@ -69,7 +65,7 @@ def text_columns(settings: CorpusSettings) -> list[Column]:
 
 
 def known_keys(settings: CorpusSettings) -> list[Column]:
-    """Return what is known of the keys of the texts of :func:`text_columns`."""
+    """Return the known keys of the texts of :func:`text_columns`."""
     none = F.lit(None).cast("long")
     return [F.col("anchor_key"), F.col("positive_key"), *[none] * settings.hard_negatives]
 
@@ -116,7 +112,7 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Say which rows become pairs, for the forms that need more than the row to know."""
+    """Choose the rows that become pairs, for the forms that need more than the row to know."""
     form = {"adjacent": _neighbours, "group": _members}.get(settings.pairs)
     return rows if form is None else form(rows, settings)
 
@@ -124,7 +120,7 @@ def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Give each sentence the one that follows it, as `positive`.
 
-    Two sentences are neighbours if nothing stood between them, not even what was dropped.
+    Two sentences are neighbours if nothing stood between them, not even a dropped text.
     """
     kept = is_kept(settings)
     order = Window.partitionBy("level", "run", "reason").orderBy("place", "anchor")
@@ -142,7 +138,7 @@ def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Keep each text of a group once, and no more of them than pairs are made and one."""
+    """Keep each text of a group once, and at most one more than `pairs_per_group`."""
     kept = is_kept(settings)
     by_text = Window.partitionBy("level", "group", "reason", "anchor").orderBy("unit")
     repeated = F.when(kept & (F.row_number().over(by_text) > 1), REPEATED_IN_GROUP)

@@ -1,7 +1,7 @@
 """The corpus stage: from `corpus.inputs` to pairs, an evaluation set and a funnel.
 
-Where the corpus has several sources, each goes through the same steps by itself; what is held out
-of one is left out of the training of all of them.
+Each source of a corpus goes through the same steps by itself; texts held out of one are left out of
+the training of all of them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,10 @@ _BYTES_PER_PARTITION = 64 * 2**20
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """What the corpus stage wrote.
+    """The result of the corpus stage: the folder is `<prepared.folder>/corpus`.
 
-    Attributes:
-        folder: `<prepared.folder>/corpus`.
-        documents: Texts that the queries search, of pairs for training too.
-        quarantined: Rows that could not be read.
-        funnel: What became of every row.
+    `documents` are the texts that the queries search, of pairs for training too; `quarantined`
+    counts unreadable rows.
     """
 
     folder: Location
@@ -90,14 +87,12 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`, `group`),
       `evaluation/documents.parquet` (`document_id`, `text`) and `evaluation/distractors.parquet`
       (the same, of pairs for training), unless nothing is held out;
-    - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;
+    - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of unreadable places;
     - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
-    - `statistics.json`: examples of what was dropped, languages, bytes, documents with titles.
+    - `statistics.json`: examples of dropped texts, languages, bytes, documents with titles.
 
     Of several sources, pairs have `source` (int; its number), queries and distractors `source`
-    (its name).
-
-    The content depends on the inputs and the settings alone, not on the partitions.
+    (its name). The content depends on the inputs and the settings alone, not on the partitions.
 
     Raises:
         InputError: An input, a column or a setting is wrong, too much could not be read, or no
@@ -195,16 +190,13 @@ def _excluded_texts(
 
 @dataclass(frozen=True)
 class _Texts:
-    """What was read of a source.
+    """The texts of a source, and how its reading went.
 
-    Attributes:
-        settings: Of the corpus, as if the source were alone.
-        name: Of the source; empty where there is one without a name.
-        tables: Its inputs, where they are tables that have versions.
-        quarantined: Rows that could not be read, by reason.
-        languages: Texts of those whose language was looked at, by language.
-        bytes: Of its inputs, unpacked.
-        titled: How many more documents have a title than have none, of `pairs: document`.
+    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
+    source without one. `tables` are its inputs that have versions. `quarantined` counts unreadable
+    rows by reason, `languages` the texts whose language was identified, `bytes` the decompressed
+    inputs. `titled` is the number of documents with a title minus those without, of `pairs:
+    document`.
     """
 
     settings: CorpusSettings
@@ -220,11 +212,7 @@ class _Texts:
 def _read_texts(
     session: SparkSession, config: Config, name: str, scratch: Scratch, place: Location
 ) -> _Texts:
-    """Read a source.
-
-    Raises:
-        InputError: Too much could not be read, or an input is wrong.
-    """
+    """Read a source; refuse one of which too much could not be read."""
     settings = config.corpus
     cut = cut_inputs(session, config, scratch, place)
     totals: Sequence[Mapping[str, Any]] = cut.totals.to_pylist()

@@ -1,9 +1,9 @@
-"""What became of the rows of a corpus: counts and examples, the quarantine, and what is refused.
+"""The fate of the rows of a corpus: counts and examples, the quarantine, and the checks.
 
-All counts come from one Spark job and all examples from another: of a small corpus, starting a job
-costs far more than counting. A rule for texts may drop most of a corpus, and does what it is for.
-A row whose score, group or text is not there, or is not what the settings say, is most often a
-wrong setting; and what is left of scores out of their range is biased. Runs on the driver.
+All counts come from one Spark job and all examples from another: on a small corpus, starting a job
+costs far more than counting. A rule for texts may rightly drop most of a corpus. But a missing or
+unfit score, group or text most often means a wrong setting, and dropping scores out of their range
+biases the rest. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -47,20 +47,17 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import read_parquet, write_single_file
 
 Reasons = Mapping[str | None, int]
-"""Rows by reason; the reason of what is kept is None."""
+"""Rows by reason; None for those that are kept."""
 
 _ROWS, _PAIRS, _HELD_OUT = "rows", "pairs", "held out"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was kept and dropped.
+    """How much was kept and dropped, by reason; `rows` also by level.
 
-    Attributes:
-        rows: By level.
-        pairs: All that were made.
-        trainable: Pairs without a reason that are not held out.
-        held_out: Pairs that are held out; a reason says why one is not asked.
+    `pairs` are all that were made, `trainable` those without a reason that are not held out. In
+    `held_out` a reason says why a held-out pair is not asked.
     """
 
     rows: Mapping[str, Reasons]
@@ -70,12 +67,9 @@ class Counts:
 
 
 def count_reasons(rows: DataFrame, pairs: DataFrame, judged: DataFrame | None) -> Counts:
-    """Count rows and pairs by reason.
+    """Count rows (`level`, `reason`, `rows`) and pairs (`reason`, `held`) by reason.
 
-    Args:
-        rows: With `level`, `reason` and `rows`.
-        pairs: With `reason` and `held`.
-        judged: The held-out pairs with their reasons; None where none are held out.
+    `judged` are the held-out pairs with their reasons; None where none are held out.
     """
     one, held = F.lit(1).cast("long"), F.col("held").cast("string")
     parts = [
@@ -105,12 +99,10 @@ def _dropped(reasons: Reasons) -> dict[str, int]:
 
 
 def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dict[str, list[str]]]:
-    """Return a few texts of each level and reason by their hashes: the same for the same corpus.
+    """Return up to `most` (at least 1) texts of each level and reason, chosen by their hashes.
 
-    Args:
-        rows: With `level`, `reason`, `anchor` and `positive`.
-        pairs: With `reason`, `anchor` and `positive`.
-        most: Texts of each reason; not 0.
+    The same corpus gives the same texts. Rows have `level`, `reason`, `anchor` and `positive`;
+    pairs the same but for `level`.
     """
     columns = ("level", "reason", "anchor", "positive")
     both = rows.select(*columns).unionAll(pairs.withColumn("level", F.lit(PAIRS)).select(*columns))
@@ -137,7 +129,7 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     LINES: ("lines found", ""),
     SENTENCES: ("sentences found", ""),
 }
-"""Levels before the pairs, in their order: what came in, and what is kept."""
+"""Levels before the pairs, in their order: the names of the input and of the kept."""
 _REMEDIES: Mapping[str, str] = {
     "no text": "name columns and inputs that hold text",
     "empty text": "name columns and inputs that hold text",
@@ -171,11 +163,7 @@ _REMEDIES: Mapping[str, str] = {
 def lines_before_pairs(
     counts: Counts, quarantined: Mapping[str, int], settings: CorpusSettings
 ) -> list[FunnelLine]:
-    """Return the levels before the pairs.
-
-    Args:
-        quarantined: Rows that could not be read, by reason.
-    """
+    """Return the levels before the pairs; `quarantined` counts unreadable rows by reason."""
     lines: list[FunnelLine] = []
     for level, (found, remaining) in _LEVELS.items():
         unread = quarantined if level == ROWS else {}
@@ -192,13 +180,9 @@ def lines_before_pairs(
 def lines_of_pairs(
     counts: Counts, asked: int, written: int, *, some_asked: bool
 ) -> list[FunnelLine]:
-    """Return the level of pairs.
+    """Return the level of pairs; refuse counts of pairs that their files do not match.
 
-    Args:
-        some_asked: Whether any source has pairs of the evaluation, whose texts may be in this one.
-
-    Raises:
-        PipelineError: Fewer or more pairs lie in the files than were to be written.
+    `some_asked` says whether any source has evaluation pairs, whose texts may be in this one.
     """
     reasons = _dropped(counts.pairs) | _dropped(counts.held_out)
     others = {
@@ -254,10 +238,9 @@ _MAX_WRITTEN = 1_000_000
 
 
 def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None:
-    """Write `quarantine.parquet`: one row a place that could not be read, sorted.
+    """Write `quarantine.parquet`: one row for each place that could not be read, sorted.
 
-    Args:
-        empty: Whether everything could be read, which needs no Spark job.
+    `empty` says that everything could be read, which needs no Spark job.
     """
     if empty:
         with storage.built_file(CorpusFolder(folder).quarantine) as aside:
@@ -275,15 +258,10 @@ def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None
 
 
 def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
-    """Refuse a corpus of which too much could not be read.
+    """Refuse a corpus of which too much could not be read; the error names the first place.
 
-    Args:
-        total: All rows or bytes, those that could not be read among them.
-        measure: `rows` or `bytes`.
-        units: The rows of :mod:`pipelines.corpus.texts`, to name the first one.
-
-    Raises:
-        InputError: Naming the first place and its reason.
+    `total` counts all rows or bytes (`measure`), unread ones included. `units` are the rows of
+    :mod:`pipelines.corpus.texts`.
     """
     if not unread or unread <= most * total:
         return
@@ -318,9 +296,9 @@ def first_places(folder: Location, most: int) -> list[dict[str, Any]]:
 
 MOST_SCORES = 0.1
 MOST_OTHERS = 0.5
-"""Shares of the rows that may lack a usable score, and another value, unless settings say so."""
+"""Default shares of the rows that may lack a usable score, and another value."""
 _FEW = 5
-"""So few rows say nothing of a corpus."""
+"""So few rows say nothing about a corpus."""
 _MISSING = ("no text", "empty text", pair_forms.NO_GROUP, NO_TITLE)
 _EXCERPT = 20
 
@@ -328,13 +306,9 @@ _EXCERPT = 20
 def check_dropped(
     lines: Iterable[FunnelLine], units: DataFrame, settings: CorpusSettings, of: str = ""
 ) -> None:
-    """Refuse a corpus of which too many rows lack a usable value.
+    """Refuse a corpus (or a source, with its settings) of which too many rows lack a usable value.
 
-    Args:
-        settings: Of the corpus, as if the source were alone.
-
-    Raises:
-        InputError: With the setting of the values, or `corpus.max_dropped`.
+    The error names the setting of the values, or `corpus.max_dropped`.
     """
     rows = [line for line in lines if line.level == ROWS]
     dropped = Counter({line.name: line.rows for line in rows if line.kind == "dropped"})
@@ -363,7 +337,7 @@ def check_dropped(
 def _wrong_scores(
     scoreless: Mapping[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
 ) -> InputError:
-    """Return what is wrong with most of the scores that are not used."""
+    """Return the error for unusable scores, by their more frequent problem."""
     outside, missing = scoreless.values()
     number = F.expr(number_in("score"))
     share = _rounded_up((outside + missing) / total)
@@ -394,13 +368,9 @@ def _wrong_scores(
 def check_scores_differ(
     session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
 ) -> None:
-    """Refuse a source whose pairs for training have one score, of which nothing is learnt.
+    """Refuse a source whose training pairs all have one score, which teaches nothing.
 
-    Args:
-        names: Of the sources; empty where there is one without a name.
-
-    Raises:
-        InputError: With the setting that names the scores.
+    The error names the setting of the scores. `names` is empty for a single source without a name.
     """
     lowest = F.least("score", F.array_min("candidate_scores"))
     highest = F.greatest("score", F.array_max("candidate_scores"))
@@ -424,11 +394,7 @@ def check_scores_differ(
 
 
 def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
-    """Refuse a corpus of which nothing is left to train on.
-
-    Raises:
-        InputError: With the reason for which most was dropped.
-    """
+    """Refuse a corpus of which nothing is left to train on; the error names the main reason."""
     lines = list(lines)
     if any(line.name == TRAINING and line.rows for line in lines):
         return

@@ -1,9 +1,9 @@
 """From raw rows to the texts that pairs are made of, judged by the rules. Runs on executors.
 
-A kind of unit says what a raw row is cut into: itself, a summary or a title with its paragraph, a
-document, or any number of lines, paragraphs or sentences. Whatever is no text any more is only
-counted: a row of the result then stands for `rows` of its `level`; one that stands for none shows
-one of them as an example, in `anchor`.
+The kind of unit decides the cut of a raw row: the row itself, a summary or a title with its
+paragraph, a document, or any number of lines, paragraphs or sentences. Dropped texts are only
+counted: a row of the result then stands for `rows` of its `level`. A row that stands for none shows
+an example in `anchor`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.parquet_parts import gathered
 
 RUN = 16
-"""Texts of a piece that follow one another and make a run: neighbours of one run are paired, and
-pairs of one run, which share sentences, never meet in a granule."""
+"""Consecutive texts of a piece in a run. Neighbours of one run are paired; pairs of one run, which
+share sentences, never meet in a granule."""
 EXAMPLE_CHARACTERS = 300
 NO_TITLE = "no title"
 NOT_FIRST = "not the beginning of a document"
 TOO_FEW_WORDS = "no title and too few words"
 SHORTEST_PIECE, LONGEST_PIECE = 4, 40
-"""Words of a piece of `pairs: document`; it is half of a short text at most."""
+"""Words of a piece of `pairs: document`, which is at most half of a short text."""
 
 # That stand for a word where a text has hardly any blanks.
 _CHARACTERS = 3
@@ -66,20 +66,18 @@ _RULES_OF_PARTS = {name: rule for name, rule in TEXT_RULES.items() if name != OT
 _RULES_OF_TITLES = {name: rule for name, rule in _RULES_OF_PARTS.items() if name != TOO_SHORT}
 
 Pair = tuple[str | None, str | None, str | None]
-"""Anchor, positive, and the reason why a row gives none."""
+"""Anchor, positive, and the reason why a row gives no pair."""
 Part = tuple[str | None, str | None]
-"""A text that is cut out of a piece, and its language. A null text stands for something between two
-texts that is dropped, so that these are no neighbours."""
+"""A text that is cut out of a piece, and its language. A null text stands for a dropped one, so
+that the texts around it are no neighbours."""
 
 
 @dataclass
 class _Parts:
     """The texts that are cut out of a batch, and the counts of what gives none.
 
-    Attributes:
-        texts: Columns of :data:`.unit_rows.SCHEMA`.
-        counts: Rows by level and reason.
-        dropped: Examples, likewise.
+    `texts` has columns of :data:`.unit_rows.SCHEMA`; `counts` (rows) and `dropped` (examples) are
+    by level and reason.
     """
 
     settings: CorpusSettings
@@ -204,7 +202,7 @@ def _part_units(
 
 
 def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[str]]:
-    """Return group as the columns say, unit that is held out as a whole, and a name of its own.
+    """Return for each row its group, the unit that is held out as a whole, and its own name.
 
     A book is held out by pieces: as a whole it may be more than is wanted.
     """
@@ -268,10 +266,9 @@ def _title(title: str | None, text: str | None, place: int | None) -> Pair:
 
 
 def document_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
-    """Pair a document's title with its text, or a piece of its text with what is around it.
+    """Pair a document's title with its text, or a piece of its text with the text around it.
 
-    Nobody has asked a question about them yet. A title is the nearest thing to one; where there is
-    none, words from anywhere in the text stand for it, without which the text has to be recognised
+    The title stands for a query. Without one, a random span of the text does, cut out of the text
     (the inverse cloze task: Lee, Chang and Toutanova, "Latent retrieval for weakly supervised open
     domain question answering", ACL 2019).
     """
@@ -306,7 +303,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def cut_piece(text: str) -> Pair:
-    """Return a piece of a text with single blanks and the rest of it, always the same ones."""
+    """Return a pseudorandom piece of a text with single blanks, and the rest.
+
+    The same text always gives the same piece.
+    """
     separator, units = " ", text.split(" ")
     if len(units) < 2 * SHORTEST_PIECE:
         separator = ""
@@ -325,7 +325,7 @@ def cut_piece(text: str) -> Pair:
 def _titled(
     batch: pa.RecordBatch, pairs: Iterable[Pair], settings: CorpusSettings
 ) -> pa.RecordBatch:
-    """Judge rows of titles, or what stands for one, and of texts."""
+    """Judge rows of titles, or the pieces that stand for one, and of texts."""
     columns = _two_sides(pairs)
     columns["reason"] = text_reasons(
         columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
@@ -348,7 +348,7 @@ def _judged(
     settings: CorpusSettings,
     judged: Sequence[pa.Array],
 ) -> pa.RecordBatch:
-    """Return a text row a raw row, with the first reason that drops one of the judged texts."""
+    """Return a text row for each raw row, with the first reason that drops a judged text."""
     reasons = columns.pop("reason", batch["reason"])
     carried = ("level", "score", "candidate_scores", "group", "rows", "bytes")
     units = pc.coalesce(batch["unit"], batch["document"]).to_pylist()
@@ -367,11 +367,9 @@ def _judged(
 
 
 class Unit(NamedTuple):
-    """What pairs are made of.
+    """A kind of unit: the funnel level of its texts, and what forms them from a batch of raw rows.
 
-    Attributes:
-        level: The level of the funnel that its texts belong to.
-        form: From a batch of raw rows to batches of :data:`.unit_rows.SCHEMA`.
+    `form` yields batches of :data:`.unit_rows.SCHEMA`.
     """
 
     level: str
@@ -411,11 +409,9 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield judged texts and counts (:data:`.unit_rows.SCHEMA`) for raw rows. Runs on an executor.
 
-    Args:
-        batches: Of :data:`.readers.rows.ROW_SCHEMA`.
-        naming: What the inputs are called whose units are to be kept, each for itself; they are
-            files. None where all are used once.
-        deleted: Hashes of keys whose rows are counted and nothing else.
+    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files whose units are
+    kept, each apart; None where all are used once. Rows whose keys' hashes are in `deleted` are
+    only counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
     if naming is None:
@@ -465,7 +461,7 @@ def _units_by_source(
 
 
 def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
-    """Return what is only counted, with an excerpt unless texts are to be shown nowhere."""
+    """Return rows that are only counted, with an excerpt unless texts must not be shown."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names} | carried_key(batch, settings)
     if shows_excerpts(settings):

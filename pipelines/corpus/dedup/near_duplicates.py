@@ -1,29 +1,27 @@
-"""Near duplicates among millions of texts, and texts that nearly are in a reference.
+"""Near duplicates among millions of texts, and texts that nearly repeat one of a reference.
 
 Two texts are near duplicates if the Jaccard similarity of their shingles is at or above a
-threshold. MinHash bands only propose pairs, and each pair is verified on its texts. So nothing is
-dropped that is not like another text, and what is like one is missed at the rate of
-:meth:`Banding.share_meeting`, and a little more in large buckets.
+threshold. MinHash bands only propose pairs, and each pair is verified on its texts. So there are
+no false positives; the recall is :meth:`Banding.share_meeting`, a little less in large buckets.
 
-A text in a bucket is compared with the first of the bucket and with the one before it, never
-with all: a hundred thousand texts made from one template cost no more than any others. It is
-dropped if it is like an earlier one, even if that one is dropped as well; so of a chain, in which
-each is like the one before, only the first stays.
+A text is compared only with the first of its bucket and with the one before it, so that a hundred
+thousand texts made from one template cost no more than any others. A text that is like an earlier
+one is dropped even if that one is, too: of a chain, in which each is like the one before, only the
+first stays.
 
-A text is normalised: lower case, and every run of characters that are neither letter, mark nor
-digit becomes one space, with none at the ends. Its shingles are all substrings of five
-characters; a shorter text is one shingle, and a text without any letter or digit has none, so
-that it resembles nothing. The similarity of two texts is that of their sets, |A & B| / |A | B|.
+Normalisation lowers the case and turns every run of characters other than letters, marks and
+digits into one space, with none at the ends. Shingles are all substrings of five characters. A
+shorter text is one shingle; a text without any letter or digit has none and resembles nothing.
 
 MinHash (Broder, "On the resemblance and containment of documents", 1997) gives two sets the same
 value with a probability that is their similarity. A signature of `bands` times `rows` values is
 cut into bands; texts that agree in all rows of a band meet in a bucket (Leskovec, Rajaraman and
 Ullman, "Mining of Massive Datasets", chapter 3).
 
-Bucket hashes are shuffled as bytes, thousands in a row: as rows of their own they would cost
-several times what all the hashing does. Where a reference is small, executors know all its buckets,
-and only texts that lie in one of them are shuffled. All of it is numpy over a thousand texts at
-once, and depends neither on the process nor on the platform; `rensa` and `datasketch` were no gain.
+Bucket hashes are shuffled as bytes, thousands in a row: a row each would cost several times as
+much as the hashing. If a reference is small, executors know all its buckets, and Spark shuffles
+only texts that lie in one of them. All of it is numpy over a thousand texts at once, and depends
+neither on the process nor on the platform; `rensa` and `datasketch` were no gain.
 """
 
 from __future__ import annotations
@@ -75,12 +73,7 @@ Similarities = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Banding:
-    """How a signature is cut.
-
-    Attributes:
-        bands: Bands of a signature; a text lies in one bucket for each.
-        rows: Values of a band.
-    """
+    """The cut of a signature: `bands` of `rows` values; a text lies in one bucket for each band."""
 
     bands: int
     rows: int
@@ -91,16 +84,13 @@ class Banding:
 
 
 def banding(threshold: float) -> Banding:
-    """Return the most selective bands that bring :data:`RECALL` of pairs at a threshold together.
+    """Return the most selective bands with a recall of :data:`RECALL` at a Jaccard threshold.
 
-    More rows keep more of the unlike texts apart, and need more bands for the like ones to meet.
-    The most rows are taken for which a signature has no more than :data:`MAX_HASHES` values: at
-    0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4 (0.985); at 0.7, 10 of 3
-    (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, and fewer pairs meet than
-    :data:`RECALL`.
-
-    Args:
-        threshold: Jaccard similarity, above 0 and at most 1.
+    The threshold is above 0 and at most 1. More rows keep more of the unlike texts apart, and need
+    more bands for the like ones to meet. It takes the most rows for which a signature has no more
+    than :data:`MAX_HASHES` values: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8
+    of 4 (0.985); at 0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1,
+    with a lower recall.
     """
     for rows in range(MAX_HASHES, 0, -1):
         for bands in range(1, MAX_HASHES // rows + 1):
@@ -111,11 +101,9 @@ def banding(threshold: float) -> Banding:
 
 @dataclass(frozen=True)
 class NormalisedTexts:
-    """Normalised texts in one array.
+    """Normalised texts in one array of code points, with the characters of each in `lengths`.
 
-    Attributes:
-        codes: Code points; a space stands before each text, four zeros at least after it.
-        lengths: Characters of each.
+    In `codes` a space stands before each text, four zeros at least after it.
     """
 
     codes: Codes
@@ -130,7 +118,7 @@ class NormalisedTexts:
 
 
 def normalise(texts: Sequence[str]) -> NormalisedTexts:
-    """Normalise all texts in one go."""
+    """Normalise all texts in one pass."""
     # With a line feed in front, every word of a text has something before it that is no part of a
     # word: what is kept of it is the space between two words, or the one before the first.
     # A text that holds the end all the same has a space there, as for all that is of no word.
@@ -161,7 +149,6 @@ def _normal_characters() -> Codes:
 
 
 def _is_of_word(character: str) -> bool:
-    """Return whether a character is a letter, a digit, or a mark on one."""
     category = unicodedata.category(character)
     # Variation selectors are marks as well, but on emoji.
     is_mark = category in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
@@ -169,7 +156,7 @@ def _is_of_word(character: str) -> bool:
 
 
 def shingle_hashes(texts: NormalisedTexts) -> tuple[Hashes, Integers]:
-    """Return the hash of every shingle, text by text, and how many each text has.
+    """Return the hashes of all shingles, text by text, and the number of shingles of each text.
 
     Equal shingles have equal hashes; a shingle that a text repeats counts again.
     """
@@ -200,8 +187,8 @@ def _mixed(hashes: Hashes) -> Hashes:
 def similarities(left: Sequence[str], right: Sequence[str]) -> Similarities:
     """Return the Jaccard similarity of each text on the left and the one on the right.
 
-    Shingles are told apart by hashes of 45 bits: of a thousand million pairs of sentences about
-    one comes out a shingle off.
+    Shingles are compared by hashes of 45 bits: in a thousand million pairs of sentences, about one
+    result is a shingle off.
     """
     lengths = [len(one) + len(other) for one, other in zip(left, right, strict=True)]
     found = [_chunk_similarities(left[chunk], right[chunk]) for chunk in _chunks(lengths)]
@@ -226,17 +213,11 @@ def _chunk_similarities(left: Sequence[str], right: Sequence[str]) -> Similariti
 
 
 def _sizes(shingles: Hashes, pairs: int) -> Integers:
-    """Return how many of the shingles each pair has."""
     return np.bincount((shingles >> np.uint64(64) - _PLACE_BITS).astype(np.int64), minlength=pairs)
 
 
 def band_hashes(texts: Sequence[str], bands: Banding) -> tuple[Hashes, Booleans]:
-    """Return the buckets that texts lie in.
-
-    Returns:
-        The buckets of each text that has shingles (rows) in each band (columns), and which of
-        the texts have shingles.
-    """
+    """Return the buckets [texts with shingles, bands], and a mask of the texts with shingles."""
     chunks = _chunks([len(text) for text in texts])
     none = np.empty((0, bands.bands), dtype=np.uint64), np.empty(0, dtype=np.bool_)
     found = zip(none, *(_chunk_bands(texts[chunk], bands) for chunk in chunks), strict=True)
@@ -270,14 +251,13 @@ def _permutations(count: int) -> Codes:
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Cut a sequence of texts into pieces of about :data:`_CHUNK_CHARACTERS`."""
     chunks = (np.cumsum(lengths) + np.arange(len(lengths))) // _CHUNK_CHARACTERS
     limits = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(lengths)]
     return (slice(start, stop) for start, stop in pairwise(limits) if start < stop)
 
 
 MAX_REFERENCES = 16
-"""Texts of a reference that a text is compared with in one bucket, at most."""
+"""Most texts of a reference that a text is compared with in one bucket."""
 
 _ENTRIES_PER_BLOCK = 2**19
 _MOST_KNOWN = 2**19
@@ -289,7 +269,7 @@ _PAIR_ROWS = "key long, other long"
 _TEXT_ROWS = "key long, text string"
 
 Entries = npt.NDArray[Any]
-"""An entry for each text and bucket that it lies in, of the type :data:`_ENTRY`."""
+"""An entry (:data:`_ENTRY`) for each text and bucket that it lies in."""
 
 
 def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
@@ -301,17 +281,12 @@ def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> Dat
 
 
 def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """Return texts that nearly repeat an earlier one, with that one.
+    """Return texts (`key`) with earlier ones that they nearly repeat (`other`).
 
-    Which these are depends on the texts and their order alone, not on partitions.
-
-    Args:
-        texts: `key` (long, unique), `order` (long; the key breaks ties) and `text` (not null).
-            They are computed several times: what takes more than reading a file is kept before.
-        threshold: Jaccard similarity, above 0 and at most 1.
-
-    Returns:
-        `key` and `other`: the text, and an earlier one that it is like; one or more rows a text.
+    The result depends on the texts and their order alone, not on partitions. The threshold is above
+    0 and at most 1. The texts have `key` (long, unique), `order` (long; the key breaks ties) and
+    `text` (not null). Spark computes them several times: keep first what takes more than reading a
+    file.
     """
     texts = texts.select("key", "order", "text")
     proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
@@ -331,18 +306,11 @@ def near_matches(
 def near_match_pairs(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """Return the texts that are near duplicates of texts of a reference, with these.
+    """Return texts (`key`) with the texts of a reference that they nearly repeat (`other`).
 
-    Where a bucket holds more than :data:`MAX_REFERENCES` texts of the reference, only so many
-    are looked at.
-
-    Args:
-        texts: `key` (long) and `text` (not null); those of one key count once.
-        reference: `key` (long, unique) and `text` (not null).
-        threshold: Jaccard similarity, above 0 and at most 1.
-
-    Returns:
-        `key` and `other`: a text, and one of the reference that it is like.
+    In a bucket with more than :data:`MAX_REFERENCES` texts of the reference, only so many are
+    compared. The threshold is above 0 and at most 1. The texts have `key` (long; those of one key
+    count once) and `text` (not null); the reference has the same, with unique keys.
     """
     texts = texts.select("key", "text")
     bands, known = banding(threshold), reference.frame.select("key", "text")
@@ -362,7 +330,7 @@ def _with_order(texts: DataFrame, order: int) -> DataFrame:
 
 
 def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
-    """Return the buckets of so many texts; each bucket in one partition."""
+    """Return the buckets of `rows` texts; each bucket lies in one partition."""
     bands = banding(threshold)
     blocks = rows * bands.bands // _ENTRIES_PER_BLOCK + 1
     packed = texts.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), _BLOCK_ROWS)
@@ -372,7 +340,7 @@ def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
 def _verified(
     pairs: DataFrame, texts: DataFrame, others: DataFrame, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """Return the pairs that are as similar as they have to be."""
+    """Return the pairs at or above the threshold."""
     left = texts.select("key", "text")
     right = others.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
     # What is not asked for is left out before the wide texts are sorted.
@@ -387,14 +355,9 @@ def _verified(
 def bucket_blocks(
     batches: Iterable[pa.RecordBatch], bands: Banding, blocks: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield packed entries of texts. Runs on an executor.
+    """Yield packed entries (`block`, `entries`) of texts (`key`, `order`, `text`).
 
-    Args:
-        batches: Columns `key`, `order` and `text`.
-        blocks: The number of blocks; a bucket belongs to one of them.
-
-    Yields:
-        Columns `block` and `entries`.
+    Runs on an executor. A bucket belongs to one of `blocks` blocks.
     """
     for batch in batches:
         hashes, has_shingles = band_hashes(batch["text"].to_pylist(), bands)
@@ -413,11 +376,7 @@ def bucket_blocks(
 def texts_meeting(
     batches: Iterable[pa.RecordBatch], bands: Banding, buckets: Hashes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the texts that lie in one of some buckets, and a few more. Runs on an executor.
-
-    Args:
-        batches: Columns `key` and `text`.
-    """
+    """Yield the texts that lie in one of `buckets`, and a few more. Runs on an executor."""
     # One look at a table that stays in the processor's cache; the others are sorted out by what
     # follows.
     places = 1 << int(len(buckets) * _PLACES_PER_BUCKET).bit_length()
@@ -432,14 +391,10 @@ def texts_meeting(
 
 
 def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield pairs to be verified of whole buckets. Runs on an executor.
+    """Yield pairs to be verified (`key`, `other`) of whole buckets. Runs on an executor.
 
-    Args:
-        batches: The column `entries` of :func:`bucket_blocks`.
-
-    Yields:
-        Columns `key` and `other`: a text with the first of its bucket, and with the one before it.
-        A bucket of n texts gives 2 (n - 1) pairs.
+    Each text is paired with the first of its bucket and with the one before it: a bucket of n texts
+    gives 2 (n - 1) pairs. `batches` has the column `entries` of :func:`bucket_blocks`.
     """
     entries, begins = _shared_buckets(batches)
     firsts = np.repeat(entries["key"][begins], np.diff(begins, append=len(entries)))
@@ -449,15 +404,11 @@ def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield pairs to be verified of whole buckets. Runs on an executor.
+    """Yield pairs to be verified (`key`, `other`) of whole buckets. Runs on an executor.
 
-    Args:
-        batches: The column `entries` of :func:`bucket_blocks`; the order of an entry says whether
-            it is of a text or of the reference.
-
-    Yields:
-        Columns `key` and `other`: a text with each text of the reference in its bucket, up to
-        :data:`MAX_REFERENCES`.
+    Each text is paired with up to :data:`MAX_REFERENCES` texts of the reference in its bucket.
+    `batches` has the column `entries` of :func:`bucket_blocks`; the order of an entry tells texts
+    from the reference.
     """
     entries, begins = _shared_buckets(batches)
     sizes = np.diff(begins, append=len(entries))
@@ -484,7 +435,7 @@ def _shared_buckets(batches: Iterable[pa.RecordBatch]) -> tuple[Entries, Integer
 
 
 def _starts(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Return where a value begins that is not the one before."""
+    """Mark the values that differ from the one before."""
     return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
 
 
@@ -493,14 +444,7 @@ def _pair_batch(keys: Integers, others: Integers) -> pa.RecordBatch:
 
 
 def similar_pairs(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs at or above the threshold. Runs on an executor.
-
-    Args:
-        batches: Columns `key`, `other`, `text` and `other_text`.
-
-    Yields:
-        Columns `key` and `other`.
-    """
+    """Yield the pairs (`key`, `other`) at or above the threshold. Runs on an executor."""
     for batch in batches:
         found = similarities(batch["text"].to_pylist(), batch["other_text"].to_pylist())
         yield batch.select(["key", "other"]).filter(pa.array(found >= threshold))

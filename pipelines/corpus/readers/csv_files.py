@@ -1,9 +1,8 @@
 """CSV and TSV: separated fields below a header, which in CSV may be quoted and hold line ends.
 
-Runs on executors. Whatever the quotes are, a line is parsed a bounded number of times: within
-quotes all that a line does is to stay inside, to end the record, or to break the rules, whichever
-line opened the quote. So where a record turns out to be none, it is known what becomes of those
-that begin in its other lines.
+Runs on executors. Each line is parsed a bounded number of times, however the quotes are broken:
+within quotes a line can only stay inside, end the record, or break the rules, whichever line opened
+the quote. So when a record fails, the fate of records that begin in its other lines is known.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ Fields = tuple[Line, list[str]]
 
 @dataclass(frozen=True)
 class _Table:
-    """Makes records of fields, by where the wanted columns are in the header."""
+    """The maker of records from fields, by the places of the wanted columns in the header."""
 
     wanted: Wanted
     encoding: Encoding
@@ -82,7 +81,7 @@ class _Table:
 
 
 def tab_records(reading: Reading) -> Iterator[Found]:
-    """Yield a record a line, whose fields have no quotes; the first line is the header."""
+    """Yield a record for each line, whose fields have no quotes; the first line is the header."""
     encoding, table, has_header = reading.encoding, _Table.of(reading), reading.start == 0
     for line in filled_lines(reading.own, encoding, blank=b"\r\n"):
         if not isinstance(line, tuple):
@@ -100,7 +99,7 @@ def tab_records(reading: Reading) -> Iterator[Found]:
 
 
 def csv_records(reading: Reading) -> Iterator[Found]:
-    """Yield the records of what :func:`quoted_fields` gives; the first is the header."""
+    """Yield the records of :func:`quoted_fields`; the first is the header."""
     # Process-wide, and harmless: what is held is no longer than a record may be.
     csv.field_size_limit(sys.maxsize)
     wanted = reading.wanted
@@ -122,9 +121,9 @@ def csv_records(reading: Reading) -> Iterator[Found]:
 
 
 def _csv_lines(reading: Reading) -> Iterator[Found]:
-    """Yield a record a line, in whichever range it is read: what is said of it follows from it.
+    """Yield a record for each line, which depends on the line alone, whatever range it is read in.
 
-    A line in which a quote stays open is left out. So is one that closes it, since an odd number
+    A line in which a quote stays open is quarantined. So is one that closes it, since an odd number
     of quotes is the only sign of either.
     """
     encoding, dialect = reading.encoding, reading.wanted.dialect
@@ -189,14 +188,10 @@ def quoted_fields(
     width: int,
     dialect: Dialect = RFC_4180,
 ) -> Iterator[Fields | Found]:
-    """Yield records as RFC 4180 has them, but for the signs of the dialect.
+    """Yield records by RFC 4180, but for the signs of the dialect.
 
-    Where quotes are not closed within `most` bytes, or close a record of several lines with another
-    number of fields than `width`, only the first line is given up: the next one begins a record
-    again.
-
-    Args:
-        most: Bytes that a record may have.
+    A record fails if its quotes are not closed within `most` bytes, or if it has several lines and
+    not `width` fields. Only its first line is given up: the next one begins a record again.
     """
     held = _HeldLines(encoding, most, width, dialect)
     for item in items:
@@ -211,7 +206,7 @@ def quoted_fields(
 
 
 class _Fate(enum.Enum):
-    """What becomes of a record that its first line does not end."""
+    """The fate of a record that its first line does not end."""
 
     CLOSED = enum.auto()
     BROKEN = enum.auto()
@@ -222,10 +217,8 @@ class _Fate(enum.Enum):
 class _Stretch:
     """Lines of which all but the first begin inside of quotes, and all but the last end there.
 
-    Attributes:
-        fate: Of every record that one of them opens.
-        end: Index after the last of them.
-        fields: Of a closed record of all of them.
+    `fate` is that of every record that one of them opens, `end` the index after the last of them,
+    `fields` the number of a closed record of all of them.
     """
 
     fate: _Fate
@@ -234,7 +227,7 @@ class _Stretch:
 
 
 class _Reader:
-    """Python's reader of records, which can say whether it was let down by the lines' end."""
+    """Python's reader of records, which can tell whether an error came from the lines' end."""
 
     def __init__(self, lines: Iterable[str], dialect: Dialect) -> None:
         self.is_open = False
@@ -247,7 +240,6 @@ class _Reader:
 
     @property
     def fate(self) -> _Fate:
-        """Of a record that raised an error."""
         return _Fate.OPEN if self.is_open else _Fate.BROKEN
 
 
@@ -255,7 +247,7 @@ class _Reader:
 class _HeldLines:
     """Lines that are not yet known to be whole records.
 
-    They stand one behind the other in one buffer: an object each would be many times as large.
+    They lie in one buffer: an object for each would be many times as large.
 
     Attributes:
         most: Bytes that a record may have.
@@ -267,7 +259,7 @@ class _HeldLines:
         done: Index of the first line that has not left.
         seen: Index after the last line that was looked at; those from `done` on are inside of the
             quotes that the first one opens.
-        is_doubtful: Whether there may be lines that are not in the encoding.
+        is_doubtful: Whether some lines may not be in the encoding.
     """
 
     encoding: Encoding
@@ -283,7 +275,7 @@ class _HeldLines:
     is_doubtful: bool = False
 
     def add(self, offset: int, data: bytes) -> None:
-        """Take lines, the first of which begins at a byte of the file."""
+        """Take lines, the first of which begins at byte `offset` of the file."""
         if self.done == len(self.ends):
             self.offset, self.is_doubtful = offset, False
         if 2 * self.done >= len(self.ends):
@@ -317,12 +309,11 @@ class _HeldLines:
             start = stop
 
     def _fields(self, start: int, end: int) -> list[str]:
-        """Return those of a record that is known to be whole."""
         fields: list[str] = next(self.dialect.reader(self._texts(start, end), strict=False))
         return fields
 
     def records(self, *, is_last: bool) -> Iterator[Fields | Found]:
-        """Yield the records, and keep the lines of one whose end is not there yet."""
+        """Yield the records, and keep the lines of one that has no end yet."""
         while self.done < len(self.ends):
             if self.seen > self.done:
                 stretch: _Stretch | None = self._continued()
@@ -336,7 +327,7 @@ class _HeldLines:
             yield from self._without_first(stretch, is_last=is_last)
 
     def _whole(self) -> Generator[Fields | Found, None, _Stretch | None]:
-        """Yield records up to one that is none, or none yet; return what is known of that."""
+        """Yield records up to one that fails or has no end yet; return what is known of it."""
         first = self.done
         lines = _Reader(self._texts(first, len(self.ends)), self.dialect)
         try:
@@ -350,7 +341,7 @@ class _HeldLines:
         return None
 
     def _continued(self) -> _Stretch:
-        """Tell what becomes of the record that is open, by the lines that were not seen yet."""
+        """Return the fate of the open record, from the lines that were not seen yet."""
         first = self.seen
         unseen = self._texts(first, len(self.ends))
         lines = _Reader(chain(['"' + next(unseen, "")], unseen), self.dialect)
@@ -364,7 +355,7 @@ class _HeldLines:
     def _without_first(self, stretch: _Stretch, *, is_last: bool) -> Iterator[Fields | Found]:
         """Give up the first line of a stretch, unless it is whole, and read the others.
 
-        The last line of one that has an end may open quotes of its own: it is left.
+        The last line of a stretch that has an end may open new quotes: it is left.
         """
         end = stretch.end if stretch.fate is _Fate.OPEN else stretch.end - 1
         fields = stretch.fields
@@ -392,7 +383,7 @@ class _HeldLines:
         self.seen = self.done
 
     def _may_close(self, start: int, stretch: _Stretch, *, is_last: bool) -> bool:
-        """Return whether a record that begins in a line may end in one that is not there yet."""
+        """Return whether a record that begins in a line may end in a line still to come."""
         return stretch.fate is _Fate.OPEN and not is_last and self._is_small(start, stretch.end)
 
     def _fits_closed(self, stretch: _Stretch, fields: int) -> bool:
@@ -423,7 +414,7 @@ class _HeldLines:
         return offset, self.offset, data
 
     def _separators(self, line: str) -> int:
-        """Count those between the fields of a line that is read alone, closed or not."""
+        """Count the separators of a line that is read alone, closed or not."""
         fields: Sequence[str] = next(self.dialect.reader([line], strict=False), ())
         return max(len(fields) - 1, 0)
 

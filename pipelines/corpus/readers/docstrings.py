@@ -1,7 +1,6 @@
 """Docstrings of the installed Python packages: real prose that every machine has.
 
-The source files are parsed, never imported, on the executors; these must see the same
-environment as the driver.
+Executors parse the source files, and never import them; they must see the driver's environment.
 """
 
 from __future__ import annotations
@@ -49,29 +48,22 @@ _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python source file.
-
-    Attributes:
-        root: The folder that its packages lie in.
-        path: Relative to the root, with forward slashes.
-    """
+    """A Python source file: the folder that its packages lie in, and its path below, with `/`."""
 
     root: str
     path: str
 
     @property
     def package(self) -> str:
-        """Top-level name: what is held out as a whole."""
+        """The top-level name, which is held out as a whole."""
         return self.path.partition("/")[0].removesuffix(".py")
 
 
 @dataclass(frozen=True)
 class Docstring:
-    """A docstring.
+    """A docstring, cleaned by :func:`inspect.cleandoc`.
 
-    Attributes:
-        document: Path of its file and its qualified name, `numpy/lib/x.py::function`.
-        text: As :func:`inspect.cleandoc` has it.
+    `document` is the path of its file and its qualified name, `numpy/lib/x.py::function`.
     """
 
     document: str
@@ -104,7 +96,7 @@ def source_files(roots: Iterable[Path]) -> list[SourceFile]:
 
 
 def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
-    """Return the docstrings of a file, or why there is none. Runs on an executor."""
+    """Return the docstrings of a file, or the reason why there is none. Runs on an executor."""
     parts = file.path.removesuffix(".py").split("/")
     if any(_TEST_PART.fullmatch(part) for part in parts):
         return [], "test code"
@@ -122,7 +114,7 @@ def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
 
 
 def _source(path: Path) -> tuple[bytes, str | None]:
-    """Return what is in a file, or the reason why it is not parsed."""
+    """Return the content of a file, or the reason why it is not parsed."""
     try:
         with open_regular(path) as stored:
             source = stored.read(_LARGEST_SOURCE + 1)
@@ -135,16 +127,10 @@ def _source(path: Path) -> tuple[bytes, str | None]:
 
 
 def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the docstrings of source files. Runs on an executor.
+    """Yield the docstrings of source files (`root`, `path`). Runs on an executor.
 
-    Each file also gives one row of the level `source files`, whose reason says why it gave no
-    docstring; so files are counted in the same pass.
-
-    Args:
-        batches: Columns `root` and `path`.
-
-    Yields:
-        Columns `level`, `document`, `unit` (the package), `text` and `reason`.
+    Each file also gives one row of the level `source files`, whose `reason` says why it gave no
+    docstring; so one pass counts files. `unit` is the package.
     """
     with _fast_parsing():
         for batch in batches:
@@ -227,7 +213,7 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
 
 
 def _source_roots(inputs: Sequence[str]) -> list[Path]:
-    """Return the folders that are given; those that packages lie in, not the packages."""
+    """Return the given folders: those that packages lie in, not the packages."""
     roots = []
     for given in inputs:
         path = Path(given).expanduser()

@@ -1,4 +1,4 @@
-"""Plain text, Markdown and the output of WikiExtractor, and `documents`: all of them, told apart.
+"""Plain text, Markdown and the output of WikiExtractor; `documents` takes and detects all of them.
 
 Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
 """
@@ -51,7 +51,7 @@ _TITLE_END = re.compile(rb'"(?=\s+[\w:]+="|\s*/?>$)')
 def wiki_records(reading: Reading) -> Iterator[Found]:
     """Yield the documents of WikiExtractor's `<doc id= url= title=>` form.
 
-    A document ends with `</doc>`, or where the next one begins. Text that is in none is for the
+    A document ends with `</doc>`, or where the next one begins. Text outside goes to the
     quarantine. Only documents that begin in the range are given, but these to their end.
     """
     encoding, wanted = reading.encoding, reading.wanted
@@ -230,7 +230,7 @@ def _flat_records(
 
 
 def line_records(reading: Reading) -> Iterator[Found]:
-    """Yield a row of a table for each line, blank ones too, in the one column that is wanted.
+    """Yield a row of a table for each line, blank ones too, in the one wanted column.
 
     A byte that is not in the encoding becomes U+FFFD.
     """

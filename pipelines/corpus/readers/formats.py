@@ -1,4 +1,4 @@
-"""What a format is, and what a reader of files of text is given.
+"""Formats, and what a reader of files of text gets.
 
 Adding a format takes a file with a :class:`Format` and a line in :data:`pipelines.catalog.FORMATS`.
 """
@@ -23,32 +23,28 @@ if TYPE_CHECKING:
     from pipelines.settings import CorpusSettings, StorageSettings
 
 HEAD_BYTES = 64 << 10
-"""Of a file, that a :class:`Probe` has at most."""
+"""Most bytes of a file that a :class:`Probe` has."""
 
 
 class NamesDialect(Protocol):
-    """A section of the settings that says how its CSV files are written."""
+    """A section of the settings that describes the CSV dialect of its files."""
 
     @property
     def csv_separator(self) -> str | None:
-        """Between the fields."""
+        """The separator of fields."""
 
     @property
     def csv_escape(self) -> str | None:
-        """Before a quote within quotes."""
+        """The sign before a quote within quotes."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    r"""How the fields of a line of CSV are told apart.
+    r"""The CSV dialect: the separator of fields, and the sign before a quote within quotes.
 
     Spark and MySQL write a quote within quotes as `\"`, and a backslash there as two. RFC 4180
-    doubles the quote. Lines are rewritten before they are parsed, so there is one parser, and what
-    it says of broken quotes holds for every dialect.
-
-    Attributes:
-        separator: Between them.
-        escape: Before a quote, or itself, within quotes; None where a quote is doubled alone.
+    doubles the quote: `escape` is then None. Lines are rewritten before they are parsed, so there
+    is one parser, and its verdict on broken quotes holds for every dialect.
     """
 
     separator: str = ","
@@ -62,8 +58,7 @@ class Dialect:
     def reader(self, lines: Iterable[str], *, strict: bool) -> Any:
         """Return Python's reader over lines with their ends, the first of which begins a record.
 
-        Args:
-            strict: Whether broken quotes are an error.
+        With `strict`, broken quotes are an error.
         """
         return csv.reader(self.rewritten(lines), delimiter=self.separator, strict=strict)
 
@@ -77,7 +72,7 @@ RFC_4180 = Dialect()
 
 @cache
 def _within_quotes(escape: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what matches the inside of quotes, up to the quote that closes them, and escapes."""
+    """Return patterns of the inside of quotes, up to the closing quote, and of escapes."""
     sign = re.escape(escape)
     inside = re.compile(rf'(?:[^"{sign}]+|""|{sign}["{sign}]|{sign}(?!"))*')
     return inside, re.compile(rf'{sign}(["{sign}])')
@@ -113,12 +108,10 @@ def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[st
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns that are wanted.
+    """The names of the wanted columns.
 
-    Attributes:
-        texts: One, two, or three and more where there are hard negatives.
-        key: Of the key that rows are deleted by.
-        scores: Of the scores of positive and negatives.
+    `texts` are one, two, or three and more where there are hard negatives; `scores` are those of
+    the positive and the negatives. Rows are deleted by `key`.
     """
 
     texts: tuple[str, ...]
@@ -130,7 +123,7 @@ class Columns:
 
     @property
     def single(self) -> dict[str, str]:
-        """Those that a raw row has one value of, beside the texts, by the raw row's column."""
+        """The columns with one value in a raw row, beside the texts, by the raw row's column."""
         names = ("title", "score", "group", "key")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
@@ -142,19 +135,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read of every file. It travels to the executors.
+    """The data to read of every file. It travels to the executors.
 
     Attributes:
         format: A name in :data:`pipelines.catalog.FORMATS`.
         columns: Of formats that have some.
         record: Bytes; longer lines and records are passed over.
         piece: Bytes of a piece of a document, about.
-        document: A file of plain text or Markdown of more bytes is several documents: document n
+        document: Bytes; a longer file of plain text or Markdown is several documents: document n
             holds the lines that begin in the n-th so many.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
-        dialect: Of CSV files.
     """
 
     format: str
@@ -170,13 +162,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the first bytes of a file say.
+    """The first bytes of a file, as they are streamed (`head`), and what they show of it.
 
-    Attributes:
-        form: How its records are found.
-        encoding: Of the whole file.
-        head: Its first bytes, as they are streamed.
-        header: The names of the columns, where a first record has them.
+    `header` has the names of the columns where a first record has them.
     """
 
     form: Form
@@ -194,9 +182,8 @@ class Probe:
 class Reading:
     """A range of a file, as a form reads it.
 
-    Attributes:
-        items: The lines from the beginning of the range on, and on after its end.
-        stop: Byte after its last one; None for the end of the file.
+    `items` are the lines from its beginning on, even beyond its end. `stop` is the byte after the
+    last of the range; None for the end of the file.
     """
 
     items: Iterator[Item]
@@ -208,18 +195,18 @@ class Reading:
 
     @property
     def own(self) -> Iterator[Item]:
-        """Without the lines that begin behind the range."""
+        """The lines that begin in the range."""
         return until(self.items, self.stop)
 
 
 Line = tuple[int, int, bytes]
-"""The byte of the file that it begins at, the one after it, and the line with its end."""
+"""The byte of the file that a line begins at, the one after it, and the line with its end."""
 
 
 def filled_lines(
     items: Iterable[Item], encoding: Encoding, blank: bytes = b" \t\r\n"
 ) -> Iterator[Line | Found]:
-    """Yield the lines that are not blank; of what was passed over, a record for the quarantine."""
+    """Yield the lines that are not blank; of a skipped stretch, a record for the quarantine."""
     for item in items:
         if isinstance(item, Skipped):
             yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
@@ -294,12 +281,10 @@ FormOf = Callable[[Location, bytes], Form]
 
 @dataclass(frozen=True)
 class FileNames:
-    """Which files of a folder are of a format.
+    """The names of a format's files: suffixes in lower case, without that of a compression.
 
-    Attributes:
-        suffixes: In lower case, without that of a compression.
-        stem: Whether a name without such a suffix is of the format nevertheless.
-        may_be_packed: Whether a compressed file is one, too.
+    `stem` says whether a name without such a suffix is of the format nevertheless, `may_be_packed`
+    whether compressed files are, too.
     """
 
     suffixes: tuple[str, ...]
@@ -308,7 +293,7 @@ class FileNames:
 
 
 Damaged = Mapping[Location, str]
-"""Files that are damaged where only their readers find it, and how."""
+"""Files that only reading shows to be damaged, and how."""
 ReadFiles = Callable[
     ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location], Damaged], "DataFrame"
 ]
@@ -320,7 +305,7 @@ class Format:
 
     Attributes:
         files: Names of its files; None where inputs are no files.
-        form: Of its files, where tasks of ours read them; None where `read` says all.
+        form: Of its files, where our tasks read them; None where `read` does it all.
         rows: The form in which a record is a row of a table, for `embed`; None where it has none,
             or where Spark reads them.
         splits: Whether several tasks may read a file that is not compressed, by its name and by
@@ -331,15 +316,15 @@ class Format:
         find_damaged: Which files Spark cannot read to their ends, by the columns that are wanted;
             None where our own readers say so of each row.
         load: A table of the session that an input names, for formats whose inputs are tables.
-        fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
-            gives None where no version can be known.
+        fingerprint: A value that changes with the inputs, itself None where no version can be
+            known; None for the sizes and times of the files.
         pin: An input with the version that its table has now, as `load` takes it, so that a job
             reads one version from its beginning to its end; None where tables have none.
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The values of `corpus.pairs` that it can give; None for all.
         unit: What single texts are cut into (:data:`pipelines.corpus.texts.UNITS`).
-        large_units: Whether what is held out as a whole (packages) comes in few and very different
+        large_units: Whether units held out as a whole (packages) are few and of very different
             sizes.
     """
 

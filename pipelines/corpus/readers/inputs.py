@@ -40,7 +40,7 @@ from pipelines.spark.java import valid_text
 
 INPUTS = "corpus.inputs"
 COLUMNS = "columns"
-"""Stands for the files of all formats whose records have columns."""
+"""The kind of file of all formats whose records have columns."""
 
 
 def names_of(kind: str) -> dict[str, FileNames]:
@@ -59,12 +59,12 @@ def suffixes_of(kind: str) -> str:
 
 
 def format_of(file: Location) -> str | None:
-    """Return the format with columns that a file's name tells."""
+    """Return the format with columns that a file's name shows."""
     return next((name for name, files in names_of(COLUMNS).items() if _is_of(file, files)), None)
 
 
 def stamp_of(file: Location) -> list[str | int]:
-    """Return path, size and time of the last change; only the path of a file that went away."""
+    """Return path, size and time of the last change; only the path of a file that is gone."""
     try:
         status = file.stat()
     except OSError:
@@ -82,17 +82,14 @@ def find_files(
 ) -> list[Location]:
     """Return the files that files, folders and globs stand for, absolute, sorted, each once.
 
-    A folder stands for the files in it, at any depth, whose name ends as `kind` has it, and for
-    WikiExtractor's `wiki_00` where that is of the kind. Hidden files and folders are left out.
-
-    Args:
-        kind: A format of files, or :data:`COLUMNS`.
-        follow_links: Whether links in a folder that lead out of it are followed. An input that is
-            a link itself is what the user has named.
+    A folder stands for the files in it, at any depth and not hidden, whose names are of `kind`: a
+    format of files, or :data:`COLUMNS`. WikiExtractor's `wiki_00` counts where it is of the kind.
+    `follow_links` allows links in a folder that lead out of it; an input that is itself a link is
+    always followed.
 
     Raises:
         InputError: Something is missing, matches nothing, cannot be reached, is neither file nor
-            folder, or is a link that is not to be followed.
+            folder, or is a link that must not be followed.
     """
     found: set[Location] = set()
     for given in inputs:
@@ -109,11 +106,7 @@ def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Pat
 
 
 def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
-    """Return the place that a path or an address means, absolute.
-
-    Raises:
-        InputError: It is none.
-    """
+    """Return the absolute place that a path or an address means; refuse one that means none."""
     try:
         place = location(paths.stored_path(given), stores)
     except paths.NotLocalError as error:
@@ -125,11 +118,7 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
-    """Return the path on a file system that a name or a `file:` address means.
-
-    Raises:
-        InputError: It is an address of another kind.
-    """
+    """Return the path on a file system that a name or a `file:` address means; refuse others."""
     try:
         return paths.local_path(given)
     except paths.NotLocalError as error:
@@ -197,7 +186,6 @@ _TITLES = "corpus.title_column"
 
 
 def _text_columns(settings: CorpusSettings) -> tuple[str, tuple[str, ...]]:
-    """Return the setting that names the columns of texts, and these."""
     if settings.pairs == "columns":
         return "corpus.pair_columns", settings.pair_columns
     if settings.pairs == "triplets":
@@ -234,9 +222,7 @@ def nothing_readable(
 ) -> InputError:
     """Return the error for inputs of which no file can be read.
 
-    Args:
-        first: The first file, and why it cannot be read.
-        known: The files whose columns are known, with these.
+    `first` is the first file and its problem; `known` are the files whose columns are known.
     """
     for setting, name in names:
         if known and not any(column_of(name, columns) in columns for _, columns in known):
@@ -249,13 +235,13 @@ def nothing_readable(
 
 
 def column_remedy(setting: str, columns: Iterable[str]) -> str:
-    """Say what to do about a setting that names a column that is not among those that there are."""
+    """Return the remedy for a setting that names a column which is not there."""
     there = has_columns(columns, setting.partition(".")[0])
     return f"{there}, or null where documents have none" if setting == _TITLES else there
 
 
 def has_columns(columns: Iterable[str], section: str) -> str:
-    """Name the columns that there are, and the setting where a header was not cut, for a remedy."""
+    """List the columns, for a remedy; name the separator where a header was not cut."""
     names = list(columns)
     # One with signs that mislead the eye stands in quotes.
     listed = ", ".join(
@@ -297,14 +283,10 @@ def text_of(name: str, columns: Collection[str]) -> Column:
 
 
 def number_in(text: str, kind: str = "double") -> str:
-    """Return the SQL that reads a column of texts as numbers; null for what is none.
+    """Return the SQL that reads a column (or SQL expression) of texts as numbers; null for others.
 
     `true` and `false` are 1 and 0, in any case: Parquet and JSON have booleans, and programs write
-    them to CSV in their own way.
-
-    Args:
-        text: Name of the column, or of what SQL calls it.
-        kind: Of the numbers.
+    them to CSV in various ways.
     """
     number = f"case lower(trim({text})) when 'true' then '1' when 'false' then '0' else {text} end"
     return f"try_cast({number} as {kind})"

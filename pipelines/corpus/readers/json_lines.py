@@ -28,7 +28,7 @@ _KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
 
 
 def json_records(reading: Reading) -> Iterator[Found]:
-    """Yield a record a line; one that is no object with plain values in its columns is not read."""
+    """Yield a record a line; quarantine lines that are no object or lack a wanted plain value."""
     for found in text_lines(reading):
         yield _json_record(*found, reading) if isinstance(found, tuple) else found
 
@@ -46,11 +46,7 @@ def _json_record(line: Line, text: str, reading: Reading) -> Record:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the object that a line of JSON is.
-
-    Raises:
-        ValueError: Its message is the reason for the quarantine.
-    """
+    """Return the object in a line of JSON; a `ValueError` has the reason for the quarantine."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,10 +59,8 @@ def parse_object(text: str) -> dict[str, Any]:
 def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
     """Return a column, or an element of a column of lists, as text.
 
-    Null is None, and so is what is behind the end of a list.
-
-    Raises:
-        ValueError: It is not there, or holds several values.
+    Null is None, and so is an element behind the end of a list. A column that is missing or holds
+    several values raises a `ValueError` with the reason for the quarantine.
     """
     column, place = element_of(name, fields) or (name, None)
     if column not in fields:
@@ -89,7 +83,7 @@ def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def shown_columns(probed: Probe) -> tuple[str, ...] | None:
-    """Return the names in the objects of the first bytes."""
+    """Return the names in the objects of the first bytes; None if no whole line is there."""
     # Of a longer file the last line is cut off, and perhaps the only one.
     seen = probed.head if probed.is_whole else probed.head[: max(last_line_end(probed.head), 0)]
     lines = [line for line in seen.splitlines() if line.strip()]

@@ -42,14 +42,11 @@ _NO_TYPE = str(pa.null())
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """What the footer of a Parquet file says.
+    """The footer of a Parquet file.
 
-    Attributes:
-        nested: Columns that hold lists, maps or structs.
-        lists: Columns of lists of plain values, or without any value.
-        rows: How many; 1 where the footer is not readable.
-        problem: Why it cannot be read, if so.
-        names: Of all columns, as often as they are there.
+    `nested` columns hold lists, maps or structs; `lists` are columns of lists of plain values, or
+    without any value. `names` are those of all columns, as often as they are there. `problem` says
+    why the file cannot be read, if so; `rows` is 1 where the footer is not readable.
     """
 
     path: Location
@@ -81,10 +78,9 @@ class ParquetFile:
 
 
 def same_for_spark(column: str, names: Iterable[str]) -> str | None:
-    """Name the columns of which Spark cannot tell one, since it takes capitals for small letters.
+    """Name the columns that are one to Spark, which ignores case; None where there is one.
 
-    Args:
-        names: Of all columns of a file, as often as they are there.
+    `names` are those of all columns of a file, as often as they are there.
     """
     alike = [name for name in names if name.lower() == column.lower()]
     if len({*alike}) > 1:
@@ -131,11 +127,8 @@ def _parquet_rows(
 ) -> DataFrame:
     """Read files together only where the types of the wanted columns are equal.
 
-    A file that is damaged or has other columns is a row for the quarantine. See
-    :attr:`.formats.Format.read_files`.
-
-    Raises:
-        InputError: No file can be read.
+    A file that is damaged or has other columns is a row for the quarantine. Where no file can be
+    read, an `InputError` says so. See :attr:`.formats.Format.read_files`.
     """
     names = named_columns(settings)
     wanted = [name for _, name in names]
@@ -172,13 +165,10 @@ def _parquet_rows(
 def find_damaged(
     session: SparkSession, files: Sequence[Location], columns: Sequence[str]
 ) -> dict[Location, str]:
-    """Read files once more, each for itself, to tell which of them are damaged, and how.
+    """Return which files are damaged, and how, from reading each once more by itself.
 
-    Spark's own error names no file.
-
-    Args:
-        files: Parquet files; those whose footers cannot be read are left out.
-        columns: That are wanted; those that a file lacks are left out.
+    Spark's own error names no file. Files whose footers cannot be read, and wanted columns that a
+    file lacks, are left out.
     """
     work = partial(_damages, columns=tuple(columns))
     tasks = slices(list(enumerate(files)), 4 * default_parallelism(session))

@@ -1,6 +1,6 @@
-"""What a task reads: ranges of files, each of them by its form and encoding, as raw rows.
+"""The work of a task: ranges of files, each read by its form and encoding, as raw rows.
 
-Runs on executors, but for :func:`probe`, which the driver asks too.
+Runs on executors, but for :func:`probe`, which the driver calls too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pipelines.corpus.readers.streams import (
 from pipelines.files.locations import Location, is_compressed, location
 
 FileRange: TypeAlias = tuple[str, int, int | None]
-"""A split: the address of a file, whose records that begin at the first byte or after and before
-the last one (None: to its end) are meant."""
+"""A split: the address of a file, the first byte that its records may begin at, and the byte after
+the last one (None: the end of the file)."""
 
 _SAMPLE_BYTES = 1 << 20
 _SAMPLES = 16
@@ -41,8 +41,7 @@ _SAMPLES = 16
 def probe(file: Location, wanted: Wanted) -> Probe:
     """Look at the first bytes of a file, and for its encoding at some more of it.
 
-    Raises:
-        UnreadableError: It cannot be read, or it is no text.
+    A file that cannot be read, or is no text, raises an :class:`.streams.UnreadableError`.
     """
     sample = list(_sample(file))
     try:
@@ -90,8 +89,7 @@ def read_tasks(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Itera
 def read_splits(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the raw rows of splits, in batches of :data:`.rows.ROW_SCHEMA`. Runs on an executor.
 
-    Args:
-        splits: In the order of their rows. What cannot be read of them is a row too.
+    Rows keep the order of the splits. Unreadable places are rows too.
     """
     return row_batches(
         row
@@ -103,11 +101,9 @@ def read_splits(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[pa.R
 
 
 def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
-    """Yield the records of a split. What cannot be read is a record too, never an error.
+    """Yield the records of a split, of a file of any encoding and compression.
 
-    Args:
-        file: Of any encoding and compression.
-        stop: Byte after its last one; None for the end of the file.
+    Unreadable places are records too, never an error. `stop` None is the end of the file.
     """
     try:
         probed = probe(file, wanted)
@@ -138,7 +134,7 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
 
 
 def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
-    """Say which wanted column is not there, or is there twice; None where each is there once."""
+    """Name a wanted column that is missing or there twice; None where each is there once."""
     for name in names:
         count = columns.count(name)
         if count != 1:
@@ -190,18 +186,16 @@ _TASK_BYTES = 48 << 20
 _MIN_TASK_BYTES = 4 << 20
 _TASKS_PER_CORE = 3
 _UNPACKED = 4
-"""Bytes of text in a packed byte, about."""
+"""Bytes of text in a compressed byte, about."""
 _FILE_BYTES = 64 << 10
-"""What opening a file costs, in bytes that could be read in that time, about."""
+"""The cost of opening a file, as bytes that could be read in that time, about."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The records of a file that begin in a range of bytes.
+    """The records of a file that begin in a range of bytes, of about `size` bytes of text.
 
-    Attributes:
-        stop: Byte after the last one; None for the end of the file.
-        size: Bytes of text in it, about.
+    `stop` is the byte after the range; None for the end of the file.
     """
 
     file: str
@@ -211,10 +205,9 @@ class Split:
 
 
 def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
-    """Yield the splits of a file, which need not be there any more.
+    """Yield the splits of a file, which may be gone by now.
 
-    Args:
-        multiline: Whether a quoted field of a CSV file may hold line ends.
+    `multiline` says whether a quoted field of a CSV file may hold line ends.
     """
     try:
         size = file.stat().st_size
@@ -233,9 +226,9 @@ def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator
 
 
 def pack(splits: Sequence[Split], cores: int) -> list[list[Split]]:
-    """Deal splits to tasks, in their order, so that a task has enough to do and none too much.
+    """Deal splits to tasks, in their order, so that each task has enough to do and none too much.
 
-    There are as many tasks as cores at least, where there are so many splits.
+    There are at least as many tasks as cores, if there are so many splits.
     """
     sizes = [split.size + _FILE_BYTES for split in splits]
     total = sum(sizes)

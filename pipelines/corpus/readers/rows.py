@@ -1,8 +1,7 @@
 """The raw row that every format gives, Arrow batches of it, and documents as pieces.
 
-A document that is longer than a piece may be is cut where a paragraph or a line ends; where the
-stream was cut into chunks changes nothing. Runs on executors, over the items of
-:mod:`pipelines.corpus.readers.streams`.
+A document longer than a piece is cut where a paragraph or a line ends, wherever the stream was cut
+into chunks. Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ ROW_SCHEMA = pa.schema(
 )
 """Every column of a raw row.
 
-- `file`, `offset`: where it begins, in bytes of the unpacked file; null for what Spark reads (but
-  for the name of a Parquet file that cannot be read).
+- `file`, `offset`: where it begins, in bytes of the decompressed file; null for what Spark reads
+  (but for the name of a Parquet file that cannot be read).
 - `document`: `<file>#<offset>` of the document that a piece belongs to, and `place`, the number
   of the piece in it, from 0; null for records.
 - `title`, `text_0`, `text_1`, `negatives`, `score`, `candidate_scores` (of `text_1` and the
@@ -55,7 +54,7 @@ ROW_SCHEMA = pa.schema(
 - `reason`: why a row of another level than `rows` gives nothing.
 - `quarantined`: why it could not be read; `text_0` is then its first characters.
 - `rows`: 1, or how many rows a Parquet file that cannot be read has.
-- `bytes`: unpacked bytes that the row stands for; they sum up to what was read.
+- `bytes`: decompressed bytes that the row stands for; they sum up to all bytes read.
 - `level`: a level of :mod:`pipelines.corpus.funnel`.
 - `input`: address of the file that Spark read it from, where files are read one by one (see
   :func:`file_of`); null where `file` says it, and for tables.
@@ -68,7 +67,7 @@ ROW_TYPES = {
 }
 """The types of the columns as Spark names them."""
 ROW_DDL = ", ".join(f"`{name}` {kind}" for name, kind in ROW_TYPES.items())
-"""The schema as Spark has it."""
+"""The schema in Spark's DDL."""
 
 # Texts that have a column of their own.
 _SINGLE = 2
@@ -81,12 +80,10 @@ class Record:
     """A record or a piece of a document. Columns are as they were read.
 
     Attributes:
-        offset: Byte of the unpacked file that it begins at.
+        offset: Byte of the decompressed file that it begins at.
         end: Byte after its last one.
-        texts: One, two, or three and more: behind the second come hard negatives. A null is as
-            good as a text here.
-        document: Byte that its document begins at.
-        place: Number of the piece in its document.
+        texts: One, two, or three and more: behind the second come hard negatives. A null counts.
+        document: Byte that its document begins at, of which it is piece number `place`.
         quarantined: Why it could not be read.
         scores: Of the second text and those behind it.
     """
@@ -105,7 +102,7 @@ class Record:
 
 
 Found = Record | int
-"""What a reader of a format gives: a record, or the byte after some that belong to none (a
+"""The output of a reader of a format: a record, or the byte after some that belong to none (a
 header, blank lines)."""
 
 
@@ -118,8 +115,7 @@ def quarantined_record(offset: int, end: int, data: bytes, codec: str, reason: s
 def row_batches(rows: Iterable[tuple[str, Record, int]]) -> Iterator[pa.RecordBatch]:
     """Yield batches of :data:`ROW_SCHEMA`, of some thousand rows and some MB each.
 
-    Args:
-        rows: The file, the record and the bytes that it stands for.
+    `rows` hold the file, the record and the bytes that it stands for.
     """
     held: list[tuple[str, Record, int]] = []
     characters = 0
@@ -162,12 +158,12 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
 
 
 def _clean(texts: Iterable[str | None]) -> list[str | None]:
-    """Take NUL out, which ends a string in too many places."""
+    """Remove NUL, which ends a string in too many places."""
     return [text.replace("\0", "") if text is not None and "\0" in text else text for text in texts]
 
 
 def file_of(address: str) -> str:
-    """Return the path that is meant by the address of a file, as Spark writes it."""
+    """Return the path of a file from its address as Spark writes it."""
     found = urlsplit(address)
     is_path = found.scheme == "file" or address.startswith(_VOLUMES)
     return unquote(found.path) if is_path else address
@@ -181,11 +177,11 @@ _LONGEST_TITLE = 1000
 
 Text = bytes | bytearray
 Cut = Callable[[Text, int], int]
-"""Where a piece of at most so many bytes ends in longer text."""
+"""Returns where a piece of about so many bytes ends in longer text."""
 
 
 def known_title(title: str | None) -> str | None:
-    """Return the title, or None for a long one: every piece repeats it, and outgrows its text."""
+    """Return the title, or None for a long one: repeated in each piece, it would outgrow text."""
     return None if title is not None and len(title) > _LONGEST_TITLE else title
 
 
@@ -213,7 +209,7 @@ class Document:
 
     Attributes:
         offset: Byte that it begins at; None for text that is in no document.
-        position: Byte that the text which is held begins at.
+        position: Byte that the held text begins at.
         piece: Bytes of a piece, at most.
         title: Of the piece that is held.
         held: Text that has not left yet; a bytearray takes and loses some without moving the rest.
@@ -245,11 +241,11 @@ class Document:
         return data
 
     def end_piece(self) -> list[Found]:
-        """Return what is held."""
+        """Return the held text as a piece."""
         return self._leave(self._taken(len(self.held))) if self.held else []
 
     def close(self) -> list[Found]:
-        """Return what is held; a document that has no text at all is a row nevertheless."""
+        """Return the last piece; a document without any text is a row nevertheless."""
         found = self.end_piece()
         if self.offset is not None and not self.place:
             found.append(self._piece(self.position, ""))
@@ -277,7 +273,7 @@ class Document:
 
 
 def lose(document: Document | None, item: Skipped, encoding: Encoding) -> Iterator[Found]:
-    """Yield what the document holds, and what was passed over after it."""
+    """Yield the held text of the document, and the stretch that was skipped after it."""
     if document is not None:
         yield from document.end_piece()
         document.position = item.end

@@ -1,7 +1,7 @@
 """The inputs of any format as a Spark DataFrame of raw rows of one shape; runs on the driver.
 
-Files of text are read by Python on the executors, a range of a file or several files a task
-(:mod:`.readers.ranges`); Parquet and tables by Spark (:mod:`.readers.parquet`,
+Python reads files of text on the executors, a range of a file or several files a task
+(:mod:`.readers.ranges`). Spark reads Parquet and tables (:mod:`.readers.parquet`,
 :mod:`.readers.tables`).
 """
 
@@ -73,7 +73,7 @@ def read_rows(
 ) -> DataFrame:
     """Return the raw rows of `corpus.inputs`; see :data:`.rows.ROW_SCHEMA`.
 
-    Only first bytes and footers are read yet. What cannot be read later is a row with its reason
+    It reads only first bytes and footers. Data that cannot be read later is a row with its reason
     in `quarantined`.
 
     Raises:
@@ -90,11 +90,7 @@ def read_rows(
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuse settings that do not fit the format.
-
-    Raises:
-        InputError: Names the setting.
-    """
+    """Refuse settings that do not fit the format; the error names the setting."""
     if settings.score_column is not None and settings.pairs != "columns":
         raise InputError(
             "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
@@ -122,15 +118,10 @@ def read_files(
     stores: StorageSettings = DEFAULT_STORES,
     damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
-    """Return the raw rows of some files of a format of files.
+    """Return the raw rows of the files `read`, of a format of files.
 
-    Args:
-        files: All inputs: one of them can be read.
-        read: Those whose rows are wanted.
-        damaged: Those that cannot be read to their ends, which go to the quarantine.
-
-    Raises:
-        InputError: No file can be read.
+    Of `files`, all inputs, at least one must be readable, or an `InputError` says so. The `damaged`
+    ones, which cannot be read to their ends, go to the quarantine.
     """
     known: Format = FORMATS.load(settings.format)
     if known.read_files is not None:
@@ -153,13 +144,9 @@ def without_damaged(
     files: Sequence[Location],
     act: Callable[[Damaged], Result],
 ) -> Result:
-    """Have Spark read files, and where it cannot, once more without those that are damaged.
+    """Have Spark read files with `act`; where it cannot, once more without those that are damaged.
 
-    Args:
-        act: Reads them, given those that are damaged.
-
-    Raises:
-        PySparkException: Spark failed for another reason.
+    Errors of Spark that have another reason pass.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -181,14 +168,7 @@ def without_damaged(
 def damage_named(
     session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
 ) -> Iterator[None]:
-    """Name the file, where Spark cannot read one in the block.
-
-    Args:
-        files: Of which those of Parquet are looked at.
-
-    Raises:
-        InputError: A file is damaged.
-    """
+    """Name the damaged Parquet file in an `InputError` where Spark cannot read one in the block."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -209,7 +189,7 @@ def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> D
 def planned_splits(
     session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
 ) -> list[list[FileRange]]:
-    """Return the splits of files of a format, in their order: those that each task reads."""
+    """Return the splits of files of a format, in their order: a list for each task."""
     splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
     tasks = pack(splits, default_parallelism(session))
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
@@ -217,11 +197,7 @@ def planned_splits(
 
 
 def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names) -> None:
-    """Look at first bytes until one file can be read.
-
-    Raises:
-        InputError: None can.
-    """
+    """Look at first bytes until one file can be read; refuse inputs of which none can."""
     first: tuple[Location, str] | None = None
     known: list[tuple[Location, Sequence[str]]] = []
     for file in files:
@@ -263,13 +239,9 @@ def texts_of(
 ) -> DataFrame:
     """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
-    Args:
-        session: Reads the files that are not Parquet once, to be sure that all of them can be.
-        columns: Those that a file has are taken; it has one at least.
-        key: The setting of the inputs; that of the columns is `<key>_columns`.
-
-    Raises:
-        InputError: Something of it cannot be read.
+    Other files than Parquet are read once more first; an `InputError` names what cannot be read. A
+    file may lack some of `columns`, not all. `key` is the setting of the inputs, and
+    `<key>_columns` that of columns.
     """
     texts = [
         frame
@@ -319,8 +291,7 @@ def columns_in(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the format of a file and its columns, in CSV and JSON of its first row.
 
-    Raises:
-        InputError: It says no format, or cannot be read.
+    A file whose name shows no format, or that cannot be read, is an `InputError`.
     """
     kind = format_of(file)
     if kind is None:
@@ -343,12 +314,10 @@ def columns_in(
 def input_fingerprint(
     settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
 ) -> dict[str, Any] | None:
-    """Return what changes when the inputs do, as JSON: stamps of files, versions of tables.
+    """Return a value in JSON that changes with the inputs: stamps of files, versions of tables.
 
-    None where no version can be known, of tables that have a name only.
-
-    Raises:
-        InputError: An input is not there.
+    None where no version can be known: for tables that have a name only. A missing input is an
+    `InputError`.
     """
 
     def stamps(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[list[str | int]]:

@@ -1,9 +1,9 @@
 """Files of text as bytes: their encodings, how they are found and opened, and their whole lines.
 
-Runs on executors; on the driver only for the first bytes of a file. UTF-8 is the rule for an
-encoding, decided once a file from a sample of its bytes. A byte order mark decides for itself; a
-sample that is not UTF-8 by more than a stray byte is judged by charset-normalizer
-(https://charset-normalizer.readthedocs.io). Bytes are unpacked and cut in bounded memory.
+Runs on executors; the driver reads only the first bytes of a file. A sample of its bytes decides
+the encoding of a file, once. A byte order mark decides for itself; a sample that is UTF-8 but for a
+stray byte is UTF-8; charset-normalizer (https://charset-normalizer.readthedocs.io) judges the rest.
+Bytes are decompressed and cut in bounded memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipelines.files.locations import Location, as_local, is_within
 from pipelines.files.stores import first_line
 
 Width = Callable[[bytes], int]
-"""Bytes that a stretch of the stream takes in the file; see :class:`Encoding`."""
+"""The bytes of the file for a stretch of the stream; see :class:`Encoding`."""
 
 
 class BinaryError(ValueError):
@@ -57,12 +57,9 @@ class Encoding:
     """An encoding, and how a file in it is streamed.
 
     Encodings that extend ASCII are streamed as they are. The wide ones (UTF-16 and UTF-32) are
-    streamed as UTF-8, so that a line end is a byte in every stream.
-
-    Attributes:
-        name: As Python's codecs have it.
-        mark: Bytes of the byte order mark.
-        width: Bytes of the file for a stretch of the stream; it may begin and end anywhere.
+    streamed as UTF-8, so that a line end is a byte in every stream. `name` is that of Python's
+    codec, `mark` the length of the byte order mark. `width` gives the bytes of the file for a
+    stretch of the stream, which may begin and end anywhere.
     """
 
     name: str
@@ -71,17 +68,17 @@ class Encoding:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the stream is not the file's own bytes."""
+        """Whether the stream differs from the file's bytes."""
         return self.width is not len
 
     @property
     def codec(self) -> str:
-        """What decodes the stream."""
+        """The codec that decodes the stream."""
         return "utf-8" if self.is_wide else self.name
 
     @property
     def label(self) -> str:
-        """The name for people: `UTF-8`, `cp1252`."""
+        """The name to display: `UTF-8`, `cp1252`."""
         return self.name.upper() if self.name.startswith("utf") else self.name
 
 
@@ -98,8 +95,8 @@ _CANDIDATES = [
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp932", "euc_jp", "cp949", "gb18030", "big5",
     "cp1253", "cp1254", "cp1255", "cp1256", "cp874",
 ]  # fmt: skip
-"""The encodings that text on the Web is in; supersets where there are some (whatwg.org/encoding).
-Among all that exist, short samples find a rare one too easily."""
+"""The encodings of text on the Web; supersets where there are some (whatwg.org/encoding). Among all
+encodings, a short sample matches a rare one too easily."""
 
 _MAGIC = (
     b"PAR1", b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\x03\x04",
@@ -119,13 +116,9 @@ _SIGN_IN_WORD = re.compile(r"[^\W\d_][\u00b9\u00b3\u00bf\u00a3\u00a5\u00bc\u00be
 
 
 def find_encoding(sample: Sequence[bytes]) -> Encoding:
-    """Return the encoding of a file.
+    """Return the encoding of a file from stretches of it, the first from its beginning.
 
-    Args:
-        sample: Stretches of the file, the first from its beginning.
-
-    Raises:
-        BinaryError: The file holds no text.
+    A file that holds no text raises a :class:`BinaryError`.
     """
     head = sample[0] if sample else b""
     marked = next((kind for mark, kind in _MARKS.items() if head.startswith(mark)), None)
@@ -148,7 +141,7 @@ def _controls(data: bytes) -> int:
 
 
 def _unmarked_wide(head: bytes) -> Encoding:
-    """Tell the two UTF-16 apart: Western text has a NUL in every other byte."""
+    """Tell UTF-16-LE from UTF-16-BE: Western text has a NUL in every other byte."""
     even, odd = head[::2].count(0), head[1::2].count(0)
     if min(even, odd) > 0.1 * max(even, odd):
         raise BinaryError
@@ -159,7 +152,7 @@ def _unmarked_wide(head: bytes) -> Encoding:
 
 
 def is_mostly_utf8(sample: Iterable[bytes]) -> bool:
-    """Return whether what is not UTF-8 in a sample is a stray byte, or less than what is.
+    """Return whether at most one byte is not UTF-8, or no more than there are non-ASCII characters.
 
     The sample may begin and end in the middle of a character.
     """
@@ -217,8 +210,8 @@ def _judged_lines(lines: Sequence[bytes]) -> str | None:
 def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
     """Yield the stream of a wide file: its chunks, without the mark, as UTF-8.
 
-    Half a surrogate pair and a rest that is no character pass as bytes that are not UTF-8, and
-    what UTF-32 does not know as U+FFFD.
+    Half a surrogate pair and an incomplete last character become bytes that are not UTF-8; what
+    UTF-32 does not know becomes U+FFFD.
     """
     errors = "surrogatepass" if encoding.width is _utf16_width else "replace"
     decoder = codecs.getincrementaldecoder(encoding.name)(errors)
@@ -230,11 +223,7 @@ def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
 
 
 def exists(path: Location, key: str) -> bool:
-    """Return whether there is such a file or folder.
-
-    Raises:
-        InputError: Its store cannot be asked.
-    """
+    """Return whether there is such a file or folder; refuse a store that cannot be reached."""
     try:
         return path.exists()
     except OSError as error:
@@ -246,11 +235,9 @@ def exists(path: Location, key: str) -> bool:
 
 @dataclass(frozen=True)
 class Links:
-    """What becomes of links in a folder of inputs.
+    """The policy for links in a folder of inputs, or in the part of a glob without wildcards.
 
-    Attributes:
-        root: The folder, or the part of a glob without wildcards.
-        follow: Whether those that lead out of it are followed.
+    `follow` says whether links that lead out of it are followed.
     """
 
     root: Location
@@ -259,15 +246,10 @@ class Links:
 
     @cached_property
     def _real_root(self) -> Location:
-        """Resolve the root, once."""
         return self.root.resolve()
 
     def check(self, path: Location) -> None:
-        """Refuse a place that links lead to out of the folder.
-
-        Raises:
-            InputError: Names the setting that allows it.
-        """
+        """Refuse a path that links lead to out of the folder; the error names `follow_links`."""
         real = path.resolve()
         if not self.follow and not is_within(real, self._real_root):
             section = self.key.partition(".")[0]
@@ -279,11 +261,7 @@ class Links:
 
 
 def check_regular(path: Location, key: str) -> None:
-    """Refuse what is neither file nor folder: to open it may wait for ever.
-
-    Raises:
-        InputError: It is a pipe, a socket or a device.
-    """
+    """Refuse pipes, sockets and devices with an `InputError`: opening one may block for ever."""
     local = as_local(path)
     if local is None:
         return
@@ -299,10 +277,9 @@ def check_regular(path: Location, key: str) -> None:
 
 
 def open_regular(path: Location) -> IO[bytes]:
-    """Open a file to read it, and never wait for what has become a pipe since it was found.
+    """Open a regular file to read it, or raise an `OSError`.
 
-    Raises:
-        OSError: It is no regular file, or cannot be opened.
+    It never blocks on a file that has become a pipe since it was found.
     """
     local = as_local(path)
     if local is None:
@@ -321,14 +298,10 @@ def _without_waiting(name: str, flags: int) -> int:
 def files_below(
     folder: Location, is_hidden: Callable[[str], bool], links: Links | None = None
 ) -> Iterator[Location]:
-    """Yield the files at any depth, but for hidden ones and those in hidden folders.
+    """Yield the files at any depth, except hidden ones and those in hidden folders.
 
-    Args:
-        folder: On a file system or in a store.
-        links: What becomes of links to folders; None: they are passed over.
-
-    Raises:
-        InputError: A folder is a link that is not to be followed.
+    Without `links`, links to folders are passed over; with them, one that must not be followed is
+    refused.
     """
     local = as_local(folder)
     if local is None:
@@ -351,14 +324,14 @@ def files_below(
 
 
 def sort_key(path: Location) -> tuple[bool, tuple[str, ...]]:
-    """Order files by the parts of their paths, those of file systems first."""
+    """Return a key that orders files by the parts of their paths, file systems before stores."""
     return as_local(path) is None, path.parts
 
 
 CHUNK = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 EXCERPT = 200
-"""Characters that are kept of what cannot be read."""
+"""Characters kept of unreadable data."""
 
 # Packed bytes that are read at once.
 _FEED = 1 << 14
@@ -377,13 +350,10 @@ _NEAR = 256
 
 
 class _InSmallPieces:
-    """A decompressor that gives all of what it was fed at once, fed little by little.
+    """A wrapper that feeds decompressors without an output limit `piece` bytes at a time.
 
-    Has the interface of :class:`bz2.BZ2Decompressor`.
-
-    Args:
-        inner: Has `decompress`, `eof` and `unused_data`.
-        piece: Bytes that it is fed at once.
+    `inner` has `decompress`, `eof` and `unused_data`; the wrapper has the interface of
+    :class:`bz2.BZ2Decompressor`.
     """
 
     def __init__(self, inner: Any, piece: int) -> None:
@@ -393,21 +363,18 @@ class _InSmallPieces:
 
     @property
     def eof(self) -> bool:
-        """Whether its end has been reached."""
         return bool(self._inner.eof)
 
     @property
     def needs_input(self) -> bool:
-        """Whether it has nothing left to be fed."""
         return not self._rest
 
     @property
     def unused_data(self) -> bytes:
-        """What was found behind the end."""
         return bytes(self._inner.unused_data) + self._rest
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return `max_length` bytes, as long as there are some, and a piece more at most."""
+        """Return up to `max_length` bytes, and the rest of the last piece beyond them."""
         data = self._rest + data
         found = bytearray()
         place = 0
@@ -431,7 +398,7 @@ _DAMAGE = (zlib.error, OSError, lzma.LZMAError, EOFError, zstandard.ZstdError)
 
 
 class UnreadableError(Exception):
-    """A file, or what is left of it, cannot be read; the reason is for the quarantine."""
+    """A file, or the rest of it, cannot be read; the reason is for the quarantine."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -448,19 +415,14 @@ def may_pass(reason: str) -> bool:
 
 
 class WrongFileError(UnreadableError):
-    """What is in a file does not fit what is wanted of it."""
+    """The content of a file does not fit the settings."""
 
 
 def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """Yield the unpacked bytes of a file, in chunks of a few megabytes at most.
+    """Yield the bytes of a file, decompressed by its suffix, in chunks of a few megabytes at most.
 
-    Args:
-        file: Unpacked as its name says.
-        start: Byte to begin at; 0 for compressed files.
-        size: Bytes that are read at once of a file that is not compressed.
-
-    Raises:
-        UnreadableError: At the place up to which it can be read.
+    `start` is the byte to begin at, 0 for compressed files; `size` is the bytes per read of others.
+    At the place up to which it can be read, an :class:`UnreadableError` is raised.
     """
     new_decompressor = DECOMPRESSORS.get(file.suffix.lower())
     try:
@@ -525,11 +487,10 @@ def _unpacked(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Whole lines, each with its line end but perhaps for the last of the file.
+    """Whole lines with their line ends, which the last line of a file may lack.
 
-    Attributes:
-        offset: Byte in the unpacked file.
-        data: Not empty; of the stream of the encoding.
+    `data`, never empty, is of the stream of the encoding; `offset` is a byte of the decompressed
+    file.
     """
 
     offset: int
@@ -538,12 +499,9 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was passed over: a line that is too long, or the rest of a damaged file.
+    """A stretch that was passed over: a line that is too long, or the rest of a damaged file.
 
-    Attributes:
-        offset: Byte in the unpacked file.
-        end: Byte after the last one that was seen.
-        data: The beginning of it.
+    It goes from byte `offset` of the decompressed file up to `end`; `data` is its beginning.
     """
 
     offset: int
@@ -576,7 +534,7 @@ def line_end(data: bytes | bytearray, start: int = 0) -> int:
 
 
 def last_line_end(data: bytes) -> int:
-    """Return the index after the last line end; -1 as :func:`line_end` has it."""
+    """Return the index after the last line end; -1 as in :func:`line_end`."""
     return max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1 or -1
 
 
@@ -590,11 +548,9 @@ def whole_lines(
 ) -> Iterator[Item]:
     """Cut a stream into stretches of whole lines, in order and without gaps.
 
-    Args:
-        chunks: Of the stream; at :class:`UnreadableError` the last item says why.
-        offset: Byte of the file that the stream begins at.
-        most: Bytes; a longer line is passed over and never held as a whole.
-        is_inside: The stream begins inside a line, which is left out.
+    The stream begins at byte `offset` of the file; with `is_inside`, inside a line, which is left
+    out. A line of more than `most` bytes is passed over and never held as a whole. Where `chunks`
+    raises :class:`UnreadableError`, the last item carries the reason.
     """
     # The beginning of a line: all of it, or, of one that is passed over, a CR at most.
     rest = b""
@@ -635,7 +591,7 @@ def whole_lines(
 
 
 def _first_line_is_longer(data: bytes, before: int, most: int) -> bool:
-    """Return whether it surely is; only one that began `before` this chunk can be."""
+    """Return whether the first line surely exceeds `most`; `before` bytes of it came earlier."""
     if len(data) <= most:
         return False
     end = line_end(data, max(before - 1, 0))
@@ -657,7 +613,10 @@ def _size(most: int) -> str:
 
 
 def until(items: Iterable[Item], stop: int | None) -> Iterator[Item]:
-    """Yield the items without the lines that begin at byte `stop` or after; the width is 1."""
+    """Yield the items without the lines that begin at byte `stop` or after.
+
+    Only for encodings whose stream is the file (width 1).
+    """
     for item in items:
         if stop is not None and isinstance(item, Lines):
             if item.offset >= stop:

@@ -1,4 +1,4 @@
-"""Delta and Iceberg, and tables by name: these are read by Spark."""
+"""Delta and Iceberg tables, and tables by name, all read by Spark."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ def _read_tables(
     settings: CorpusSettings,
     load: Callable[[SparkSession, str], DataFrame],
 ) -> DataFrame:
-    """Return the rows of tables one below the other.
-
-    Raises:
-        InputError: A table or a column is not there, or a column holds no plain values.
-    """
+    """Return the rows of tables one below the other; refuse a missing or unfit table or column."""
     if not settings.inputs:
         raise InputError(INPUTS, "it is empty", "name tables")
     frames = []
@@ -79,14 +75,9 @@ def load_table(
     remedy: str | None = None,
     version: str | None = None,
 ) -> DataFrame:
-    """Return a table or view of the session.
+    """Return a table or view of the session, in a version or snapshot, by default the newest.
 
-    Args:
-        remedy: Where there is none of that name.
-        version: Or snapshot; the newest one unless given.
-
-    Raises:
-        InputError: There is none of that name.
+    If there is none of that name, an `InputError` has the `remedy`.
     """
     try:
         return _table(session, name, version)
@@ -97,7 +88,7 @@ def load_table(
 
 
 def _table(session: SparkSession, name: str, version: str | None) -> DataFrame:
-    """Return a table in a version; the reader's options are passed over where a table has none."""
+    """Return a table in a version: in SQL, since a reader's option is ignored where it has none."""
     if version is None:
         return session.table(name)
     return session.sql(f"select * from {name} version as of {version}")
@@ -113,8 +104,7 @@ def load_iceberg(session: SparkSession, name: str) -> DataFrame:
 def load_delta(session: SparkSession, given: str) -> DataFrame:
     """Return a Delta table, by a folder that Spark can reach or a name; with `@v12`, a version.
 
-    Raises:
-        InputError: There is none, or the cluster lacks Delta.
+    An `InputError` says whether there is none, or the cluster lacks Delta.
     """
     table, version = table_and_version(given)
     path = delta_folder(table)
@@ -163,7 +153,7 @@ def _pin_delta(session: SparkSession | None, given: str) -> str:
 
 
 def _pin_iceberg(session: SparkSession, given: str) -> str:
-    """Name the snapshot that is a table's current one."""
+    """Name a table's current snapshot."""
     table, snapshot = table_and_version(given)
     if snapshot is not None:
         return given
