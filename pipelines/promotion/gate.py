@@ -174,12 +174,9 @@ def judge(
 ) -> list[Judgement]:
     """Compare a new model with the model in service, or the first one with its start.
 
-    Args:
-        metrics: From :func:`compared_metrics`.
-        figures: Of the new model.
-        served: Of the model in service, on the same texts; None where there is none.
-        intervals: Intervals of the differences, by evaluation and metric, where known.
-        start: Of the start of the training, for the first model.
+    ``metrics`` are from :func:`compared_metrics`. ``served`` figures are on the same texts; None
+    for the first model, which is compared with ``start``. ``intervals`` of the differences are by
+    evaluation and metric, where known.
 
     Raises:
         InputError: A metric was not measured.

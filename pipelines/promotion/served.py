@@ -410,10 +410,7 @@ def _is_model(version: Location, digest: object) -> bool:
 
 
 def _remove(folder: Location) -> None:
-    """Remove a folder, or leave it to the next promotion, since this one has done its work.
-
-    NFS keeps files in a folder while a reader on the same machine has them open.
-    """
+    """Remove a folder, or leave it to the next promotion: NFS keeps files open on this machine."""
     local = as_local(folder)
     if local is None:
         (folder / RECORD).unlink(missing_ok=True)

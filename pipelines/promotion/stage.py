@@ -75,11 +75,9 @@ class Promotion:
 class _Candidate:
     """A run's model with its figures; see :func:`pipelines.jobs.evaluate.evaluate`.
 
-    Attributes:
-        before: Figures of the start.
-        intervals: Intervals of the differences between the two.
-        doubts: Doubts about the model or its figures; see :mod:`pipelines.evaluation.alarms`.
-        unmatched: Judged sets for which it is unknown whether the model was trained on them.
+    ``before`` are figures of the start, ``intervals`` those of the differences from it. ``doubts``
+    are about the model or its figures (:mod:`pipelines.evaluation.alarms`). ``unmatched`` are
+    judged sets for which it is unknown whether the model was trained on them.
     """
 
     run: RunFolder
@@ -394,8 +392,8 @@ def _served_measured(
 ) -> tuple[Figures, Mapping[str, Observations]]:
     """Return the figures of the model in service on the candidate's texts.
 
-    Figures noted at its promotion (``known``) are used if they are of the same texts; otherwise the
-    model is evaluated anew on the sets ``names``.
+    Figures noted at its promotion (``known``) count if their texts are the same; else it is
+    evaluated anew.
     """
     wanted = {name: candidate.sets.get(name) for name in names}
     told = known.get("sets", {})

@@ -189,10 +189,8 @@ class WordQueries:
 class WordStatistics:
     """The counts behind the weights of words; those of parts of a corpus add up.
 
-    Attributes:
-        documents: Number of documents.
-        words: Words of all documents.
-        having: int64 [terms]: documents that have a word of the queries.
+    ``words`` counts those of all documents, ``having`` (int64 [terms]) documents with each word of
+    the queries.
     """
 
     documents: int

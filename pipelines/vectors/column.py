@@ -78,10 +78,8 @@ def check_columns(
 ) -> None:
     """Refuse a table without the column of texts, or with a column to be written.
 
-    Args:
-        is_text: Whether a column holds strings, by its name.
-        options: Decide whether there will be scales.
-        where: Name of the table in messages.
+    ``is_text`` says whether a column holds strings, by its name; ``where`` names the table in
+    messages.
 
     Raises:
         InputError: A column is missing, holds no text, or is there already.

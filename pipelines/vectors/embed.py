@@ -101,12 +101,8 @@ Files = tuple[list[InputFile], Mapping[Location, Constants]]
 class EmbeddingSummary:
     """The result of a job.
 
-    Attributes:
-        folder: The table; in a store, its current version.
-        rows: Rows of the whole table.
-        texts: Rows of the whole table that have a text.
-        embedded: Rows that this run embedded.
-        seconds: Time that this run took for ``embedded``.
+    ``folder`` is the table, in a store its current version. ``rows`` and ``texts`` (rows with a
+    text) count the whole table; ``embedded`` counts the rows that this run embedded in ``seconds``.
     """
 
     folder: str
@@ -153,8 +149,8 @@ class EmbeddingJob:
         """Read the model, ``<run.folder>/model`` unless named, and the inputs.
 
         Raises:
-            InputError: Model or inputs are missing or do not fit the settings, or inputs and output
-                overlap.
+            InputError: Model or inputs are missing, do not fit the settings, or overlap with the
+                output.
         """
         settings, stores = config.embedding, config.storage
         options = options_for(

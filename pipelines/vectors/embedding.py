@@ -67,14 +67,13 @@ class EmbeddingOptions:
         model: Model folder that every executor can reach; in a store, a version of it.
         model_sha256: Digest of the model's files, so that a replaced folder is loaded anew.
         kind: Architecture of the model.
-        hidden: Width of the model's embeddings.
+        hidden: Width of the model's embeddings, before ``dimensions`` cuts them.
         normalise: Whether the model scales embeddings to length 1.
         backend: See :func:`pipelines.models.inference.embedder.load_embedder`, also for
-            ``precision`` (of the matrix products: ``auto``, ``fp32`` or ``bf16``) and ``threads``.
+            ``precision`` (of the matrix products: ``auto``, ``fp32`` or ``bf16``) and CPU
+            ``threads``.
         batch_tokens: Tokens of one forward pass; None for what suits the device.
-        prompt_name: The model's prompt before each text; see
-            :meth:`pipelines.tokens.start.Prompts.before`.
-        dimensions: Number of leading values of an embedding to keep.
+        prompt_name: The prompt before each text; see :meth:`pipelines.tokens.start.Prompts.before`.
         quantise: ``none`` for float32, or ``int8``; see :mod:`pipelines.vectors.embedding`.
     """
 
@@ -233,11 +232,8 @@ def vector_array(values: np.ndarray, present: np.ndarray) -> pa.ListArray:
     """Return vectors as an Arrow column of lists, all of one size.
 
     The type is not a fixed-size list: with nulls, neither Spark's Arrow reader nor pyarrow's
-    Parquet writer takes those.
-
-    Args:
-        values: float32 or int8 [present texts, dimensions].
-        present: bool [rows]; a row without a vector is null.
+    Parquet writer takes those. ``values`` are float32 or int8 [present texts, dimensions]; rows
+    that are not ``present`` (bool [rows]) become null.
     """
     offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int32) * values.shape[1]])
     mask = None if present.all() else pa.array(~present)
@@ -273,10 +269,8 @@ def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = Non
 class KeptVectors:
     """Vectors that rows of a part keep.
 
-    Attributes:
-        rows: int64 [kept], ascending, counted from the part's first row.
-        values: float32 or int8 [kept, dimensions].
-        scales: fp32 [kept], with int8 values.
+    ``rows`` (int64 [kept]) ascend and count from the part's first row. ``values`` are float32 or
+    int8 [kept, dimensions]; int8 values have ``scales`` (fp32 [kept]).
     """
 
     rows: np.ndarray

@@ -67,10 +67,8 @@ class _Known(TypedDict, total=False):
 class _Index:
     """The existing indexes of a table's files.
 
-    Attributes:
-        folder: Their folder.
-        stamps: Stamps of the files when they were indexed, by name.
-        digests: SHA-256 of the indexes, by the name of the file, where known.
+    ``stamps`` of the files when they were indexed, and ``digests`` (SHA-256 of the indexes, where
+    known), are by the name of the file.
     """
 
     folder: Location

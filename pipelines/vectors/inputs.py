@@ -71,11 +71,8 @@ def check_outside(
 ) -> None:
     """Refuse a folder to write to that is around something to read.
 
-    Args:
-        given: Files, folders, globs, or names of tables.
-        kind: Format of the inputs; None for a plain file or folder.
-        key: Setting that names the folder.
-        folder: Need not exist.
+    ``given`` are files, folders, globs, or names of tables, of the format ``kind`` (None for a
+    plain file or folder). The setting ``key`` names ``folder``, which need not exist.
 
     Raises:
         InputError: Something to read is in the folder.
@@ -154,7 +151,6 @@ def input_stamps(
 
 
 def _files(settings: EmbeddingSettings, stores: StorageSettings) -> list[Location]:
-    """Return the files of inputs that are files."""
     return find_files(
         settings.inputs, settings.format, INPUTS, stores, follow_links=settings.follow_links
     )
@@ -239,11 +235,7 @@ def _read_files(
 
 
 def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...] | None:
-    """Return all columns of files with a header; None where only the rows can tell.
-
-    Raises:
-        InputError: A file cannot be read, or has two columns of one name.
-    """
+    """Return all columns of files with a header; None where only the rows can tell."""
     names: dict[str, None] = {}
     for file in files:
         try:

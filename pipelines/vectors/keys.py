@@ -91,9 +91,8 @@ def compare_rows(
     ``parts`` are all of the new table, in order. Without ``before`` only keys are checked. Each
     part finds its vectors in ``folder``, which is created if there are any.
 
-    Returns:
-        The rows that keep their vectors, by the name of their part; and the changes. Rows of parts
-            that are kept count as unchanged.
+    Return the rows that keep their vectors, by the name of their part, and the changes. Rows of
+    parts that are kept count as unchanged.
 
     Raises:
         InputError: A key is missing or repeated.
@@ -143,14 +142,10 @@ def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
 class KeyScan:
     """Rows whose keys are read.
 
-    Attributes:
-        side: :data:`NEW`, :data:`STAYS` or :data:`OLD`.
-        start: First row in the file.
-        stop: Row behind the last one.
-        first: Position of the first row in its table.
-        key: Column of the keys.
-        text: Column of the texts; None where they are not compared.
-        constants: Columns in the names of the file's folders.
+    ``side`` is :data:`NEW`, :data:`STAYS` or :data:`OLD`. ``start`` (included) and ``stop``
+    (excluded) are rows of the file; ``first`` is the position of ``start`` in its table. ``text``
+    is None where texts are not compared. ``constants`` are columns in the names of the file's
+    folders.
     """
 
     side: int
@@ -277,11 +272,10 @@ def match_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def match(rows: pa.Table) -> pa.Table:
-    """Match all rows (:data:`ROWS`, in any order) of some keys.
+    """Match all rows (:data:`ROWS`, in any order) of some keys; return :data:`MATCHES`.
 
-    Returns:
-        :data:`MATCHES`: a row for each row that keeps its vector, one for each unusable key, and a
-            count for each kind of row that occurs.
+    These have a row for each row that keeps its vector, one for each unusable key, and a count for
+    each kind of row that occurs.
     """
     side = rows["side"]
     new, old = (rows.filter(pc.equal(side, one)) for one in (NEW, OLD))

@@ -84,7 +84,8 @@ _OF_TEXTS = (
 
 @dataclass(frozen=True)
 class MiningSummary:
-    """The result of a job.
+    """The result of a job; ``searched``, ``embedded``, and ``seconds`` of the search are this
+    run's.
 
     Attributes:
         folder: The table; in a store, its current version.
@@ -92,16 +93,12 @@ class MiningSummary:
         without_text: Rows of the input without an anchor or a positive.
         repeated: Duplicate pairs.
         short: Pairs left out because they have too few negatives.
-        rows: Rows of the table.
         filled: Rows of the table with negatives drawn at random.
         documents: Texts that were searched.
         dropped: Documents that filters dropped, by reason.
         of_own_group: Share of negatives of their anchor's group; None without groups.
         positive_score: Mean cosine of the written anchors and positives.
         negative_score: Mean cosine of the written anchors and negatives.
-        searched: Pairs that this run searched.
-        embedded: Texts that this run embedded.
-        seconds: Time to search ``searched`` pairs.
     """
 
     folder: str
@@ -165,11 +162,8 @@ class MiningSummary:
 class Plan:
     """What a new table follows from, written when it is begun.
 
-    Attributes:
-        texts: Settings that decide texts, vectors and pairs.
-        negatives: The other settings that decide the table.
-        backend: The backend that embeds, resolved from ``auto``.
-        precision: The precision, resolved from ``auto``.
+    ``texts`` are settings that decide texts, vectors and pairs; ``negatives`` the other settings
+    that decide the table. ``backend`` and ``precision`` are resolved from ``auto``.
     """
 
     texts: Mapping[str, Any]
@@ -318,10 +312,7 @@ class MiningJob:
 
 
 def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
-    """Return the folder and plan of a table: a begun one goes on, with its backend and precision.
-
-    ``folder`` is the place of the table; no other job works there.
-    """
+    """Return folder and plan of a table: a begun one goes on, with its backend and precision."""
     for place in begun_folders(folder):
         known = Plan.read(place)
         if known is None or known.texts != plan.texts:
@@ -342,10 +333,7 @@ def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
 
 @dataclass(frozen=True)
 class _Making:
-    """A table that is being made.
-
-    ``folder`` is that of the table until it takes its place.
-    """
+    """A table that is being made; ``folder`` holds it until it takes its place."""
 
     session: SparkSession
     job: MiningJob

@@ -37,12 +37,9 @@ IsText: TypeAlias = Mapping[str, bool | None]
 class Source:
     """A table to read.
 
-    Attributes:
-        key: Setting that names the table.
-        format_key: Setting that names its format.
-        texts: Columns of texts, by the settings that name them.
-        others: Columns of plain values, by the settings that name them.
-        table: The table, as the readers of tables take it.
+    The settings ``key`` and ``format_key`` name the table and its format. ``texts`` and ``others``
+    are columns of texts and of plain values, by the settings that name them. ``table`` is as the
+    readers of tables take it.
     """
 
     key: str

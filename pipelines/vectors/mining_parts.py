@@ -40,12 +40,10 @@ class PartFigures:
         short: Pairs left out because they have too few negatives.
         written: Rows of the output.
         filled: Rows of the output with negatives drawn at random.
-        dropped: Documents dropped by filters, by reason; see
-            :meth:`~pipelines.vectors.negatives.Selection.dropped`.
+        dropped: See :meth:`~pipelines.vectors.negatives.Selection.dropped`.
         negatives: Negatives written.
         of_own_group: Negatives written that are of their anchor's group.
-        positive_scores: Sum of the scores of written positives.
-        negative_scores: Sum of the scores of written negatives.
+        positive_scores: Sum of the scores of written positives; ``negative_scores`` likewise.
     """
 
     pairs: int = 0

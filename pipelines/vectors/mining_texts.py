@@ -132,10 +132,8 @@ _ROWS_OF_SHUFFLE = 100_000
 class Staged:
     """The counts of the collected texts and pairs.
 
-    Attributes:
-        read: Rows of the pairs' input.
-        without_text: Rows of the input without an anchor or a positive.
-        rows: Rows of each file, by folder and by bucket number as text.
+    ``read`` and ``without_text`` (an anchor or a positive is missing) are rows of the pairs' input;
+    ``rows`` are those of each file, by folder and by bucket number as text.
     """
 
     read: int
@@ -172,15 +170,12 @@ def stage(
     parts_of_file: int,
     alike: bool,
 ) -> Staged:
-    """Write documents, anchors and pairs into their folders.
+    """Write documents, anchors and pairs into their folders, and remove remains of a killed job.
 
-    Args:
-        pairs: See :func:`pipelines.vectors.mining_inputs.read_pairs`.
-        documents: Further ones; see :func:`pipelines.vectors.mining_inputs.read_documents`.
-        folder: Folder of the work; remains of a killed job are removed.
-        asked_rows: Rows of a file, if the settings name them.
-        parts_of_file: Size of a file of documents, in files of pairs.
-        alike: Whether an anchor that is a document has the vector of that document.
+    ``pairs`` and further ``documents`` are those of :mod:`pipelines.vectors.mining_inputs`.
+    ``asked_rows`` of a file are None where the settings leave them open. A file of documents is as
+    large as ``parts_of_file`` files of pairs. ``alike``: an anchor that is a document has the
+    document's vector.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 

@@ -75,7 +75,7 @@ def alike(
 ) -> Iterator[pa.RecordBatch]:
     """Yield pairs of rows, the left from ``first`` and the right from ``second``, in batches.
 
-    Both may be the same block; the left row is before the right. ``threshold`` is the least cosine;
+    Both may be the same block; left rows are before right ones. ``threshold`` is the least cosine;
     ``tile_rows`` of each side are compared at a time.
     """
     lefts, rights = (range(0, len(block.positions), tile_rows) for block in (first, second))

@@ -43,13 +43,9 @@ class Neighbours:
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
     """Find the k documents of highest cosine for each query; ties go to the lower id.
 
-    Works on blocks of queries, with at most about 32 MB of scores in memory. All documents are
-    returned where there are fewer than k.
-
-    Args:
-        queries: [queries, width], rows of length 1.
-        documents: [documents, width], rows of length 1.
-        ids: [documents], int64.
+    ``queries`` and ``documents`` are [rows, width], of length 1; ``ids`` are int64 [documents]. All
+    documents are returned where there are fewer than k. Blocks of queries keep the scores in memory
+    below about 32 MB.
     """
     rows = max(1, BLOCK_CELLS // max(len(documents), 1))
     found = [Neighbours.none()]
@@ -71,10 +67,8 @@ def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
 def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
     """Return the k best of a block of scores; ties go to the lower id.
 
-    Args:
-        scores: [queries, documents]; minus infinity where a document is not found.
-        start: Number of the first query.
-        ids: [documents], int64.
+    ``scores`` are [queries, documents], minus infinity where a document is not found; ``start`` is
+    the number of the first query; ``ids`` are int64 [documents].
     """
     count = scores.shape[1]
     if count > k:

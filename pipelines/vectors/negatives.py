@@ -290,9 +290,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 class Negatives:
     """The negatives of pairs, the nearest first, then those drawn at random.
 
-    Attributes:
-        documents: int64 [pairs, negatives], positions; :data:`NONE` where there are fewer.
-        scores: [pairs, negatives]; NaN where they are not known yet.
+    ``documents`` are int64 [pairs, negatives], positions, :data:`NONE` where there are fewer.
+    ``scores`` [pairs, negatives] are NaN where they are not known yet.
     """
 
     documents: np.ndarray

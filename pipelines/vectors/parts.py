@@ -141,10 +141,7 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) ->
 
 
 def _check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
-    """Refuse timestamps that microseconds cannot hold, by the footer's bounds of each row group.
-
-    These bounds almost always suffice.
-    """
+    """Refuse timestamps that microseconds cannot hold, as far as a footer's bounds show."""
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
@@ -197,9 +194,7 @@ class InputFile:
 class PartFooter:
     """The footer of a part of a table.
 
-    Attributes:
-        texts: Rows with a text; 0 where they were not counted.
-        left_out: Deleted rows of the input, which the part does not hold.
+    ``texts`` counts rows with a text (0 if not counted), ``left_out`` deleted rows of the input.
     """
 
     rows: int
@@ -390,15 +385,11 @@ def _is_date(value: str) -> bool:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Consecutive rows of a file, the input of one file of the output.
+    """Consecutive rows of a file, from ``start`` to before ``stop``: the input of one output file.
 
-    Attributes:
-        name: Name of the output file, without its ending.
-        start: First row in the file.
-        stop: Row behind the last one.
-        constants: Columns in the names of the file's folders.
-        reused: Rows whose vectors an earlier table has.
-        copied_from: File of an earlier table that equals this part, if any.
+    ``name`` is that of the output file, without its ending. ``constants`` are columns in the names
+    of the file's folders. ``reused`` rows have vectors in an earlier table; ``copied_from`` is a
+    file of an earlier table that equals this part, if any.
     """
 
     name: str
@@ -424,10 +415,8 @@ class RowRange:
 class PartSize:
     """The size of a part.
 
-    Attributes:
-        size: Approximate bytes of its file.
-        rows: Maximum rows; None for any number.
-        vector_bytes: Bytes of a row's vector, as stored.
+    ``size`` is in approximate bytes of its file, ``rows`` the maximum (None for any number),
+    ``vector_bytes`` those of a row's vector, as stored.
     """
 
     size: int
@@ -548,11 +537,9 @@ def write_part(
 ) -> int:
     """Write rows with vectors as the file of a part; return their number. Runs on an executor.
 
-    Args:
-        batches: At least one, which may be empty.
-        vectors: Columns of vectors and scales. Their values hardly repeat, so they get no
-            dictionary.
-        left_out: Deleted rows, noted in the footer.
+    There is at least one batch, which may be empty. ``vectors``, columns of vectors and scales, get
+    no dictionary, since their values hardly repeat. The footer notes ``left_out``, the deleted
+    rows.
     """
     first = next(batches)
     others = [name for name in first.schema.names if name not in vectors]

@@ -55,11 +55,8 @@ LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_co
 class Changes:
     """Numbers of rows by their change since the earlier table.
 
-    Attributes:
-        unchanged: Rows that keep their vectors.
-        changed: Rows with an old key and another text.
-        new: Rows with a new key.
-        gone: Rows of the earlier table that are no longer there.
+    Those ``unchanged`` keep their vectors; ``changed`` have another text for a known key, ``new`` a
+    new key; ``gone`` are of the earlier table.
     """
 
     unchanged: int
@@ -75,14 +72,10 @@ class Changes:
 class Plan:
     """The content of a table, written when it is begun.
 
-    Attributes:
-        identity: Settings that decide the content of the table.
-        backend: The backend that computes all of it, resolved from ``auto``.
-        precision: The precision, resolved from ``auto``.
-        parts: All parts, in order.
-        build: Number of the table among those made in its place, so that no name of a part is ever
-            reused for other content.
-        changes: Changes since the earlier table, if rows were compared.
+    ``identity`` holds the settings that decide the content; ``backend`` and ``precision`` are
+    resolved from ``auto``. ``parts`` are in order. ``build`` numbers the tables made in this place,
+    so that no name of a part is ever reused for other content. ``changes`` are since the earlier
+    table, if rows were compared.
     """
 
     identity: Mapping[str, Any]
@@ -122,10 +115,7 @@ def _part_from(known: Mapping[str, Any], stores: StorageSettings) -> RowRange:
 
 @dataclass(frozen=True)
 class Version:
-    """A table, finished or not.
-
-    ``folder`` is in a store a version of the table's place.
-    """
+    """A table, finished or not; in a store, ``folder`` is a version of its place."""
 
     folder: Location
     plan: Plan
@@ -230,10 +220,8 @@ def options_for(
 class Work:
     """The work of a job.
 
-    Attributes:
-        goes_on: The table to continue, or a whole one; None for a new table.
-        before: Tables from which a new one may take vectors, whole ones first.
-        build: Number of a new table.
+    ``goes_on`` is the table to continue, or a whole one; None for a new table, whose number is
+    ``build`` and which may take vectors from the tables ``before``, whole ones first.
     """
 
     goes_on: Version | None

@@ -49,10 +49,7 @@ DELETED_FILE = "_deleted.json"
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """The rows to keep out of a table.
-
-    ``column`` is that of the keys; ``keys`` are their sorted hashes.
-    """
+    """The rows to keep out of a table: sorted hashes of their keys, and the column of the keys."""
 
     column: str
     keys: tuple[int, ...]
@@ -124,7 +121,7 @@ class _Manifest(TypedDict):
 class _Written:
     """A part of the new table.
 
-    ``number`` is that of the part in the old table; ``name`` is new with new content.
+    ``number`` is that of the part in the old table. ``name`` is new where the content is.
     """
 
     number: int

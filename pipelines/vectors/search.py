@@ -56,14 +56,9 @@ IN_PROCESS_TEXT_BYTES = 2**28
 class Hit:
     """A row that was found.
 
-    Attributes:
-        query: Number of the query.
-        rank: 1 for the best.
-        cosine: Similarity to the query.
-        position: Position of the row in the table.
-        key: Key of the row, in a table that has a column of keys.
-        by_vectors: Rank by cosine alone; None if unknown or below the :func:`candidates`.
-        by_words: Rank by BM25 alone; None in the same cases.
+    ``rank`` starts at 1. ``position`` is that of the row in the table; ``key`` is None in a table
+    without a column of keys. ``by_vectors`` and ``by_words`` are ranks by cosine and by BM25 alone;
+    None if unknown or below the :func:`candidates`.
     """
 
     query: int
@@ -279,12 +274,9 @@ def _blocks(file: VectorFile, column: str) -> Iterator[TextBlock]:
 class Fused:
     """The best rows of each query by two rankings; every array has a value for each row.
 
-    Attributes:
-        found: Queries and positions, the best first; scores are those of
-            :func:`~pipelines.vectors.bm25.weighted_fusion`.
-        cosines: float64.
-        by_vectors: int64, the rank by cosine; 0 below the :func:`candidates`.
-        by_words: int64, the rank by BM25; 0 likewise.
+    ``found`` has queries and positions, the best first, with scores of
+    :func:`~pipelines.vectors.bm25.weighted_fusion`. ``cosines`` are float64; ``by_vectors`` and
+    ``by_words`` are int64 ranks by cosine and by BM25, 0 below the :func:`candidates`.
     """
 
     found: Neighbours

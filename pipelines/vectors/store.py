@@ -54,19 +54,10 @@ class VectorFile:
 class VectorTable:
     """A table of vectors; small, and sent to executors whole.
 
-    Attributes:
-        folder: Its place; in a store, a version of the place, if it has any.
-        files: In order.
-        vector: Column of the vectors.
-        scale: Column of the scales of quantised vectors.
-        text: Column of the texts, if known.
-        model: Folder of the model, if known.
-        dimensions: Values of a vector.
-        model_sha256: Digest of the files of the model that made the vectors, if known.
-        prompt_name: The model's prompt before the texts; None for the default one, if any.
-        key: Column of the keys, if it has one.
-        precision: Precision with which the model computed the vectors, if known.
-        stores: How the store of its model is reached.
+    In a store, ``folder`` is a version of the table's place, if it has any. ``vector``, ``scale``,
+    ``text`` and ``key`` name columns. ``model`` (a folder), ``model_sha256`` (of its files),
+    ``prompt_name`` (before the texts; None for the default one, if any) and ``precision`` made the
+    vectors, as far as known. ``stores`` say how to reach the model's store.
     """
 
     folder: Location
@@ -107,9 +98,8 @@ class VectorTable:
 class Block:
     """The vectors of some rows, skipping rows without one.
 
-    Attributes:
-        vectors: fp32 [rows, dimensions], of length 1; zeros stay zeros.
-        positions: int64 [rows], ascending.
+    ``vectors`` are fp32 [rows, dimensions], of length 1 (zeros stay zeros); ``positions`` int64
+    [rows], ascending.
     """
 
     vectors: np.ndarray

@@ -99,12 +99,9 @@ def make_parts(
 ) -> int:
     """Have executors make files of a table; return the sum of their yields.
 
-    Args:
-        folder: Where each part becomes `<name>.parquet`.
-        rows: Rows of all parts, by name: the unit of progress.
-        tasks: Parts to make, grouped by task.
-        make: Makes the parts of a task. Its `attempts` is a temporary folder of this job alone;
-            remains of a killed job are in another one.
+    Each part becomes `<name>.parquet` in ``folder``. ``rows`` of all parts, by name, are the unit
+    of progress; ``tasks`` group the parts to make. ``make`` gets as `attempts` a temporary folder
+    of this job alone; remains of a killed job are in another one.
 
     Raises:
         PipelineError: See :func:`run_job`, or another job took this one for dead.
@@ -136,10 +133,8 @@ def run_job(
 ) -> Value:
     """Run a Spark job, and fail when it stalls.
 
-    Args:
-        act: Starts the job, and returns when it has ended.
-        state: Changes with progress; by default Spark's state of its tasks.
-        ending: End of an error's line: what has been kept.
+    ``act`` starts the job, and returns at its end. ``state`` changes with progress; by default it
+    is Spark's state of its tasks. ``ending`` closes an error's line: what has been kept.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or nothing moved any more.

@@ -288,10 +288,8 @@ def stored_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield vectors of length 1 as stored, skipping rows without one. Runs on an executor.
 
-    Args:
-        columns: The texts or their keys, the vectors, and the scales if there are any.
-        told: The format in which vectors are stored.
-        are_texts: Whether the first column has texts, to be cleaned as those of the corpus.
+    ``columns`` are the texts (``are_texts``: cleaned as those of the corpus) or their keys, the
+    vectors, and the scales if any. ``told`` is the stored format.
     """
     for batch in batches:
         there = batch.filter(batch.column(columns[1]).is_valid())
@@ -349,7 +347,6 @@ def _tables(config: Config) -> list[VectorTable]:
 
 
 def _table_digest(table: VectorTable) -> list[object]:
-    """Return the identity of a table."""
     files = [[file.path.name, file.rows, file.path.stat().st_size] for file in table.files]
     return [table.model_sha256, table.prompt_name, table.dimensions, files]
 
