@@ -61,11 +61,7 @@ class _Metrics(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Promotion:
-    """The result of a promotion.
-
-    ``version`` is the folder of the version in service. ``judgements`` are the gate's; none if the
-    model was in service already.
-    """
+    """The result of a promotion, without judgements if the model was in service already."""
 
     version: Location
     judgements: Sequence[Judgement] = ()

@@ -36,13 +36,11 @@ def embed_column(
     Args:
         model: A sentence-transformers folder, where the driver and every executor can read it.
         text_column: Strings; a null gives a null.
-        output_column: ``array<float>``; when quantised, ``array<tinyint>``, with
-            `<output_column>_scale` (float) behind it.
+        output_column: ``array<float>``; quantised, ``array<tinyint>`` with `<output_column>_scale`
+            (float) behind it.
         backend: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`, as for the others.
         precision: ``auto``, ``fp32`` or ``bf16``, of the matrix products.
-        batch_tokens: Tokens of one forward pass; None for what suits the device.
         prompt_name: The model's prompt before each text; None for its default.
-        dimensions: Number of leading values of an embedding to keep.
         quantise: ``none`` or ``int8``.
 
     Raises:

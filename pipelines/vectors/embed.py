@@ -353,8 +353,7 @@ def finish(
 ) -> EmbeddingSummary:
     """Check every part, write the manifest, and remove temporary files.
 
-    ``version`` has all of its parts; ``embedded`` counts the rows of this run, which ``began`` at
-    that time of the monotonic clock.
+    ``embedded`` counts this run's rows, which ``began`` at that time of the monotonic clock.
 
     Raises:
         PipelineError: A part was not made of all of its rows.
@@ -411,8 +410,7 @@ def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
 def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version:
     """Begin a table: write its plan into a folder apart from the existing table.
 
-    The options of ``job`` have a resolved backend and precision (not ``auto``). ``work`` says which
-    tables may be reused.
+    The options of ``job`` are resolved, not ``auto``; ``work`` says which tables may be reused.
 
     Raises:
         InputError: The input cannot be used, or a key is missing or repeated.

@@ -30,11 +30,10 @@ def embed_parts(
     attempts: Location | None = None,
     deleted: DeletedRows | None = None,
 ) -> Iterator[int]:
-    """Write a file for each part; yield the number of its embedded rows.
+    """Write a file for each part, without ``deleted`` rows; yield the number of its embedded rows.
 
     Files appear atomically, so an attempt may fail, or run twice at a time. ``attempts`` holds
-    files being written; by default `_attempts` in the table's folder. ``deleted`` rows are left
-    out.
+    files being written; by default `_attempts` in the table's folder.
     """
     # Arrow would start a thread for every core of the machine, and a task has only some.
     pa.set_cpu_count(options.threads)

@@ -109,12 +109,12 @@ def embedding_options(
 ) -> EmbeddingOptions:
     """Return options that fit the model; see :class:`EmbeddingOptions` for the arguments.
 
-    ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; ``dimensions`` of None
-    keeps all.
+    ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; ``dimensions`` None keeps
+    all.
 
     Raises:
-        InputError: There is no such model, backend, precision, prompt or quantisation, or the model
-            is narrower.
+        InputError: The model is missing or narrower, or there is no such backend, precision, prompt
+            or quantisation.
     """
     folder = location(model).expanduser().absolute()
     if not folder.is_dir():
@@ -173,9 +173,9 @@ def _file_digest(file: Path, *stamp: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def cached_embedder(options: EmbeddingOptions, device: str) -> TextEmbedder:
-    """Load the model, cached between the tasks of a Python worker. Runs on an executor.
+    """Load the model, and cache it between the tasks of a Python worker. Runs on an executor.
 
-    ``device`` is part of the key, since Spark may give the next task another GPU.
+    Each task asks for its ``device``, since Spark may give the next task another GPU.
     """
     return load_embedder(
         options.model,

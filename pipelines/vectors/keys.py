@@ -88,11 +88,10 @@ def compare_rows(
 ) -> tuple[dict[str, int], Changes]:
     """Compare keys and texts, and write the vectors of equal ones for their parts.
 
-    ``parts`` are all of the new table, in order. Without ``before`` only keys are checked. Each
-    part finds its vectors in ``folder``, which is created if there are any.
-
-    Return the rows that keep their vectors, by the name of their part, and the changes. Rows of
-    parts that are kept count as unchanged.
+    ``parts`` are all of the new table, in order; vectors of ``before``, if given, may be kept. Each
+    part finds its vectors in ``folder``, which is created if there are any. Return the rows that
+    keep their vectors, by the name of their part, and the changes. Rows of parts that are kept
+    count as unchanged.
 
     Raises:
         InputError: A key is missing or repeated.
@@ -142,10 +141,9 @@ def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
 class KeyScan:
     """Rows whose keys are read.
 
-    ``side`` is :data:`NEW`, :data:`STAYS` or :data:`OLD`. ``start`` (included) and ``stop``
-    (excluded) are rows of the file; ``first`` is the position of ``start`` in its table. ``text``
-    is None where texts are not compared. ``constants`` are columns in the names of the file's
-    folders.
+    ``side`` is :data:`NEW`, :data:`STAYS` or :data:`OLD`. ``start`` to before ``stop`` are rows of
+    the file; ``first`` is the position of ``start`` in its table. ``text`` is None where texts are
+    not compared. ``constants`` are columns in the names of the file's folders.
     """
 
     side: int

@@ -50,9 +50,9 @@ SOURCE = "sentence_pipelines_vectors"
 
 @dataclass(frozen=True)
 class MergeFormat:
-    """A kind of table that rows can be merged into.
+    """A kind of table to merge rows into.
 
-    ``provider`` is Spark's name of it; ``connector`` is what a Spark version's cluster needs for
+    ``provider`` is Spark's name of it, ``connector`` what a cluster of a Spark version needs for
     it.
     """
 
@@ -172,8 +172,8 @@ def create_statement(target: str, provider: str) -> str:
 def merge_statement(target: str, key: str, schema: StructType) -> str:
     """Return the statement that makes the rows of a table those of :data:`SOURCE`.
 
-    ``target`` is quoted as SQL has it. Equal rows are not written again, unless a column of the
-    schema holds a map, which SQL does not compare.
+    ``target`` is the SQL name of the table. Equal rows are not written again, unless a column of
+    the schema holds a map, which SQL does not compare.
     """
     others = [field for field in schema.fields if field.name != key]
     differs = " OR ".join(

@@ -84,8 +84,7 @@ _OF_TEXTS = (
 
 @dataclass(frozen=True)
 class MiningSummary:
-    """The result of a job; ``searched``, ``embedded``, and ``seconds`` of the search are this
-    run's.
+    """The result of a job.
 
     Attributes:
         folder: The table; in a store, its current version.
@@ -99,6 +98,8 @@ class MiningSummary:
         of_own_group: Share of negatives of their anchor's group; None without groups.
         positive_score: Mean cosine of the written anchors and positives.
         negative_score: Mean cosine of the written anchors and negatives.
+        searched: Pairs that this run searched, in ``seconds``.
+        embedded: Texts that this run embedded.
     """
 
     folder: str
@@ -160,7 +161,7 @@ class MiningSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a new table follows from, written when it is begun.
+    """The plan of a table: the settings that decide it, written when it is begun.
 
     ``texts`` are settings that decide texts, vectors and pairs; ``negatives`` the other settings
     that decide the table. ``backend`` and ``precision`` are resolved from ``auto``.
@@ -220,10 +221,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class MiningJob:
-    """A job of the section ``mining``, with its model and inputs as they are now.
-
-    ``options`` say how texts are embedded; ``plan`` is what the table is to follow from.
-    """
+    """A job of the section ``mining``, with its model and inputs as they are now."""
 
     config: Config
     options: EmbeddingOptions

@@ -93,10 +93,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work that all parts of a job share; sent to executors.
-
-    ``pairs`` is the folder of the pairs.
-    """
+    """The inputs of all parts of a job; sent to executors. ``pairs`` is the folder of pairs."""
 
     settings: MiningSettings
     pairs: Location
@@ -184,10 +181,7 @@ class Pairs:
 
 
 def read_pairs(file: Location, texts: Texts) -> Pairs:
-    """Read the pairs of a part, which are sorted by anchor and positive.
-
-    Places in them refer to ``texts``.
-    """
+    """Read the pairs of a part, sorted by anchor and positive, whose places refer to ``texts``."""
     with pq.ParquetFile(arrow_source(file)) as opened:
         rows = opened.read(use_threads=False)
     own = _positions(texts.documents, rows["own_at"])

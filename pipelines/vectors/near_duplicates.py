@@ -34,8 +34,8 @@ def near_duplicates(session: SparkSession, table: VectorTable, threshold: float)
     """Return the pairs of rows of at least this cosine, each once; lazy.
 
     The columns are ``left`` and ``right`` (positions, left before right) and ``cosine``. The
-    threshold is above 0, at most 1, and compared to six decimals. A task holds two blocks at a
-    time.
+    threshold is above 0 and at most 1; cosines are rounded to six decimals. A task holds two blocks
+    at a time.
 
     Raises:
         InputError: The threshold is no such cosine.

@@ -19,11 +19,9 @@ BLOCK_CELLS = 4 * 2**20
 class Neighbours:
     """The nearest documents of each query, the best first.
 
-    Attributes:
-        queries: Row of the query, int64, ascending.
-        documents: Id of the document, int64.
-        scores: float64, cosine similarity or another score; rounded to :data:`SCORE_DECIMALS` where
-            computed from embeddings.
+    ``queries`` (int64, ascending) are rows of queries, ``documents`` (int64) ids. ``scores`` are
+    float64, cosines or other scores; rounded to :data:`SCORE_DECIMALS` where computed from
+    embeddings.
     """
 
     queries: np.ndarray
@@ -43,9 +41,8 @@ class Neighbours:
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
     """Find the k documents of highest cosine for each query; ties go to the lower id.
 
-    ``queries`` and ``documents`` are [rows, width], of length 1; ``ids`` are int64 [documents]. All
-    documents are returned where there are fewer than k. Blocks of queries keep the scores in memory
-    below about 32 MB.
+    ``queries`` and ``documents`` are [rows, width], of length 1; ``ids`` are int64 [documents].
+    Fewer documents than k are all returned. Scores in memory stay below about 32 MB.
     """
     rows = max(1, BLOCK_CELLS // max(len(documents), 1))
     found = [Neighbours.none()]

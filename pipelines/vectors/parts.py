@@ -179,10 +179,7 @@ def _names_are_strings(pandas: bytes) -> bool:
 
 @dataclass(frozen=True)
 class InputFile:
-    """The footer of an input.
-
-    ``size`` is in bytes of its columns as stored; ``types`` are by column name.
-    """
+    """The footer of an input; ``size`` is in bytes of its columns as stored."""
 
     path: Location
     rows: int
@@ -192,10 +189,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class PartFooter:
-    """The footer of a part of a table.
-
-    ``texts`` counts rows with a text (0 if not counted), ``left_out`` deleted rows of the input.
-    """
+    """The footer of a part; ``texts`` is 0 if not counted, ``left_out`` counts deleted rows."""
 
     rows: int
     texts: int
@@ -538,8 +532,7 @@ def write_part(
     """Write rows with vectors as the file of a part; return their number. Runs on an executor.
 
     There is at least one batch, which may be empty. ``vectors``, columns of vectors and scales, get
-    no dictionary, since their values hardly repeat. The footer notes ``left_out``, the deleted
-    rows.
+    no dictionary: their values hardly repeat. The footer notes the deleted rows, ``left_out``.
     """
     first = next(batches)
     others = [name for name in first.schema.names if name not in vectors]

@@ -171,8 +171,6 @@ def part_file(folder: Location, part: RowRange) -> Location:
 def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> Version | None:
     """Return the table in a folder (in a store, a version); None where there is no plan.
 
-    ``stores`` say how to reach the stores of its inputs.
-
     Raises:
         DamagedFileError: The plan cannot be read.
     """

@@ -119,10 +119,7 @@ class _Manifest(TypedDict):
 
 @dataclass(frozen=True)
 class _Written:
-    """A part of the new table.
-
-    ``number`` is that of the part in the old table. ``name`` is new where the content is.
-    """
+    """A part of the new table; ``number`` is the old part's, ``name`` changes with the content."""
 
     number: int
     name: str

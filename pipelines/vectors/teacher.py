@@ -49,10 +49,7 @@ _COMPUTED_AS = ("backend", "precision", "batch_tokens")
 
 @dataclass(frozen=True)
 class TeacherSummary:
-    """The result of the stage.
-
-    ``examples`` counts rows, ``texts`` distinct texts with a vector; ``width`` is that of a vector.
-    """
+    """The result of the stage: rows (``examples``), distinct texts with a vector, and its width."""
 
     examples: int
     texts: int
