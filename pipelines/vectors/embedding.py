@@ -363,7 +363,8 @@ def embed_batches(
 def blocks(
     batches: Iterable[pa.RecordBatch], rows: int = TEXTS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Rebatch rows; texts of a batch are later sorted by length together."""
+    """Yield the rows in batches of ``rows``; texts of a batch are later sorted by length
+    together."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
