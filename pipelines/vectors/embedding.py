@@ -363,8 +363,7 @@ def embed_batches(
 def blocks(
     batches: Iterable[pa.RecordBatch], rows: int = TEXTS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of ``rows``; texts of a batch are later sorted by length
-    together."""
+    """Yield the input in batches of ``rows``; each is later sorted by length as a whole."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
