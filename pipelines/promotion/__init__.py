@@ -1,4 +1,4 @@
-"""From a run's model to the model in service: the gate, the folder that is served, the stage."""
+"""From a run's model to the model in service: the gate, the served folder, the stage."""
 
 from pipelines.promotion.served import current
 

@@ -1,4 +1,4 @@
-"""The quality gate: may a model take the place of the one in service?"""
+"""The quality gate: it decides whether a model may replace the one in service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
-"""Figures by evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives them."""
+"""Values by evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` returns them."""
 
 
 _OF_EARLIER_RELEASES = "retrieval.ndcg@10"
@@ -31,20 +31,19 @@ _NAME_SETS = "name sets in evaluation.retrieval_sets, and evaluate again"
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate says of one metric.
+    """The gate's judgement of one metric.
 
     Attributes:
         metric: `evaluation.metric`.
-        value: Of the new model, times 100.
-        served: Of the model in service, on the same texts; None where there is none.
-        interval: Where the difference to the one that it is compared with lies; None where that is
-            not known.
-        tolerance: How many points lower than that one the value may be.
-        minimum: The fewest points, if the settings name them.
+        value: Value of the new model, times 100.
+        served: Value of the model in service, on the same texts; None where there is none.
+        interval: Interval of the difference to the reference; None where it is unknown.
+        tolerance: Points by which the value may be below the reference.
+        minimum: Least points, if the settings name them.
         required: See ``promotion.required``.
-        start: Of the start of the training, which the first model is compared with; None where
-            another model is in service, or where the comparison is not asked for.
-        confidence: Of the interval.
+        start: Value of the start of the training, the reference of the first model; None where
+            another model is in service, or where that comparison is not wanted.
+        confidence: Confidence of the interval.
     """
 
     metric: str
@@ -59,7 +58,7 @@ class Judgement:
 
     @property
     def refusal(self) -> PromotionRefused | None:
-        """Why the model is refused, if it is. NaN never passes."""
+        """The reason to refuse the model, if any. NaN never passes."""
         asked_for = -math.inf if self.minimum is None else self.minimum
         if math.isnan(self.value) or self.value < asked_for:
             return PromotionRefused(
@@ -77,14 +76,14 @@ class Judgement:
 
     @property
     def reference(self) -> float | None:
-        """The figure that the value is compared with."""
+        """The value to compare with."""
         return self.start if self.served is None else self.served
 
     @property
     def told(self) -> str:
-        """`better`, `worse` or `cannot be told`, as in verdicts; by the figures without interval.
+        """`better`, `worse` or `cannot be told`, as in verdicts; by the values without interval.
 
-        All metrics must pass, so no one's chances add to those of others.
+        Confidence needs no correction for several metrics, since all of them must pass.
         """
         # Of two figures alone the smallest difference is the only evidence.
         if self.interval is not None and abs(self._difference) <= UNSEEN:
@@ -97,12 +96,12 @@ class Judgement:
 
     @property
     def low(self) -> float:
-        """The least that the difference may be; itself where no interval is known."""
+        """The lower bound of the difference; the difference itself without an interval."""
         return self._difference if self.interval is None else self.interval.low
 
     @property
     def high(self) -> float:
-        """The most that it may be."""
+        """The upper bound of the difference; the difference itself without an interval."""
         return self._difference if self.interval is None else self.interval.high
 
     @property
@@ -112,7 +111,7 @@ class Judgement:
 
     @property
     def _evidence(self) -> str:
-        """Return what the test says where the interval alone would let the model pass as better."""
+        """Return the test's result where the interval alone would let the model pass as better."""
         interval = self.interval
         if interval is None or interval.p is None or interval.low <= 0 or self.told == BETTER:
             return ""
@@ -131,17 +130,14 @@ class Judgement:
 def compared_metrics(
     settings: PromotionSettings, sets: Mapping[str, Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Return the metrics that the gate compares: those named, or the first one of each set.
+    """Return the metrics to compare: the named ones, or the first of each set.
 
-    Where none are named, those that have a limit are compared besides.
+    Where none are named, metrics with a limit are compared too. Questions judged by people decide,
+    and guards show losses. Held-out pairs of the corpus stand in for questions only where there are
+    none, as in :func:`pipelines.report.verdict.verdict`.
 
-    Questions that people judged decide, and guards say what was lost; pairs that were held out of
-    the corpus stand in for questions only where there are none, as in
-    :func:`pipelines.report.verdict.verdict`.
-
-    Args:
-        sets: What each set of the run is; see :func:`pipelines.evaluation.sets.told_sets`. Empty in
-            runs of releases that did not tell.
+    ``sets`` say what each set of the run is (:func:`pipelines.evaluation.sets.told_sets`); runs of
+    releases that did not record this have none.
 
     Raises:
         InputError: Nothing was measured to compare by.
@@ -163,7 +159,7 @@ def compared_metrics(
 
 
 def _first_metric(name: str, evaluation: str) -> list[str]:
-    """Return the first metric of a set that is better the higher it is, if it has one."""
+    """Return the first metric of a set for which higher is better, if it has one."""
     figures = EVALUATIONS.load(evaluation).figures
     return [f"{name}.{figure.name}" for figure in figures if figure.better == "higher"][:1]
 
@@ -176,17 +172,11 @@ def judge(
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
     start: Figures | None = None,
 ) -> list[Judgement]:
-    """Compare the new figures with those of the model in service, metric by metric.
+    """Compare a new model with the model in service, or the first one with its start.
 
-    The first model has none before it, and is compared with the start of its training.
-
-    Args:
-        metrics: Of :func:`compared_metrics`.
-        figures: Of the new model.
-        served: Of the model in service, measured on the same texts; None where there is none.
-        intervals: Of the differences between the two, by evaluation and metric, where they are
-            known.
-        start: Of the start, for the first model.
+    ``metrics`` are from :func:`compared_metrics`. ``served`` figures are on the same texts; None
+    for the first model, which is compared with ``start``. ``intervals`` of the differences are by
+    evaluation and metric, where known.
 
     Raises:
         InputError: A metric was not measured.
@@ -221,7 +211,7 @@ def figure(figures: Figures, metric: str) -> float:
     """Return the value of `evaluation.metric`.
 
     Raises:
-        InputError: It was not measured, or more of it is not better.
+        InputError: It was not measured, or higher is not better.
     """
     evaluation, _, name = metric.rpartition(".")
     known = ", ".join(

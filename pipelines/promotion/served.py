@@ -7,9 +7,9 @@
       history.jsonl        a line for each promotion and each rollback
       .lock, .copying.*    while a promotion, a rollback, or copying goes on
 
-A version never changes once it is there, and ``current`` is replaced as a whole. A reader that
-follows ``current`` once, and loads from the folder that it finds, has all files of one model.
-All changes of the folder are made inside :func:`exclusive`, but for the copying of a model.
+A version never changes, and ``current`` is replaced atomically. A reader that follows ``current``
+once, and loads from the folder it finds, gets all files of one model. All changes of the folder are
+made inside :func:`exclusive`, except the copying of a model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERSIONS = "versions"
 HISTORY = "history.jsonl"
 RECORD = "promotion.json"
 _BESIDE = (RECORD, OBSERVATIONS)
-"""What stands beside the files of a model that was promoted."""
+"""Files that promotion adds beside those of a model."""
 KEY = "promotion.target"
 
 WAIT_SECONDS = 10.0
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Record(TypedDict, total=False):
-    """What is read again of a record, which has more."""
+    """The fields that are read again from a record, which has more."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -78,16 +78,13 @@ class _Record(TypedDict, total=False):
 
 
 def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
-    """Return the folder of the model in service on this machine, for whoever serves it.
+    """Return the local folder of the model in service (``promotion.target``), for servers.
 
-    From a store it is copied once, and compared with the digest that was noted when it was
-    promoted. The copy stays as it is when another model is promoted: ask again to have that one.
-
-    Args:
-        target: ``promotion.target``.
+    From a store the model is copied once, and compared with the digest noted at its promotion. The
+    copy does not follow later promotions: call again to get a newer model.
 
     Raises:
-        InputError: Nothing is in service, or what was copied is not what was promoted.
+        InputError: Nothing is in service, or the copy differs from the promoted model.
     """
     folder = served_model(location(target, stores))
     if folder is None:
@@ -104,12 +101,12 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
 
 
 def nothing_in_service(target: str | Location) -> InputError:
-    """Return what a target is refused with from which no model is served."""
+    """Return the error for a target without a model in service."""
     return InputError(KEY, f"nothing is in service in {target}", "promote a model first")
 
 
 def served_model(target: str | Location) -> Location | None:
-    """Return the folder of the model in service, which stays as it is; None where there is none.
+    """Return the version folder of the model in service, which never changes, if there is one.
 
     Raises:
         InputError: ``current`` is not what a promotion has written, or leads nowhere.
@@ -123,7 +120,7 @@ def served_model(target: str | Location) -> Location | None:
 
 
 def served_name(target: Location) -> str | None:
-    """Return the name of the version that ``current`` leads to, be it there or not.
+    """Return the name of the version that ``current`` points to, whether it exists or not.
 
     Raises:
         InputError: ``current`` is not what a promotion has written.
@@ -152,7 +149,7 @@ def _pointed(target: Location) -> Location | None:
 
 
 def versions(target: str | Location) -> list[str]:
-    """Return the versions that are kept, the oldest first."""
+    """Return the kept versions, the oldest first."""
     folder = location(target).absolute() / VERSIONS
     found = (path for path in listed(folder, "*") if path.name.isdecimal())
     # In a store, a version is whole once it has its record, which is written last.
@@ -161,10 +158,10 @@ def versions(target: str | Location) -> list[str]:
 
 
 def read_record(version: Location) -> dict[str, Any]:
-    """Return what ``promotion.json`` says of a version; empty for one put there by hand.
+    """Return the ``promotion.json`` of a version; empty for a version put there by hand.
 
     Raises:
-        DamagedFileError: It is no record.
+        DamagedFileError: The file is no record.
     """
     path = version / RECORD
     record: dict[str, Any] = records.read(path, _Record) if path.is_file() else {}
@@ -172,12 +169,12 @@ def read_record(version: Location) -> dict[str, Any]:
 
 
 def read_history(target: Location) -> list[dict[str, Any]]:
-    """Return the lines, the oldest first, but for those that a killed process has left torn."""
+    """Return the lines, the oldest first, without those that a killed process has left torn."""
     return [line for line in map(_parsed, _lines(target)) if line is not None]
 
 
 def add_to_history(target: Location, line: Mapping[str, Any]) -> None:
-    """Add a line, whole or not at all; a torn one at the end gives way to it."""
+    """Append a line atomically; it replaces a torn one at the end."""
     lines = _lines(target)
     if lines and _parsed(lines[-1]) is None and _is_torn(lines[-1]):
         lines.pop()
@@ -186,7 +183,7 @@ def add_to_history(target: Location, line: Mapping[str, Any]) -> None:
 
 
 def _is_torn(line: str) -> bool:
-    """Return whether it is the beginning of a line, which a line of another tool is not."""
+    """Return whether a line is the beginning of an entry; lines of other tools are not."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -211,10 +208,10 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def check_target(target: Location) -> None:
-    """Refuse a target whose files a promotion would replace and has not written.
+    """Refuse a target in which a promotion would replace foreign files.
 
     Raises:
-        InputError: One of them is something else.
+        InputError: A file was not written by a promotion.
     """
     served_name(target)
     folder, history = target / VERSIONS, target / HISTORY
@@ -229,7 +226,7 @@ def check_target(target: Location) -> None:
 
 @contextmanager
 def exclusive(target: Location) -> Iterator[None]:
-    """Keep all others from changing the folder, and clear up what killed processes have left.
+    """Lock the folder against other changes, and clear up what killed processes have left.
 
     Raises:
         PipelineError: Another promotion goes on, and does not end within seconds.
@@ -273,10 +270,7 @@ def _remove_abandoned_copies(target: Location) -> None:
 
 
 def _add_missing_line(target: Location) -> None:
-    """Add the line of the history that a process was killed before it could add.
-
-    It had replaced ``current`` by then.
-    """
+    """Add the history line of a process that was killed after it had replaced ``current``."""
     entries = read_history(target)
     current, noted = served_name(target), entries[-1]["version"] if entries else None
     if current is None or current == noted:
@@ -299,13 +293,10 @@ def copied(
     record: dict[str, Any],
     observations: Mapping[str, Observations],
 ) -> Iterator[Location]:
-    """Yield a copy of a model beside the versions, which ends with the block unless it is placed.
+    """Yield a copy of a model beside the versions; it is removed after the block unless placed.
 
-    It takes as long as it takes: others may promote meanwhile.
-
-    Args:
-        record: What is noted beside it.
-        observations: What its figures are of, which is kept beside it for the next comparison.
+    Copying takes no lock: others may promote meanwhile. ``record`` is stored beside the model, as
+    are the ``observations`` behind its figures, for the next comparison.
 
     Raises:
         PipelineError: The model has changed meanwhile.
@@ -329,7 +320,7 @@ def copied(
 
 
 def place(target: Location, copy: Location) -> str:
-    """Make a copy the next version, which is not in service yet, and return its name."""
+    """Make a copy the next version, not yet in service, and return its name."""
     # What is not whole, or the user's, has a number too.
     there = (path.name for path in listed(target / VERSIONS, "*"))
     numbers = [*there, *(line["version"] for line in read_history(target))]
@@ -348,7 +339,7 @@ def place(target: Location, copy: Location) -> str:
 
 
 def put_in_service(target: Location, version: str, why: str) -> None:
-    """Make a version the one in service, at once for every reader, and note it.
+    """Put a version in service, atomically for every reader, and note it.
 
     Raises:
         PipelineError: Another promotion has taken over the lock of this one.
@@ -360,7 +351,7 @@ def put_in_service(target: Location, version: str, why: str) -> None:
 
 
 def predecessors(target: Location, version: str) -> Iterator[str]:
-    """Yield the versions in service before one, the latest first, as far as they are kept."""
+    """Yield the kept versions that were in service before this one, the latest first."""
     # None of them twice, whatever the records say.
     kept = set(versions(target)) - {version}
     before = read_record(target / VERSIONS / version).get("replaces")
@@ -371,10 +362,10 @@ def predecessors(target: Location, version: str) -> Iterator[str]:
 
 
 def rolled_back_version(target: Location, digest: str) -> str | None:
-    """Return the newest version with this model that was rolled back, if it is still kept.
+    """Return the newest kept version with this model that was rolled back, if any.
 
-    It has a higher number than the version in service, and was in service once, unlike what a
-    promotion leaves that is killed before its end.
+    Such a version was in service once and has a higher number than the one in service. Versions
+    left by killed promotions were never in service.
     """
     entries = read_history(target)
     served = {entry["version"] for entry in entries} | {entry.get("before") for entry in entries}
@@ -387,7 +378,7 @@ def rolled_back_version(target: Location, digest: str) -> str | None:
 
 
 def prune(target: Location, keep: int) -> None:
-    """Remove versions older than the one in service, but for so many that were so before it."""
+    """Remove versions older than the one in service, except its last ``keep`` predecessors."""
     current = served_name(target)
     if current is None:
         return
@@ -406,23 +397,20 @@ def prune(target: Location, keep: int) -> None:
 
 
 def _foreign(version: Location) -> list[str]:
-    """Return the user's files in a version, and not what a model of the hub has besides."""
+    """Return the user's files in a version, without the extra files of a hub model."""
     found = foreign(version, VERSION, whole=True)
     return [] if found and _is_model(version, read_record(version).get("model")) else found
 
 
 def _is_model(version: Location, digest: object) -> bool:
-    """Return whether a version has all files of a model, and no other besides its record."""
+    """Return whether a version has exactly the files of a model, besides its record."""
     # Earlier releases counted the card of a model, too.
     with_card = storage.digest_folder(version, without=_BESIDE)
     return digest in (with_card, digest_model(version, without=_BESIDE))
 
 
 def _remove(folder: Location) -> None:
-    """Remove a folder, or leave it to the next promotion, since this one has done its work.
-
-    NFS keeps files in a folder as long as a reader on the same machine has them open.
-    """
+    """Remove a folder, or leave it to the next promotion: NFS keeps files open on this machine."""
     local = as_local(folder)
     if local is None:
         (folder / RECORD).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ AGAIN = "run `evaluate` again"
 
 
 class _Measured(TypedDict):
-    """What the figures of a run are of."""
+    """The model and data that a run's figures belong to."""
 
     model: str
     sets: dict[str, str]
@@ -50,7 +50,7 @@ class _Measured(TypedDict):
 
 
 class _Metrics(TypedDict, total=False):
-    """What is read of ``metrics.json``, which has more."""
+    """The fields that are read from ``metrics.json``, which has more."""
 
     before: dict[str, dict[str, int | float]]
     after: dict[str, dict[str, int | float]]
@@ -61,12 +61,7 @@ class _Metrics(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Promotion:
-    """The result of a promotion.
-
-    Attributes:
-        version: The folder of the version in service.
-        judgements: What the gate said; nothing where the model was in service already.
-    """
+    """The result of a promotion, without judgements if the model was in service already."""
 
     version: Location
     judgements: Sequence[Judgement] = ()
@@ -74,13 +69,11 @@ class Promotion:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A run's model with what was measured of it; see :func:`pipelines.jobs.evaluate.evaluate`.
+    """A run's model with its figures; see :func:`pipelines.jobs.evaluate.evaluate`.
 
-    Attributes:
-        before: The figures of the start.
-        intervals: Of the differences between the two.
-        doubts: About the model or its figures, see :mod:`pipelines.evaluation.alarms`.
-        unmatched: Judged sets of which nobody knows whether the model was trained on them.
+    ``before`` are figures of the start, ``intervals`` those of the differences from it. ``doubts``
+    are about the model or its figures (:mod:`pipelines.evaluation.alarms`). ``unmatched`` are
+    judged sets for which it is unknown whether the model was trained on them.
     """
 
     run: RunFolder
@@ -97,18 +90,17 @@ class _Candidate:
 
 
 def promote(config: Config) -> Promotion:
-    """Put ``run.folder/model`` in service if the gate lets it pass.
+    """Put ``run.folder/model`` in service if it passes the gate.
 
     The first model is compared with the start of its training, any other with the model in service.
-
-    What the gate says is written to ``promotion.json`` in the run folder. A model that is in
-    service already is left there, so that a job that is run again does no harm.
+    The gate's judgements are written to ``promotion.json`` in the run folder. A model already in
+    service stays there, so that a repeated job does no harm.
 
     Raises:
-        InputError: There is nothing to promote, or what was measured does not belong to it, or
-            what is in service is not known.
-        PromotionRefused: The gate keeps it out, or it was rolled back before; the folder that is
-            served is as it was.
+        InputError: There is nothing to promote, its figures belong to another model, or the model
+            in service is unknown.
+        PromotionRefused: The gate refuses it, or it was rolled back before; the served folder is
+            unchanged.
         PipelineError: Another promotion went on at the same time.
     """
     target = _target(config)
@@ -146,14 +138,12 @@ def promote(config: Config) -> Promotion:
 
 
 def check_new(config: Config, identity: str) -> None:
-    """End a training whose model would be the one in service again.
+    """End a training that would reproduce the model in service in ``promotion.target``.
 
-    Args:
-        config: ``promotion.target`` says where that is.
-        identity: See :func:`pipelines.runs.opening.identity_digest`.
+    ``identity`` is a digest; see :func:`pipelines.runs.opening.identity_digest`.
 
     Raises:
-        NothingNew: The model in service follows from the same.
+        NothingNew: The model in service has the same identity.
         InputError: There is no target.
     """
     in_service = served.served_model(_target(config))
@@ -165,7 +155,7 @@ def check_new(config: Config, identity: str) -> None:
 
 
 def model_in_service(config: Config) -> Location:
-    """Return the folder of the model in service, which stays as it is.
+    """Return the version folder of the model in service, which never changes.
 
     Raises:
         InputError: There is none.
@@ -178,7 +168,7 @@ def model_in_service(config: Config) -> Location:
 
 
 def kept_runs(config: Config) -> set[Location]:
-    """Return the run folders of the models that are kept in ``promotion.target``, if it is set."""
+    """Return the run folders of the models kept in ``promotion.target``, if it is set."""
     if config.promotion.target is None:
         return set()
     target = _target(config)
@@ -187,14 +177,9 @@ def kept_runs(config: Config) -> set[Location]:
 
 
 def roll_back(config: Config, to: str | None = None) -> Location:
-    """Put an older model back in service.
+    """Put an older model of ``promotion.target`` back in service; return its version folder.
 
-    Args:
-        config: ``promotion.target`` says where.
-        to: The version; the one that was in service before the present one unless given.
-
-    Returns:
-        The folder of the version in service.
+    ``to`` names the version; by default the one in service before the present one.
 
     Raises:
         InputError: There is no such version.
@@ -233,7 +218,7 @@ def _wanted(target: Location, to: str | None) -> str:
 
 @contextmanager
 def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
-    """Lock the target, provided that what is in service has not changed since it was compared."""
+    """Lock the target if the model in service has not changed since it was compared."""
     with served.exclusive(target):
         if served.served_model(target) != in_service:
             raise PipelineError(f"another promotion to {target} took place, run it again")
@@ -256,7 +241,7 @@ def _refuse_without_current(target: Location) -> None:
 def _refuse_rolled_back(
     target: Location, candidate: _Candidate, in_service: Location | None
 ) -> None:
-    """Refuse a model that was rolled back: a job that is run again does not undo a decision."""
+    """Refuse a model that was rolled back: repeating a job does not undo a decision."""
     version = served.rolled_back_version(target, candidate.digest)
     if version is None:
         return
@@ -270,7 +255,7 @@ def _refuse_rolled_back(
 
 
 def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location | None) -> None:
-    """Refuse a model that people have to look at, unless ``promotion.accept`` says they have."""
+    """Refuse a model that needs a human look, unless ``promotion.accept`` says it was accepted."""
     found = list(candidate.doubts)
     for one in _worse_than_start(candidate.run):
         if in_service is None:
@@ -294,7 +279,7 @@ def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location 
 
 
 def _worse_than_start(run: RunFolder) -> list[Doubt]:
-    """Return what the run says of its own model, if that is to keep the start."""
+    """Return the run's doubts about its model, if the model is to keep the start."""
     told = records.built(run.metrics, verdict)
     if told is None or told.word != WORSE:
         return []
@@ -304,7 +289,7 @@ def _worse_than_start(run: RunFolder) -> list[Doubt]:
 def _record(
     candidate: _Candidate, in_service: Location | None, judgements: Sequence[Judgement]
 ) -> dict[str, Any]:
-    """Return what is recorded of a promotion, beside the model and in the run folder."""
+    """Return the record of a promotion, kept beside the model and in the run folder."""
     return {
         "run": str(candidate.run.path),
         "when": served.now(),
@@ -359,7 +344,7 @@ def _candidate(config: Config) -> _Candidate:
 
 
 def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observations]:
-    """Return what the figures are of; nothing of a run that a release without them evaluated."""
+    """Return the observations behind the figures; empty for runs of releases that kept none."""
     if digest is None:
         return {}
     if digest_observations(folder.observations) != digest:
@@ -370,7 +355,7 @@ def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observatio
 def _judgements(
     config: Config, candidate: _Candidate, in_service: Location | None, known: dict[str, Any]
 ) -> list[Judgement]:
-    """Return what the gate says of the candidate beside the model in service, if there is one."""
+    """Return the gate's judgements of the candidate against the model in service, if any."""
     # What was not measured is refused before the model in service is measured anew.
     metrics = compared_metrics(config.promotion, candidate.told)
     compare = partial(judge, config.promotion, metrics, candidate.figures)
@@ -401,14 +386,10 @@ def _served_measured(
     known: dict[str, Any],
     names: Sequence[str],
 ) -> tuple[Figures, Mapping[str, Observations]]:
-    """Return what was measured of the model in service on the texts of the new one.
+    """Return the figures of the model in service on the candidate's texts.
 
-    What was noted when it was promoted, if that is of the same texts; else it is measured anew.
-
-    Args:
-        in_service: The folder of the model in service.
-        known: What was noted when it was promoted.
-        names: Of the sets that are compared by.
+    Figures noted at its promotion (``known``) count if their texts are the same; else it is
+    evaluated anew.
     """
     wanted = {name: candidate.sets.get(name) for name in names}
     told = known.get("sets", {})
@@ -433,7 +414,7 @@ def _served_measured(
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:
-    """Return the first refusal, and which other metrics did not pass."""
+    """Return the first refusal, with the names of the other metrics that did not pass."""
     (_, first), *others = refusals.items()
     if not others:
         return first

@@ -1,19 +1,19 @@
-"""BM25: documents by the words that they share with a query, whatever a model makes of them.
+"""BM25: rank documents by the words they share with a query, independently of any model.
 
-The score of a document is the sum, over the different words of the query, of the word's weight
-times its saturated count in the document:
+The score of a document is the sum, over the distinct words of the query, of the word's weight times
+its saturated count in the document:
 
     ln(1 + (N - n + 0.5) / (n + 0.5)) * f (k1 + 1) / (f + k1 (1 - b + b * length / mean length))
 
-where `N` documents are there, `n` of them have the word, and `f` times the document has it.
+`N` is the number of documents, `n` of those with the word, `f` the word's count in the document.
 Sources: Robertson and Zaragoza, "The probabilistic relevance framework: BM25 and beyond",
 Foundations and Trends in Information Retrieval 3(4), 2009; the weight, which is never negative, is
 Lucene's: Kamphuis, de Vries, Boytsov and Lin, "Which BM25 do you mean?", ECIR 2020.
 
-Nothing is indexed: the words of all queries are known before documents are read, so one pass over
-the documents counts these (:class:`WordStatistics`), and a second one scores. Parts of a corpus are
-counted and scored apart and give what the whole would, which libraries that build an index, and
-weigh by it alone, cannot do. Memory does not grow with the documents.
+Nothing is indexed. The words of all queries are known beforehand, so one pass over the documents
+counts them (:class:`WordStatistics`), and a second one scores. Parts of a corpus are counted and
+scored apart with the result of the whole, which libraries that weigh by an index alone cannot do.
+Memory does not grow with the documents.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ _WITHOUT_BLANKS = (
 _PARTS = re.compile(f"([{_WITHOUT_BLANKS}]+)|[^{_WITHOUT_BLANKS}]+")
 _ASCII_RUN = re.compile("[A-Za-z0-9]+")
 _LEAST_PLURAL = 4
-"""Characters of a word that may lose its s: `is`, `as` and `gas` are no plurals."""
+"""Least characters of a word that loses its s: `is`, `as` and `gas` are no plurals."""
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in their order, each as often as it is there, in any language.
+    """Return the words of a text, in any language, in their order and with repetitions.
 
-    Of scripts that set blanks between words, a word is a run of letters, digits and the marks on
-    them, in Unicode's form for comparing (NFKC, then case folded), without an s at its end: plurals
-    of English, French and Spanish meet their singulars, and nothing else is cut, since the language
-    of a text is not known. There is no stop list: BM25's weight makes frequent words count little.
+    In scripts that separate words by blanks, a word is a run of letters, digits and their marks, in
+    Unicode's form for comparing (NFKC, then case folded). A final s is dropped, which joins plurals
+    of English, French and Spanish with their singulars; no other ending is, since the language is
+    unknown. There is no stop list: BM25's weight makes frequent words count little.
 
-    Of scripts that set none, and of Korean, which attaches particles to words, the characters and
-    the overlapping pairs of them stand for words, since segmenting would need a dictionary for each
-    language: pairs tell words apart, and single characters find words of one character. Sources:
-    Nie, Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval",
-    IRAL 2000; McNamee and Mayfield, "Character n-gram tokenization for European language text
+    In scripts without blanks, and in Korean, which attaches particles to words, the characters and
+    their overlapping pairs stand for words, since segmenting would need a dictionary for each
+    language. Pairs distinguish words; single characters find words of one character. Sources: Nie,
+    Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval", IRAL
+    2000; McNamee and Mayfield, "Character n-gram tokenization for European language text
     retrieval", Information Retrieval 7, 2004; for Chinese, Japanese and Korean, Lucene's
     ``CJKBigramFilter``.
     """
@@ -81,7 +81,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _words_of_run(run: str) -> Iterator[str]:
-    """Yield the words of letters, digits and marks that nothing separates."""
+    """Yield the words of an unbroken run of letters, digits and marks."""
     for found in _PARTS.finditer(run):
         part = found[0]
         if found[1] is None:
@@ -107,28 +107,23 @@ def _run() -> re.Pattern[str]:
 
 
 WORD_WEIGHT = 0.1
-"""What the best BM25 of a query adds to a cosine. Measured on six collections: of 0.05, 0.1, 0.15
-and more the largest with which none finds less; see `docs/measurements.md`."""
+"""Amount that the best BM25 of a query adds to a cosine. The largest of 0.05, 0.1, 0.15 and more
+with which none of six collections finds less; see `docs/measurements.md`."""
 FUSED_RANKS = 100
-"""Of each ranking that count at least; a document below them in one gains nothing from it."""
+"""Least number of ranks of each ranking that count; documents below gain nothing from it."""
 
 
 def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Neighbours:
     """Return the k best of both rankings for each query, by cosine + 0.1 BM25 / best BM25.
 
     Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", ACM
-    Transactions on Information Systems 42(1), 2023, who find such sums better than fusion by ranks,
-    which gives words half of the say however little they find.
+    Transactions on Information Systems 42(1), 2023. They find such sums better than fusion by
+    ranks, which gives words half of the weight however little they find.
 
-    A document that only words have found counts with the lowest cosine that is known of its query,
-    which its own does not exceed; one that only vectors have found, with a BM25 of zero. Of equal
-    sums the lower id wins.
-
-    Args:
-        by_vectors: The best by cosine.
-        by_words: The best by BM25, all above zero; of a query that shares no word with any
-            document there are none.
-        k: Documents of a query; fewer where both rankings together have fewer.
+    A document found only by words gets the lowest known cosine of its query, an upper bound of its
+    own. One found only by vectors gets a BM25 of zero. Ties go to the lower id. The scores of
+    ``by_words`` are above zero; a query that shares no word with any document has none. A query has
+    fewer than k documents where both rankings together have fewer.
     """
     if not len(by_words.queries):
         return best_of(by_vectors, k)
@@ -157,9 +152,9 @@ def ranks_of(ranking: Neighbours) -> np.ndarray:
 
 
 K1 = 1.2
-"""How soon more of the same word stops to count: the default of Lucene."""
+"""How soon repetitions of a word stop counting: Lucene's default."""
 B = 0.75
-"""How much long documents are discounted, from 0 to 1: the same."""
+"""Discount of long documents, from 0 to 1: Lucene's default."""
 
 TextBlock = tuple[Sequence[str], np.ndarray]
 """Texts of documents, and their ids (int64)."""
@@ -167,12 +162,12 @@ TextBlock = tuple[Sequence[str], np.ndarray]
 
 @dataclass(frozen=True)
 class WordQueries:
-    """Queries as BM25 asks them; small, and sent to executors as it is.
+    """The queries of a BM25 search; small, and sent to executors whole.
 
     Attributes:
-        count: How many there are, those without any word included.
-        terms: Number of each word that is in any of them, from 0.
-        asking: By the number of a word the queries that have it, ascending.
+        count: Number of queries, including those without any word.
+        terms: Number of each word of any query, from 0.
+        asking: The queries that have a word, ascending, by the number of the word.
     """
 
     count: int
@@ -181,7 +176,7 @@ class WordQueries:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> WordQueries:
-        """Return those of texts."""
+        """Return the queries of some texts."""
         asking: dict[str, list[int]] = {}
         for number, text in enumerate(texts):
             for word in dict.fromkeys(words_of(text)):
@@ -192,12 +187,10 @@ class WordQueries:
 
 @dataclass(frozen=True)
 class WordStatistics:
-    """What the weights of words follow from; those of parts of a corpus add up to its own.
+    """The counts behind the weights of words; those of parts of a corpus add up.
 
-    Attributes:
-        documents: How many there are.
-        words: Of all documents.
-        having: int64 [terms]: how many documents have a word of the queries.
+    ``words`` counts those of all documents, ``having`` (int64 [terms]) documents with each word of
+    the queries.
     """
 
     documents: int
@@ -210,12 +203,7 @@ class WordStatistics:
 
 
 def word_statistics(queries: WordQueries, texts: Iterable[str]) -> WordStatistics:
-    """Count the words of queries in documents.
-
-    Args:
-        queries: Whose words count.
-        texts: Of documents; one without any word is a document too.
-    """
+    """Count the words of queries in the texts of documents; texts without a word count too."""
     documents = words = 0
     having = np.zeros(len(queries.terms), np.int64)
     for text in texts:
@@ -230,13 +218,10 @@ def word_statistics(queries: WordQueries, texts: Iterable[str]) -> WordStatistic
 def best_by_words(
     queries: WordQueries, statistics: WordStatistics, blocks: Iterable[TextBlock], k: int
 ) -> Neighbours:
-    """Find the k documents of highest BM25 for each query; of equal ones the lower id wins.
+    """Find the k documents of highest BM25 for each query; ties go to the lower id.
 
-    Args:
-        queries: What is asked.
-        statistics: Of all documents, also of those that others score.
-        blocks: The documents to score.
-        k: Documents of a query; fewer where fewer share a word with it.
+    ``statistics`` are of all documents, ``blocks`` only of those to score. A query has fewer than k
+    where fewer share a word with it.
     """
     found = Neighbours.none()
     rows = max(1, BLOCK_CELLS // max(queries.count, 1))
@@ -268,7 +253,7 @@ def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[st
 def _by_term(
     queries: WordQueries, texts: Sequence[str]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield each term that any of some documents has, these, and their counts and lengths."""
+    """Yield each term that occurs, with its documents, their counts of it, and their lengths."""
     triples: list[tuple[int, int, int]] = []
     lengths = np.zeros(len(texts))
     for row, text in enumerate(texts):
@@ -284,5 +269,5 @@ def _by_term(
 
 
 def total(parts: Iterable[WordStatistics], queries: WordQueries) -> WordStatistics:
-    """Add up the statistics of the parts of a corpus, also of none."""
+    """Add up the statistics of the parts of a corpus; there may be none."""
     return reduce(WordStatistics.__add__, parts, word_statistics(queries, ()))

@@ -34,21 +34,18 @@ def embed_column(
     """Add a column of vectors after the others of a frame; lazy, like any transformation.
 
     Args:
-        frame: Has a column of strings.
         model: A sentence-transformers folder, where the driver and every executor can read it.
-        text_column: Its name; a null gives a null.
-        output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
-            (float) behind it, where it is quantised.
+        text_column: Strings; a null gives a null.
+        output_column: ``array<float>``; quantised, ``array<tinyint>`` with `<output_column>_scale`
+            (float) behind it.
         backend: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`, as for the others.
         precision: ``auto``, ``fp32`` or ``bf16``, of the matrix products.
-        batch_tokens: Tokens of one forward pass; None: what suits the device.
-        prompt_name: Which of the model's prompts stands before each text; None: its default.
-        dimensions: Values of an embedding to keep.
+        prompt_name: The model's prompt before each text; None for its default.
         quantise: ``none`` or ``int8``.
 
     Raises:
-        InputError: The frame has no such column of strings, or has the output already; or
-            options that do not fit the model.
+        InputError: The frame has no such column of strings, or has the output already, or the
+            options do not fit the model.
     """
     from pyspark.sql.types import ArrayType, ByteType, FloatType, StructField, StructType
 
@@ -77,12 +74,10 @@ def embed_column(
 def check_columns(
     is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
 ) -> None:
-    """Make sure that there is the column of texts, and none yet of the names to be written.
+    """Refuse a table without the column of texts, or with a column to be written.
 
-    Args:
-        is_text: Whether a column holds strings, by its name.
-        options: Whether there will be scales.
-        where: Of the columns, for the message.
+    ``is_text`` says whether a column holds strings, by its name; ``where`` names the table in
+    messages.
 
     Raises:
         InputError: A column is missing, holds no text, or is there already.
@@ -100,11 +95,9 @@ def check_columns(
 
 
 def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -> EmbeddingOptions:
-    """Return options as tasks of a session compute: with their threads, and on GPUs if they have.
+    """Return the driver's options for tasks: with their threads, and on GPUs if they have some.
 
-    Args:
-        options: Those of the driver.
-        backend: As the settings have it.
+    ``backend`` is as in the settings.
 
     Raises:
         InputError: The backend has no form of the model.
@@ -114,6 +107,6 @@ def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -
 
 
 def backend_for(session: SparkSession, name: str) -> str:
-    """Return the backend that is named; for ``auto``, the one for GPUs where tasks have some."""
+    """Return the named backend; for ``auto``, the one for GPUs where tasks have some."""
     gpus = conf_value(session, "spark.task.resource.gpu.amount")
     return GPU_BACKEND if name == "auto" and gpus else name

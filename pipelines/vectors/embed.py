@@ -1,10 +1,10 @@
 """The embedding job: a table in, the same table with vectors out, part by part.
 
-The plan of the parts is written first (:mod:`pipelines.vectors.plan`). An input file that is as it
-was keeps its parts, which are linked from the earlier table; rows of other files are compared with
-those of that table by key, and the vectors of equal texts are brought to the parts that want them
-(:mod:`pipelines.vectors.keys`). Executors make the missing parts. At the end there is
-`_manifest.json`, and the table takes its place (:mod:`pipelines.vectors.table_job`).
+The plan of the parts comes first (:mod:`pipelines.vectors.plan`). Parts of unchanged input files
+are linked from the earlier table. Rows of other files are compared with that table by key, and the
+vectors of equal texts go to the parts that need them (:mod:`pipelines.vectors.keys`). Executors
+make the missing parts. `_manifest.json` is written last; then the table takes its place
+(:mod:`pipelines.vectors.table_job`).
 """
 
 from __future__ import annotations
@@ -99,15 +99,10 @@ Files = tuple[list[InputFile], Mapping[Location, Constants]]
 
 @dataclass(frozen=True)
 class EmbeddingSummary:
-    """What a job did.
+    """The result of a job.
 
-    Attributes:
-        folder: The table; in a store the version of it that is the current one.
-        rows: Of the whole table.
-        texts: Of those, rows with a text.
-        embedded: Rows that this run embedded.
-        seconds: That it took for these.
-        dimensions: Of a vector.
+    ``folder`` is the table, in a store its current version. ``rows`` and ``texts`` (rows with a
+    text) count the whole table; ``embedded`` counts the rows that this run embedded in ``seconds``.
     """
 
     folder: str
@@ -142,8 +137,7 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
 class EmbeddingJob:
     """A job of the section ``embedding``, with its model and inputs as they are now.
 
-    Attributes:
-        identity: What decides the content of the table, by setting.
+    ``identity`` decides the content of the table, by setting.
     """
 
     config: Config
@@ -152,11 +146,11 @@ class EmbeddingJob:
 
     @classmethod
     def of(cls, config: Config) -> EmbeddingJob:
-        """Look at the model, ``<run.folder>/model`` unless named, and at the inputs.
+        """Read the model, ``<run.folder>/model`` unless named, and the inputs.
 
         Raises:
-            InputError: There is no such model or input, the settings do not fit it, or inputs and
-                output are within one another.
+            InputError: Model or inputs are missing, do not fit the settings, or overlap with the
+                output.
         """
         settings, stores = config.embedding, config.storage
         options = options_for(
@@ -193,7 +187,7 @@ class EmbeddingJob:
         return Columns(text=self.settings.text_column, vector=self.settings.output_column)
 
     def is_up_to_date(self) -> bool:
-        """Return whether the table is finished, and of the same model, inputs and settings."""
+        """Return whether the table is finished, and has the same model, inputs and settings."""
         version = read_version(versions.current(self.folder), self.config.storage)
         # Of tables by name it is not known whether they have changed.
         is_dated = self.identity[INPUTS][1] is not None
@@ -231,15 +225,15 @@ class EmbeddingJob:
             yield
 
     def run(self, session: SparkSession) -> EmbeddingSummary:
-        """Make what is missing of the table, whose folder the caller works on.
+        """Make the missing parts of the table; the caller holds the lock of its folder.
 
-        The output has all columns of the input and behind them the vectors: lists of one size,
-        float32 or int8. What is there of the same job is kept, and with ``embedding.key_column``
-        what is there of an earlier one. A new table takes the place of another when it is whole.
+        The output has all columns of the input, then the vectors: lists of one size, float32 or
+        int8. Parts of the same job are kept; with ``embedding.key_column``, also vectors of an
+        earlier one. A new table replaces another only when it is whole.
 
         Raises:
             InputError: Input, column or key cannot be used, or the folder holds another table.
-            PipelineError: Spark's job failed or stood still; what is done is kept.
+            PipelineError: Spark's job failed or stood still; finished parts are kept.
         """
         check_connector(session, self.settings)
         work = self.work()
@@ -271,12 +265,7 @@ class EmbeddingJob:
         )
 
     def files(self, session: SparkSession, aside: Location) -> Files:
-        """Return the input as Parquet files; rows of other formats are written as such first.
-
-        Args:
-            session: Reads these.
-            aside: Of the table that is begun.
-        """
+        """Return the input as Parquet files; other formats are first written into ``aside``."""
         settings, stores = self.settings, self.config.storage
         if settings.format == "parquet":
             files, named = parquet_inputs(settings, stores), self._partition_columns()
@@ -290,7 +279,7 @@ class EmbeddingJob:
 def _as_before(
     session: SparkSession, options: EmbeddingOptions, work: Work, identity: Mapping[str, Any]
 ) -> EmbeddingOptions:
-    """Return the options with the backend and the precision of vectors that may be kept, if any."""
+    """Return the options with the backend and precision of the vectors to keep, if any."""
     for version in work.before:
         if not version.other_vectors(identity):
             plan = version.plan
@@ -299,7 +288,7 @@ def _as_before(
 
 
 def precision_of(session: SparkSession, options: EmbeddingOptions) -> str:
-    """Return the precision of a whole table, which an executor knows where it is ``auto``."""
+    """Return the precision of a whole table; an executor resolves ``auto``."""
     if options.precision != "auto":
         return options.precision
     ask = partial(_precision_here, options=options)
@@ -308,12 +297,12 @@ def precision_of(session: SparkSession, options: EmbeddingOptions) -> str:
 
 
 def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
-    """Yield it, once. Runs on an executor."""
+    """Yield the precision once. Runs on an executor."""
     yield choose_precision(options.precision, task_device(options.backend))
 
 
 def _tell_of_prompts(options: EmbeddingOptions) -> None:
-    """Log a hint if the model has a prompt for documents, and these texts get another one."""
+    """Log a hint if the model has a prompt for documents and these texts get another one."""
     prompts = read_prompts(local_folder(options.model))
     document = prompts.before(DOCUMENT)
     if options.prompt_name is None and document and document != prompts.before():
@@ -325,7 +314,7 @@ def _tell_of_prompts(options: EmbeddingOptions) -> None:
 
 
 def _tell_of_scales(options: EmbeddingOptions, columns: Columns) -> None:
-    """Log what int8 vectors can be compared by, since other systems know nothing of scales."""
+    """Log how int8 vectors can be compared, since other systems do not know the scales."""
     if options.is_quantised:
         logger.info(
             "embedding: int8 vectors are right under cosine similarity alone: for inner products "
@@ -342,11 +331,7 @@ def make_vectors(
     options: EmbeddingOptions,
     columns: Columns,
 ) -> int:
-    """Make parts on the executors; return how many rows were embedded.
-
-    Args:
-        parts: All of the table.
-        missing: Those of them that are to be made.
+    """Make the missing parts on the executors; return the number of embedded rows.
 
     Raises:
         PipelineError: See :func:`~pipelines.vectors.table_job.make_parts`.
@@ -368,11 +353,7 @@ def finish(
 ) -> EmbeddingSummary:
     """Check every part, write the manifest, and remove temporary files.
 
-    Args:
-        version: All of its parts are there.
-        options: With which they were made.
-        embedded: Rows of this run.
-        began: When these were begun, by the monotonic clock.
+    ``embedded`` counts this run's rows, which ``began`` at that time of the monotonic clock.
 
     Raises:
         PipelineError: A part was not made of all of its rows.
@@ -427,15 +408,12 @@ def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
 
 
 def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version:
-    """Begin a table: a folder with its plan, apart from what is there.
+    """Begin a table: write its plan into a folder apart from the existing table.
 
-    Args:
-        session: Reads inputs that are not Parquet, and compares keys.
-        job: Its options have a backend and a precision that are not ``auto``.
-        work: What it may take over.
+    The options of ``job`` are resolved, not ``auto``; ``work`` says which tables may be reused.
 
     Raises:
-        InputError: The input cannot be used, or a key is missing or there twice.
+        InputError: The input cannot be used, or a key is missing or repeated.
         PipelineError: Spark could not compare keys.
     """
     home, options = job.folder, job.options
@@ -474,7 +452,7 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
 
 
 def _clear_unplanned(folder: Location) -> None:
-    """Remove what jobs have left in a store that were killed before they had a plan."""
+    """Remove what killed jobs have left in a store before they had a plan."""
     for place in map(as_remote, begun_folders(folder)):
         if place is not None and not (place / PLAN_FILE).is_file():
             versions.clear(place)
@@ -483,7 +461,7 @@ def _clear_unplanned(folder: Location) -> None:
 def usable(
     before: Sequence[Version], folder: Location, identity: Mapping[str, Any]
 ) -> list[Version]:
-    """Return the tables whose vectors are those that are wanted; log why where there are none."""
+    """Return the tables that have the wanted vectors; log why if there are none."""
     other = {key: None for version in before for key in version.other_vectors(identity)}
     found = [version for version in before if not version.other_vectors(identity)]
     if before and not found:
@@ -516,7 +494,7 @@ def _check_files(files: Files, job: EmbeddingJob) -> None:
 
 
 def _check_deletable(files: Files, deleted: DeletedRows, output: Location) -> None:
-    """Refuse files of which nobody could tell which rows were deleted."""
+    """Refuse files in which deleted rows could not be identified."""
     footers, constants = files
     for file in footers:
         names = {*file.types, *(one.name for one in constants.get(file.path, ()))}
@@ -545,14 +523,9 @@ def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) ->
 def parts_of(
     files: Files, job: EmbeddingJob, before: Sequence[Version], build: int, slots: int
 ) -> list[RowRange]:
-    """Return all rows in parts: those of before of files that stay, others cut anew.
+    """Return all rows in parts: unchanged files keep earlier parts, other files are cut anew.
 
-    Args:
-        files: The inputs.
-        job: Says how large a part is.
-        before: Tables with parts that may be kept.
-        build: Number of the new table.
-        slots: Tasks that run at once.
+    ``build`` is the number of the new table, ``slots`` the number of tasks that run at once.
     """
     footers, constants = files
     known: dict[Location, list[RowRange]] = {}
@@ -595,10 +568,9 @@ def _parts_of_same_files(
 
 
 def linked(parts: Sequence[RowRange], before: Sequence[Version], aside: Location) -> list[RowRange]:
-    """Link the parts that an earlier table has; where links cannot be, executors copy them.
+    """Link the parts that an earlier table has.
 
-    Returns:
-        The parts; those that need not be made say what they are copied from.
+    Where links are impossible, the returned part names the file that executors copy.
     """
     lasting = {version.folder for version in before if version.is_whole}
 
@@ -615,7 +587,7 @@ def linked(parts: Sequence[RowRange], before: Sequence[Version], aside: Location
 
 
 def _is_taken(file: Location, target: Location, *, may_wait: bool) -> bool:
-    """Return whether a part is there by another name, or can be copied later, if it may wait."""
+    """Return whether a part is linked, or can be copied later if ``may_wait``."""
     if may_wait and as_remote(file) is not None:
         return file.is_file()
     try:
@@ -632,7 +604,7 @@ def _compared(
     parts: Sequence[RowRange],
     aside: Location,
 ) -> tuple[list[RowRange], Changes | None]:
-    """Return the parts with the number of rows that keep their vectors, which are in a folder."""
+    """Return the parts with counts of rows that keep their vectors, which are in a folder."""
     whole = next((version for version in before if version.is_whole), None)
     table = None if whole is None else open_table(whole.folder)
     compare = partial(compare_rows, session, parts, job.settings, table, aside / KEPT)
@@ -642,7 +614,7 @@ def _compared(
 
 
 def _unknown_to_spark(files: Files) -> str:
-    """Return the columns that keep Spark from reading a table; pandas and pyarrow read them."""
+    """Return the columns that Spark cannot read in a table, though pandas and pyarrow can."""
     found = {
         f"`{name}` ({kind})": None
         for file in files[0]

@@ -1,4 +1,4 @@
-"""Makes the files of parts: rows are read, embedded and written. Runs on executors."""
+"""Files of parts: rows are read, embedded and written. Runs on executors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.vectors.row_deletion import DeletedRows
 from pipelines.vectors.table_job import ATTEMPTS, KEPT
 
 SIGN_SECONDS = 30.0
-"""After which a part that is made for a store gives a sign of life again."""
+"""Interval of the signs of life of a part that is made for a store."""
 
 
 def embed_parts(
@@ -30,13 +30,10 @@ def embed_parts(
     attempts: Location | None = None,
     deleted: DeletedRows | None = None,
 ) -> Iterator[int]:
-    """Write a file for each part; yield how many of its rows were embedded.
+    """Write a file for each part, without ``deleted`` rows; yield the number of its embedded rows.
 
-    A file appears as a whole, so an attempt may fail, or run twice at a time.
-
-    Args:
-        attempts: Folder for what is being written; `_attempts` in that of the table unless given.
-        deleted: Rows that are left out.
+    Files appear atomically, so an attempt may fail, or run twice at a time. ``attempts`` holds
+    files being written; by default `_attempts` in the table's folder.
     """
     # Arrow would start a thread for every core of the machine, and a task has only some.
     pa.set_cpu_count(options.threads)
@@ -80,7 +77,7 @@ def _is_copied(part: RowRange, target: Location, attempts: Location) -> bool:
 
 
 def _with_signs(batches: Iterator[pa.RecordBatch], sign: Location) -> Iterator[pa.RecordBatch]:
-    """Yield the same, and change a file now and then, since nobody else sees the part grow."""
+    """Yield the same batches; change a file now and then, as nobody else sees the part grow."""
     storage.write_text(sign, "0")
     told, rows = time.monotonic(), 0
     for batch in batches:

@@ -1,14 +1,14 @@
-"""Texts of Arrow columns to columns of vectors: embedded, shortened, quantised, and back.
+"""Arrow columns of texts to columns of vectors: embedded, shortened, quantised, and back.
 
-Shortening keeps the first values of an embedding and scales it to length 1 again where the model
-does. It suits models that were trained for it; source: Kusupati et al., "Matryoshka Representation
+Shortening keeps the first values of an embedding, and rescales it to length 1 if the model
+normalises. It suits models trained for it; source: Kusupati et al., "Matryoshka Representation
 Learning", NeurIPS 2022, arXiv:2205.13147.
 
-Quantising to int8 divides each vector by a scale of its own, its largest absolute value over 127,
-and rounds; the scale is a column beside it. No value is off by more than half its vector's scale,
-so the length of the error is at most sqrt(dimensions) / 254 times the largest absolute value.
-Source: the vector-wise absmax quantisation of Dettmers, Lewis, Belkada and Zettlemoyer,
-"LLM.int8()", NeurIPS 2022, arXiv:2208.07339.
+Int8 quantisation divides each vector by its own scale, its largest absolute value over 127, and
+rounds; a second column holds the scales. No value is off by more than half its vector's scale, so
+the length of the error is at most sqrt(dimensions) / 254 times the largest absolute value. Source:
+the vector-wise absmax quantisation of Dettmers, Lewis, Belkada and Zettlemoyer, "LLM.int8()",
+NeurIPS 2022, arXiv:2208.07339.
 """
 
 from __future__ import annotations
@@ -43,39 +43,38 @@ _MODEL_FILES = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Names of columns: texts are read, vectors are written."""
+    """Names of the columns of texts (read) and vectors (written)."""
 
     text: str
     vector: str
 
     @property
     def scale(self) -> str:
-        """The column of scales, of vectors that are quantised."""
+        """The column of scales of quantised vectors."""
         return f"{self.vector}_scale"
 
     @property
     def stored(self) -> tuple[str, str]:
-        """The columns that are written, where vectors are quantised."""
+        """The columns written for quantised vectors."""
         return self.vector, self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """Plain values that a vector follows from, and how it is computed.
+    """Plain values that decide a vector and how it is computed.
 
     Attributes:
-        model: The model's folder, which every executor can reach; a version of it, in a store.
-        model_sha256: Of its files, so that a folder that was replaced is loaded anew.
-        kind: Its architecture.
-        hidden: Width of the model's embeddings.
-        normalise: Whether the model scales them to length 1.
-        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the
-            precision of the matrix products (``auto``, ``fp32`` or ``bf16``) and CPU threads.
-        batch_tokens: Tokens of one forward pass; None: what suits the device.
-        prompt_name: Which of the model's prompts stands before each text; see
-            :meth:`pipelines.tokens.start.Prompts.before`.
-        dimensions: The first so many values of an embedding are kept.
-        quantise: ``none``: float32; ``int8``: see :mod:`pipelines.vectors.embedding`.
+        model: Model folder that every executor can reach; in a store, a version of it.
+        model_sha256: Digest of the model's files, so that a replaced folder is loaded anew.
+        kind: Architecture of the model.
+        hidden: Width of the model's embeddings, before ``dimensions`` cuts them.
+        normalise: Whether the model scales embeddings to length 1.
+        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, also for
+            ``precision`` (of the matrix products: ``auto``, ``fp32`` or ``bf16``) and CPU
+            ``threads``.
+        batch_tokens: Tokens of one forward pass; None for what suits the device.
+        prompt_name: The prompt before each text; see :meth:`pipelines.tokens.start.Prompts.before`.
+        quantise: ``none`` for float32, or ``int8``; see :mod:`pipelines.vectors.embedding`.
     """
 
     model: Location
@@ -108,15 +107,14 @@ def embedding_options(
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> EmbeddingOptions:
-    """Return options that fit the model; see :class:`EmbeddingOptions` for the others.
+    """Return options that fit the model; see :class:`EmbeddingOptions` for the arguments.
 
-    Args:
-        model: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        dimensions: Values of an embedding to keep; None: all.
+    ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; ``dimensions`` None keeps
+    all.
 
     Raises:
-        InputError: There is no such model, backend, precision, prompt or quantisation, or the model
-            is narrower.
+        InputError: The model is missing or narrower, or there is no such backend, precision, prompt
+            or quantisation.
     """
     folder = location(model).expanduser().absolute()
     if not folder.is_dir():
@@ -154,7 +152,7 @@ def embedding_options(
 
 
 def model_digest(folder: Location) -> str:
-    """Return a digest of all files of a model that decide an embedding, without loading weights."""
+    """Return a digest of all model files that decide an embedding, without loading weights."""
     local = local_folder(folder)
     digest = hashlib.sha256()
     for file in sorted(file for kind in _MODEL_FILES for file in local.rglob(kind)):
@@ -168,18 +166,16 @@ def model_digest(folder: Location) -> str:
 
 @lru_cache(maxsize=256)
 def _file_digest(file: Path, *stamp: int) -> bytes:
-    """Digest a file; a process that asks again, with the same stamp, is not to read it again."""
+    """Digest a file; the stamp is a cache key, so that one process reads a file once."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
 @lru_cache(maxsize=1)
 def cached_embedder(options: EmbeddingOptions, device: str) -> TextEmbedder:
-    """Load the model, and keep it between the tasks of a Python worker. Runs on an executor.
+    """Load the model, and cache it between the tasks of a Python worker. Runs on an executor.
 
-    Args:
-        options: The model.
-        device: Is asked for in each task, since Spark may give the next one another GPU.
+    Each task asks for its ``device``, since Spark may give the next task another GPU.
     """
     return load_embedder(
         options.model,
@@ -201,12 +197,9 @@ def task_device(backend: str) -> str:
 
 
 def shortened(embeddings: np.ndarray, dimensions: int, *, normalise: bool) -> np.ndarray:
-    """Return the first values of each embedding.
+    """Return the first values of each embedding (fp32 [texts, width]).
 
-    Args:
-        embeddings: fp32 [texts, width].
-        dimensions: How many are kept.
-        normalise: Whether what is left is scaled to length 1; zeros stay zeros.
+    With ``normalise`` they are rescaled to length 1; zeros stay zeros.
     """
     if dimensions == embeddings.shape[1]:
         return embeddings
@@ -219,13 +212,9 @@ def shortened(embeddings: np.ndarray, dimensions: int, *, normalise: bool) -> np
 
 
 def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int8 values and the scale that each vector's are to be multiplied by.
+    """Return vectors (fp32 [texts, dimensions]) as int8 of -127 to 127 and scales (fp32 [texts]).
 
-    Args:
-        vectors: fp32 [texts, dimensions].
-
-    Returns:
-        int8 [texts, dimensions], of -127 to 127, and fp32 [texts]; the scale of zeros is 0.
+    A value times its vector's scale restores it; the scale of zeros is 0.
     """
     scales = (np.abs(vectors).max(axis=1, initial=0.0) / LEVELS).astype(np.float32)
     divisors = np.where(scales > 0, scales, np.float32(1))
@@ -234,7 +223,7 @@ def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def restored(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return fp32 [texts, dimensions] of what :func:`quantised` gave, but for its rounding."""
+    """Return fp32 [texts, dimensions], the inverse of :func:`quantised` up to rounding."""
     vectors: np.ndarray = values.astype(np.float32) * scales.astype(np.float32)[:, None]
     return vectors
 
@@ -242,12 +231,9 @@ def restored(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def vector_array(values: np.ndarray, present: np.ndarray) -> pa.ListArray:
     """Return vectors as an Arrow column of lists, all of one size.
 
-    Lists of fixed size as a type would say so, but neither Spark's Arrow reader nor pyarrow's
-    Parquet writer takes them with nulls.
-
-    Args:
-        values: [texts that are present, dimensions], float32 or int8.
-        present: bool [rows]; a row without a vector is null.
+    The type is not a fixed-size list: with nulls, neither Spark's Arrow reader nor pyarrow's
+    Parquet writer takes those. ``values`` are float32 or int8 [present texts, dimensions]; rows
+    that are not ``present`` (bool [rows]) become null.
     """
     offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int32) * values.shape[1]])
     mask = None if present.all() else pa.array(~present)
@@ -256,11 +242,9 @@ def vector_array(values: np.ndarray, present: np.ndarray) -> pa.ListArray:
 
 
 def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = None) -> np.ndarray:
-    """Return fp32 [rows, dimensions] of a column of vectors without nulls.
+    """Return a column of vectors without nulls as fp32 [rows, dimensions].
 
-    Args:
-        column: Lists of one size.
-        scales: Of a column of int8.
+    A column of int8 needs its ``scales``.
 
     Raises:
         ValueError: The lists are of several sizes.
@@ -285,10 +269,8 @@ def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = Non
 class KeptVectors:
     """Vectors that rows of a part keep.
 
-    Attributes:
-        rows: int64 [kept], ascending, counted from the part's first.
-        values: float32 or int8 [kept, dimensions].
-        scales: fp32 [kept] of int8.
+    ``rows`` (int64 [kept]) ascend and count from the part's first row. ``values`` are float32 or
+    int8 [kept, dimensions]; int8 values have ``scales`` (fp32 [kept]).
     """
 
     rows: np.ndarray
@@ -297,7 +279,7 @@ class KeptVectors:
 
     @classmethod
     def read(cls, path: Location, options: EmbeddingOptions) -> KeptVectors:
-        """Read those of a part, from the file that was written for it. Runs on an executor."""
+        """Read the kept vectors of a part, from the file written for it. Runs on an executor."""
         table = pq.read_table(arrow_source(path), use_threads=False)
         table = table.filter(table["vector"].is_valid())
         kind = np.int8 if options.is_quantised else np.float32
@@ -306,7 +288,7 @@ class KeptVectors:
         return cls(table["row"].to_numpy(), values.reshape(-1, options.dimensions), scales)
 
     def within(self, start: int, stop: int) -> KeptVectors:
-        """Return those of some rows of the part, counted from the first of these."""
+        """Return the vectors of rows from ``start`` to ``stop``, counted from ``start``."""
         low, high = np.searchsorted(self.rows, [start, stop])
         scales = None if self.scales is None else self.scales[low:high]
         return KeptVectors(self.rows[low:high] - start, self.values[low:high], scales)
@@ -315,11 +297,9 @@ class KeptVectors:
 def embed_arrow(
     texts: pa.Array, options: EmbeddingOptions, kept: KeptVectors | None = None
 ) -> tuple[pa.Array, pa.Array | None]:
-    """Return a column of vectors, and of scales if they are quantised. Runs on an executor.
+    """Return a column of vectors, and of scales if quantised. Runs on an executor.
 
-    Args:
-        texts: Strings; a null gives a null.
-        kept: Vectors that some of the texts have already.
+    A null text gives a null. Texts with ``kept`` vectors are not embedded again.
     """
     if kept is None:
         kept = KeptVectors(
@@ -348,14 +328,7 @@ def embed_arrow(
 def _spread(
     made: np.ndarray, missing: np.ndarray, known: np.ndarray | None, rows: np.ndarray
 ) -> np.ndarray:
-    """Return values of all rows: those that were made, those that are known, and zeros elsewhere.
-
-    Args:
-        made: Values of the rows that are missing.
-        missing: bool [rows].
-        known: Values of others.
-        rows: int64 [known].
-    """
+    """Return values of all rows: made where ``missing``, ``known`` at ``rows``, zeros elsewhere."""
     whole = np.zeros((len(missing), *made.shape[1:]), made.dtype)
     whole[missing] = made
     whole[rows] = known
@@ -371,9 +344,7 @@ def embed_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows with their vectors behind the other columns. Runs on an executor.
 
-    Args:
-        batches: Have the text column.
-        kept: Vectors that some of the rows have already.
+    Rows with ``kept`` vectors are not embedded again.
     """
     first = 0
     for block in blocks(batches):
@@ -392,7 +363,7 @@ def embed_batches(
 def blocks(
     batches: Iterable[pa.RecordBatch], rows: int = TEXTS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of so many, which are then sorted by length together."""
+    """Yield the input in batches of ``rows``; each is later sorted by length as a whole."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Exact nearest neighbours in a table of vectors, and how a search is spread over executors.
+"""Exact nearest neighbours in a table of vectors, and the distribution of searches over executors.
 
-Queries are few, and are broadcast to all tasks. Each task searches its files one after the other
-and keeps the best rows of each query; the driver merges those.
+Queries are few, and are broadcast. Each task searches its files one after the other and keeps the
+best rows of each query; the driver merges the results of tasks.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ if TYPE_CHECKING:
 Asked = TypeVar("Asked")
 
 FileSearch: TypeAlias = Callable[[Asked, VectorFile], Neighbours]
-"""Gives the best rows of a file for queries; is sent to executors."""
+"""Returns the best rows of a file for queries; sent to executors."""
 
 
 def search_table(
     table: VectorTable, queries: np.ndarray, k: int, session: SparkSession | None = None
 ) -> Neighbours:
-    """Find the k rows of highest cosine for each query; of equal ones the first.
+    """Find the k rows of highest cosine for each query; ties go to the first row.
 
-    Args:
-        queries: [queries, dimensions].
-        session: Has its executors read the files; without one, this process does.
-
-    Returns:
-        ``documents`` are positions in the table.
+    ``queries`` are [queries, dimensions]; ``documents`` of the result are positions in the table.
+    Without a session, this process reads the files.
 
     Raises:
         InputError: The queries are of another width than the table.
@@ -57,10 +53,7 @@ def best_of_files(
 ) -> Neighbours:
     """Find the k best rows of all files for each query.
 
-    Args:
-        queries: As the search takes them.
-        search: Of one file.
-        session: Has its executors search; without one, this process does.
+    ``search`` takes ``queries`` and one file. Without a session, this process searches.
 
     Raises:
         PipelineError: An executor could not.
@@ -89,7 +82,7 @@ def check_queries(table: VectorTable, queries: np.ndarray) -> np.ndarray:
 
 
 def deal(files: Sequence[VectorFile], tasks: int) -> list[list[VectorFile]]:
-    """Deal the files into at most so many lists of about as many rows each."""
+    """Deal the files into at most ``tasks`` lists of about as many rows each."""
     dealt: list[list[VectorFile]] = [[] for _ in range(max(1, min(tasks, len(files))))]
     rows = [0] * len(dealt)
     for file in sorted(files, key=lambda file: -file.rows):

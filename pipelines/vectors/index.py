@@ -1,11 +1,11 @@
 """Approximate nearest neighbours: a graph index beside each file of a table, by usearch.
 
-An index is built where its file is read and searched where it lies, so that no process holds more
-than one of them. Those of a table in an object store lie beside the versions of the table, in
-versions of their own, and are copied to the machine that searches them. An index knows rows by
-their place in the file, so that it stays when other files of the table change. Source of the
-graph: Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using
-Hierarchical Navigable Small World graphs", 2018, arXiv:1603.09320.
+An index is built where its file is read and searched where it lies, so no process holds more than
+one. Indexes of a table in an object store lie beside the table's versions, in versions of their
+own, and are copied to the machine that searches them. An index knows rows by their place in the
+file, so it stays valid when other files of the table change. Source of the graph: Malkov and
+Yashunin, "Efficient and robust approximate nearest neighbor search using Hierarchical Navigable
+Small World graphs", 2018, arXiv:1603.09320.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.json"
 Stamp: TypeAlias = int | str | None
-"""What changes with the content of a file."""
+"""A value that changes with the content of a file."""
 FORM = 2
-"""Of the files: 1 knew rows by their position in the table."""
+"""Version of the files: version 1 knew rows by their position in the table."""
 CONNECTIVITY = 16
 """Neighbours of a vector in the graph."""
 EXPANSION_ADD = 128
-"""Candidates that are looked at when a vector is added."""
+"""Candidates examined when a vector is added."""
 EXPANSION_SEARCH = 128
-"""Candidates that are looked at for a query; more find more of the true neighbours."""
+"""Candidates examined for a query; more give a higher recall."""
 
 
 class _Known(TypedDict, total=False):
-    """What the file of an index says; see :class:`_Index`."""
+    """The content of an index's file; see :class:`_Index`."""
 
     form: int
     vector_column: str
@@ -65,12 +65,10 @@ class _Known(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Index:
-    """The indexes of a table's files that are there.
+    """The existing indexes of a table's files.
 
-    Attributes:
-        folder: Where they are.
-        stamps: Of the files when they were built, by name.
-        digests: SHA-256 of the indexes, by the name of the file, where they are known.
+    ``stamps`` of the files when they were indexed, and ``digests`` (SHA-256 of the indexes, where
+    known), are by the name of the file.
     """
 
     folder: Location
@@ -79,7 +77,7 @@ class _Index:
 
     @classmethod
     def find(cls, table: VectorTable) -> _Index:
-        """Return those of a table."""
+        """Return the indexes of a table."""
         folder = current(index_folder(table))
         path = folder / INDEX_FILE
         known: _Known = records.read(path, _Known) if path.is_file() else {}
@@ -95,13 +93,9 @@ class _Index:
 
 
 def build_index(session: SparkSession, table: VectorTable) -> Location:
-    """Build the index of each file of a table that has none; what is there of others goes.
+    """Index each file of a table that has no index, one file a task; remove outdated indexes.
 
-    Args:
-        session: Its executors build, one file a task.
-
-    Returns:
-        The folder, `_index` in the table's place.
+    Return the folder, `_index` in the table's place.
 
     Raises:
         InputError: usearch is not installed, or the user has files where the index is to be.
@@ -134,19 +128,19 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
 
 
 def index_folder(table: VectorTable) -> Location:
-    """Return the place of a table's index: in its folder, of which a store has versions."""
+    """Return the place of a table's index: in its folder; a store has versions of it."""
     return home(table.folder) / INDEX_FOLDER
 
 
 def has_index(table: VectorTable) -> bool:
-    """Return whether there is an index of the table as it is now."""
+    """Return whether all current files of the table are indexed."""
     return _Index.find(table).is_whole(table)
 
 
 def _stamp(file: VectorFile) -> Stamp:
-    """Return what tells a file's content; None of one that is gone, which its reader reports.
+    """Return the write time of a file; None if it is gone, which its reader reports.
 
-    When it was written; in a store, where a part that stays is copied, what its footer calls it.
+    In a store, where unchanged parts are copied, return the content id of the footer.
     """
     if file.part is not None:
         return file.part
@@ -199,15 +193,10 @@ def search_index(
     *,
     expansion: int = EXPANSION_SEARCH,
 ) -> Neighbours:
-    """Find about the k rows of highest cosine for each query.
+    """Find about the k rows of highest cosine for each query, [queries, dimensions].
 
-    They are fewer where the graph leads to fewer, as it does among many equal vectors.
-
-    Args:
-        table: Has an index.
-        queries: [queries, dimensions].
-        session: Its executors search; without one, this process does.
-        expansion: Candidates that are looked at, in each file.
+    There are fewer where the graph leads to fewer, as among many equal vectors. ``expansion`` is
+    the number of candidates examined in each file. Without a session, this process searches.
 
     Raises:
         InputError: There is no index of this table, or the queries do not fit.
@@ -248,10 +237,6 @@ def _search_file(
 
 
 def _check_digest(copy: Path, *, digest: str | None) -> None:
-    """Look at a copy of an index.
-
-    Raises:
-        OSError: It is not what was written.
-    """
+    """Check a copy of an index; an OSError reports a mismatch."""
     if digest is not None and _sha256(copy) != digest:
         raise OSError(f"{copy.name} was not copied as it was written, build the index again")

@@ -1,8 +1,8 @@
-"""Any table as Parquet files whose rows have a place that stays.
+"""Any table as Parquet files whose rows have stable positions.
 
-Parquet files are read where they are. All other formats are read once, into Parquet files beside
-the output, so that what a second run finds is what the first one saw. Inputs and outputs that
-overlap are refused: a job would read what it writes, or delete what it reads.
+Parquet files are read in place. Other formats are read once, into Parquet files beside the output,
+so that a second run sees the same rows. Overlapping inputs and outputs are refused: a job would
+read what it writes, or delete what it reads.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _A_FILE = "part-00000-00000.parquet"
 def check_no_overlap(
     settings: EmbeddingSettings, folder: Location, stores: StorageSettings = DEFAULT_STORES
 ) -> None:
-    """Compare the inputs with the output's folder, whatever links lead to them.
+    """Refuse inputs that overlap the output's folder, through links too.
 
     Raises:
-        InputError: One is within the other, or will be, or an input is not there.
+        InputError: One is or will be within the other, or an input does not exist.
     """
     real = folder.resolve()
     within = InputError(OUTPUT, f"{folder} is within the inputs", "name a folder beside them")
@@ -69,16 +69,13 @@ def check_no_overlap(
 def check_outside(
     given: Sequence[str], kind: str | None, key: str, folder: Location, stores: StorageSettings
 ) -> None:
-    """Make sure that a job does not write into a folder around what it reads.
+    """Refuse a folder to write to that is around something to read.
 
-    Args:
-        given: Files, folders, globs, or names of tables.
-        kind: The format of inputs; None of what is a file or a folder itself.
-        key: The setting that names the folder.
-        folder: Need not be there.
+    ``given`` are files, folders, globs, or names of tables, of the format ``kind`` (None for a
+    plain file or folder). The setting ``key`` names ``folder``, which need not exist.
 
     Raises:
-        InputError: Something that is read is in the folder.
+        InputError: Something to read is in the folder.
     """
     real = folder.resolve()
     for name in given:
@@ -101,7 +98,7 @@ def _check_outside(files: Iterable[Location], folder: Location, key: str = OUTPU
 
 
 def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
-    """Return the path of an input, perhaps a glob; None for a table that is known by name only."""
+    """Return the path of an input, perhaps a glob; None for a table known by name only."""
     if kind == "delta":
         return delta_folder(given)
     by_name = kind in TABLE_FORMATS and TABLE_FORMATS.load(kind).files is None
@@ -109,7 +106,7 @@ def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | No
 
 
 def _would_find(pattern: Location, base: Location, real: Location) -> bool:
-    """Return whether a glob means the output's folder, one around it, or a file in it."""
+    """Return whether a glob matches the output's folder, one around it, or a file in it."""
     if not glob.has_magic(str(pattern)):
         return False
     wild = pattern.parts[len(base.parts) :]
@@ -130,10 +127,10 @@ def _matches(parts: Sequence[str], wild: Sequence[str]) -> bool:
 def input_stamps(
     settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
 ) -> dict[str, Any] | None:
-    """Return what changes when the inputs do; None of tables that have no version.
+    """Return values that change with the inputs; None for tables without a version.
 
     Raises:
-        InputError: An input is not there.
+        InputError: An input does not exist.
     """
     if not settings.inputs:
         raise InputError(INPUTS, "it is empty", f"name the {settings.format} inputs to read")
@@ -154,7 +151,6 @@ def input_stamps(
 
 
 def _files(settings: EmbeddingSettings, stores: StorageSettings) -> list[Location]:
-    """Find the files of inputs that are files."""
     return find_files(
         settings.inputs, settings.format, INPUTS, stores, follow_links=settings.follow_links
     )
@@ -163,10 +159,10 @@ def _files(settings: EmbeddingSettings, stores: StorageSettings) -> list[Locatio
 def parquet_inputs(
     settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
 ) -> list[InputFile]:
-    """Read the footers of the Parquet files of `embedding.inputs`, by their names.
+    """Read the footers of the Parquet files of `embedding.inputs`, sorted by name.
 
     Raises:
-        InputError: One is not there, or is no Parquet file that can be used.
+        InputError: An input does not exist, or is no usable Parquet file.
     """
     return read_inputs(_files(settings, stores))
 
@@ -179,12 +175,9 @@ def stage_table(
     output: Location,
     output_key: str = OUTPUT,
 ) -> None:
-    """Write the rows of inputs that are no Parquet files as such.
+    """Write the rows of inputs that are not Parquet as Parquet files into a new folder.
 
-    Args:
-        folder: Is made.
-        output: Of the job, where no table of the inputs may lie.
-        output_key: The setting that names it.
+    No table of the inputs may lie in ``output``, which the setting ``output_key`` names.
 
     Raises:
         InputError: An input cannot be read, or there is no room for its rows.
@@ -215,7 +208,7 @@ def stage_table(
 
 
 def _local_files(frame: DataFrame) -> list[Path]:
-    """Return files of a table on a file system; of views that compute there are none."""
+    """Return the local files of a table; none for views that compute."""
     files = (name for name in frame.inputFiles() if name.startswith("file:/"))
     return [Path(unquote(urlsplit(name).path)) for name in files]
 
@@ -223,7 +216,7 @@ def _local_files(frame: DataFrame) -> list[Path]:
 def _read_files(
     session: SparkSession, settings: EmbeddingSettings, stores: StorageSettings
 ) -> DataFrame:
-    """Have tasks of ours read rows: JSON on its way to Spark, which finds the types."""
+    """Read rows with our own tasks, as JSON for Spark, which infers the types."""
     files = _files(settings, stores)
     columns, dialect = Columns((settings.text_column,)), Dialect.of(settings)
     wanted = Wanted(settings.format, columns, as_rows=True, stores=stores, dialect=dialect)
@@ -242,11 +235,7 @@ def _read_files(
 
 
 def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...] | None:
-    """Return all columns of files that say them in a header; None where only the rows can tell.
-
-    Raises:
-        InputError: A file cannot be read, or has two columns of one name.
-    """
+    """Return all columns of files with a header; None where only the rows can tell."""
     names: dict[str, None] = {}
     for file in files:
         try:
@@ -271,9 +260,8 @@ def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> It
 def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str]:
     """Yield the rows of splits in their order, each as a JSON object. Runs on an executor.
 
-    The readers are those of the corpus, so that a table has the encodings, compressions and quoting
-    that a corpus has. But a row that cannot be read ends the job: a table has all rows of its
-    input, in its order.
+    The readers are those of the corpus, with the same encodings, compressions and quoting. But an
+    unreadable row ends the job: a table has all rows of its input, in its order.
 
     Raises:
         UnreadableError: A file or a row cannot be read.

@@ -1,11 +1,10 @@
-"""Which rows of a table are as they were, and the vectors that they keep.
+"""Compares two tables by key: which rows have changed, and which keep their vectors.
 
-Rows of the new table and of the one before are read, their keys and texts only, and brought
-together by key. What is found is small: for each row whose vector can be kept, where it stands in
-either table, and how many rows are new, changed or gone. Each file of the earlier table is then
-read once, and Spark brings its vectors to the parts that want them: rows may stand in another order
-than before, and every part would otherwise have to look into every file. A part finds its vectors
-in one small file, in its own order.
+Only keys and texts of both tables are read. The result is small: the place in either table of each
+row that keeps its vector, and counts of new, changed and removed rows. Each file of the earlier
+table is then read once, and Spark shuffles its vectors to the parts that need them. Rows may be in
+another order than before, so every part would otherwise have to search every file. A part finds its
+vectors in one small file, in its own order.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NEW, STAYS, OLD = 0, 1, 2
-"""A row of a part that is to be made; of a part that is kept as it is; of one that goes."""
+"""Sides of a row: in a part to be made, in a part that is kept, in an earlier part that goes."""
 
 UNCHANGED, CHANGED, ADDED, GONE = "unchanged", "changed", "new", "gone"
 TWICE, MISSING = "twice", "missing"
-"""Kinds of rows that were matched, and of keys that cannot be used."""
+"""Kinds of unusable keys, beside the kinds of matched rows."""
 
 ROWS_DDL = "key string, side tinyint, position long, digest binary"
 ROWS = pa.schema(
@@ -57,8 +56,8 @@ MATCHES = pa.schema(
         ("second", pa.int64()),
     ]
 )
-"""`first` and `second`: positions in the table before and in the new one; of a key that is there
-twice, both in the new one; null for what is only counted."""
+"""`first` and `second` are positions in the earlier and in the new table. For a repeated key both
+are in the new table. Both are null in counts."""
 PLACES_DDL = "file int, old long, part int, row long"
 _PLACES = pa.schema(
     [("file", pa.int32()), ("old", pa.int64()), ("part", pa.int32()), ("row", pa.int64())]
@@ -70,10 +69,10 @@ _VECTORS = pa.schema(
 COUNTS_DDL = "part int, rows long"
 
 DIGEST_BYTES = 16
-"""Of 2^64 texts two would share a digest by chance."""
+"""Length of a text's digest: among 2^64 texts, two would share one by chance."""
 _NO_TEXT = b""
 MAX_TASKS = 1024
-"""That read keys."""
+"""Most tasks that read keys."""
 ROWS_OF_TASK = 200_000
 """Rows that a task sorts and hands on."""
 BATCH_BYTES = 8 * 2**20
@@ -87,21 +86,15 @@ def compare_rows(
     before: VectorTable | None,
     folder: Location,
 ) -> tuple[dict[str, int], Changes]:
-    """Compare keys and texts, and bring the vectors of equal ones to their parts.
+    """Compare keys and texts, and write the vectors of equal ones for their parts.
 
-    Args:
-        session: Its executors read, compare and write.
-        parts: Of the new table, all of them, in order.
-        settings: Name the columns of keys and texts.
-        before: The table whose vectors may be kept, if there is one.
-        folder: Where each part finds its vectors; is made if there are any.
-
-    Returns:
-        The rows that keep their vectors, by the name of their part; and what has changed. Parts
-        that are kept as they are count as unchanged.
+    ``parts`` are all of the new table, in order; vectors of ``before``, if given, may be kept. Each
+    part finds its vectors in ``folder``, which is created if there are any. Return the rows that
+    keep their vectors, by the name of their part, and the changes. Rows of parts that are kept
+    count as unchanged.
 
     Raises:
-        InputError: A key is missing, or there twice.
+        InputError: A key is missing or repeated.
     """
     assert settings.key_column is not None, "rows are compared by key"
     scans = key_scans(parts, settings.key_column, settings.text_column, before)
@@ -135,7 +128,7 @@ def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputEr
 
 
 def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
-    """Name a row by its file and its number there, which of other formats says nothing."""
+    """Name a row by its file and row number; for staged formats these mean nothing."""
     firsts = list(accumulate((part.rows for part in parts), initial=0))
     number = int(np.searchsorted(firsts[:-1], position, side="right")) - 1
     part = parts[number]
@@ -148,14 +141,9 @@ def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
 class KeyScan:
     """Rows whose keys are read.
 
-    Attributes:
-        side: :data:`NEW`, :data:`STAYS` or :data:`OLD`.
-        start: The first row.
-        stop: Behind the last one.
-        first: Position of the first row in its table.
-        key: Column of the keys.
-        text: Column of the texts; None where they are not compared.
-        constants: Columns in the names of the file's folders.
+    ``side`` is :data:`NEW`, :data:`STAYS` or :data:`OLD`. ``start`` to before ``stop`` are rows of
+    the file; ``first`` is the position of ``start`` in its table. ``text`` is None where texts are
+    not compared. ``constants`` are columns in the names of the file's folders.
     """
 
     side: int
@@ -176,13 +164,10 @@ class KeyScan:
 def key_scans(
     parts: Sequence[RowRange], key: str, text: str, before: VectorTable | None
 ) -> list[KeyScan]:
-    """Return what is read to compare tables.
+    """Return the rows to read to compare tables.
 
-    Args:
-        parts: Of the new table, in order.
-        key: Its column of keys, and that of the table before.
-        text: Its column of texts.
-        before: The table before, if vectors may be kept; its column of texts has its own name.
+    ``parts`` are of the new table, in order. ``key`` names the column of both tables, ``text`` that
+    of the new one. ``before`` is the earlier table, if its vectors may be kept.
     """
     compared = None if before is None else text
     firsts = accumulate((part.rows for part in parts), initial=0)
@@ -205,16 +190,16 @@ def key_scans(
 def _scan(
     batches: Iterator[pa.RecordBatch], *, scans: Sequence[KeyScan]
 ) -> Iterator[pa.RecordBatch]:
-    """Read the rows of the scans whose numbers are in `id`. Runs on an executor."""
+    """Read the scans whose numbers are in `id`. Runs on an executor."""
     numbers = (number for batch in batches for number in batch.column("id").to_pylist())
     return scan_keys(scans[number] for number in numbers)
 
 
 def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of :data:`ROWS` of files. Runs on an executor.
+    """Yield the rows of scans, as :data:`ROWS`. Runs on an executor.
 
-    Of rows that cannot be used, because a key is missing or there twice, these alone are given:
-    they are enough to refuse the table, and may be any number.
+    Where a key is missing or repeated, only such rows come: they suffice to refuse the table, and
+    there may be any number.
     """
     for scan in scans:
         tables = [_rows(scan, place, batch) for place, batch in _batches(scan)]
@@ -226,7 +211,7 @@ def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:
 
 
 def _batches(scan: KeyScan) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the columns of a scan, and the positions of their first rows; none without the key."""
+    """Yield the columns of a scan, with positions of first rows; nothing without the key."""
     there = pq.read_schema(arrow_source(scan.path)).names
     constants = {constant.name for constant in scan.constants}
     wanted = [name for name in dict.fromkeys((scan.key, scan.text)) if name is not None]
@@ -252,7 +237,7 @@ def _rows(scan: KeyScan, place: int, batch: pa.RecordBatch) -> pa.Table:
 
 
 def digests_of(texts: pa.Array) -> pa.Array:
-    """Return a digest for each text, one for those that are null, too."""
+    """Return a digest for each text; all nulls share one."""
     found = (
         _NO_TEXT
         if text is None
@@ -285,14 +270,10 @@ def match_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def match(rows: pa.Table) -> pa.Table:
-    """Return what has become of the rows of some keys.
+    """Match all rows (:data:`ROWS`, in any order) of some keys; return :data:`MATCHES`.
 
-    Args:
-        rows: Of :data:`ROWS`; all that have these keys, in any order.
-
-    Returns:
-        Of :data:`MATCHES`: a row for each that keeps its vector, one for each key that cannot be
-        used, and one with the number of rows of each kind that has any.
+    These have a row for each row that keeps its vector, one for each unusable key, and a count for
+    each kind of row that occurs.
     """
     side = rows["side"]
     new, old = (rows.filter(pc.equal(side, one)) for one in (NEW, OLD))
@@ -320,7 +301,7 @@ def match(rows: pa.Table) -> pa.Table:
 
 
 def _unusable(current: pa.Table) -> pa.Table:
-    """Return keys of the new table that are missing, or there twice."""
+    """Return keys of the new table that are missing or repeated."""
     missing = current.filter(pc.is_null(current["key"]))
     positions = [("position", "count"), ("position", "min"), ("position", "max")]
     counted = _with_key(current).group_by("key", use_threads=False).aggregate(positions)
@@ -349,16 +330,10 @@ def _among(values: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
 def bring_vectors(
     matches: DataFrame, before: VectorTable, parts: Sequence[RowRange], folder: Location
 ) -> dict[str, int]:
-    """Write the vectors that rows keep: a file for each part that has any.
+    """Write the vectors that rows keep (``matches``), a file for each part that has any.
 
-    Args:
-        matches: Of :data:`MATCHES`.
-        before: Has the vectors.
-        parts: Of the new table, all of them, in order.
-        folder: Of the files; is made.
-
-    Returns:
-        The rows that keep their vectors, by the name of their part.
+    ``parts`` are all of the new table, in order; ``folder`` is created. Return the rows that keep
+    their vectors, by the name of their part.
     """
     folder.mkdir()
     *firsts, rows = accumulate((part.rows for part in parts), initial=0)
@@ -414,7 +389,7 @@ def _fetch(batches: Iterable[pa.RecordBatch], *, table: VectorTable) -> Iterator
 
 
 def _with_vectors(places: pa.Table, rows: pa.RecordBatch, table: VectorTable) -> pa.Table:
-    """Return where vectors are wanted, and what they are; null of rows without a text."""
+    """Join places with their vectors; null for rows without a text."""
     column = rows.column(table.vector)
     there = column.is_valid().to_numpy(zero_copy_only=False)
     vectors = as_bytes(column.drop_null()).take(pa.array(np.cumsum(there) - 1, mask=~there))
@@ -424,7 +399,7 @@ def _with_vectors(places: pa.Table, rows: pa.RecordBatch, table: VectorTable) ->
 
 
 def as_bytes(vectors: pa.ListArray) -> pa.BinaryArray:
-    """Return each vector of a column, of lists of one size without nulls, as its bytes."""
+    """Return each vector as its bytes; lists have one size and no nulls."""
     flat = vectors.flatten().to_numpy(zero_copy_only=False)
     size = flat.nbytes // max(len(vectors), 1)
     offsets = np.arange(len(vectors) + 1, dtype=np.int32) * size
@@ -446,6 +421,6 @@ def _write(
 
 
 def runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the values of a column that batches are sorted by, each with all of its rows."""
+    """Yield each value of a column with all of its rows; batches are sorted by the column."""
     for number, found in groupby(runs_of(batches, column), key=itemgetter(0)):
         yield number, pa.Table.from_batches([batch for _, batch in found])

@@ -1,8 +1,7 @@
 """Merge the rows of a table of vectors into a Delta or Iceberg table, by their keys.
 
-The statement is SQL's MERGE, which the connector of such a table carries out: rows whose key is not
-there are added, rows that differ are replaced, and rows whose key is gone are deleted. Where there
-is no such table, it is made of the rows.
+The table's connector carries out an SQL MERGE: new keys are added, rows that differ are replaced,
+and rows whose key is gone are deleted. A missing target is created from the rows.
 """
 
 from __future__ import annotations
@@ -44,18 +43,17 @@ logger = logging.getLogger(__name__)
 
 KEY = "embedding.merge_into"
 MERGED_FILE = "_merged.json"
-"""Into which table the rows have been merged."""
+"""Records the table into which the rows have been merged."""
 SOURCE = "sentence_pipelines_vectors"
-"""The view of the rows that are merged."""
+"""The view of the rows to merge."""
 
 
 @dataclass(frozen=True)
 class MergeFormat:
-    """A kind of table that rows can be merged into.
+    """A kind of table to merge rows into.
 
-    Attributes:
-        provider: What Spark calls it.
-        connector: What a cluster of a version of Spark needs for it.
+    ``provider`` is Spark's name of it, ``connector`` what a cluster of a Spark version needs for
+    it.
     """
 
     provider: str
@@ -67,10 +65,10 @@ ICEBERG = MergeFormat("iceberg", iceberg_connector)
 
 
 def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
-    """Make sure that the cluster can merge, before anything is embedded.
+    """Refuse a cluster that cannot merge, before anything is embedded.
 
     Raises:
-        InputError: It has no connector of the table's kind.
+        InputError: It has no connector for this kind of table.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -89,11 +87,7 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
 
 
 def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Location) -> None:
-    """Merge a table that is whole, unless it has been merged.
-
-    Args:
-        session: Has the connector.
-        settings: Name the target and the column of keys.
+    """Merge a whole table into the target, once.
 
     Raises:
         InputError: The target cannot be merged into.
@@ -123,7 +117,7 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
 def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
     """Return the rows of a table; columns that some of its files lack are null there.
 
-    A table in a store is read by the executors; see :func:`pipelines.spark.frames.read_parquet`.
+    Executors read a table in a store; see :func:`pipelines.spark.frames.read_parquet`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -171,18 +165,15 @@ def _carry_out(
 
 
 def create_statement(target: str, provider: str) -> str:
-    """Return the statement that makes the table of the rows."""
+    """Return the statement that creates the table from the rows."""
     return f"CREATE TABLE {target} USING {provider} AS SELECT * FROM {SOURCE}"
 
 
 def merge_statement(target: str, key: str, schema: StructType) -> str:
     """Return the statement that makes the rows of a table those of :data:`SOURCE`.
 
-    Args:
-        target: Name of the table, as SQL has it.
-        key: Column by which rows are told apart.
-        schema: Of the rows. Rows that are equal are not written again, unless a column holds a map,
-            which SQL does not compare.
+    ``target`` is the SQL name of the table. Equal rows are not written again, unless a column of
+    the schema holds a map, which SQL does not compare.
     """
     others = [field for field in schema.fields if field.name != key]
     differs = " OR ".join(

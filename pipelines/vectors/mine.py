@@ -1,12 +1,12 @@
 """The job `mine`: pairs in, the same pairs with hard negatives out, part by part.
 
-First Spark brings together the different texts and where those of each pair are
-(:mod:`pipelines.vectors.mining_texts`). Then executors embed each text once, as the job `embed`
-does. At last they search the documents for the pairs of one file after the other
+Spark first collects the distinct texts and the places of each pair's texts
+(:mod:`pipelines.vectors.mining_texts`). Executors then embed each text once, as the job `embed`
+does, and search the documents for the pairs of one file after the other
 (:mod:`pipelines.vectors.mining_parts`).
 
-`_mining.json` says what a table follows from, and is the first thing in its folder; beside it, in
-`_work`, are texts, vectors and pairs, until the table is whole.
+`_mining.json` names what a table follows from, and is the first file in its folder. `_work` holds
+texts, vectors and pairs until the table is whole.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ logger = logging.getLogger(__name__)
 PLAN_FILE = "_mining.json"
 WORK = "_work"
 VECTORS = "vectors"
-"""Folder of the work, in it one of documents and one of anchors."""
+"""Folder of the work, with a folder for documents and one for anchors."""
 COLUMNS = Columns(text="text", vector="vector")
 OUTPUT = "mining.output"
 MODEL = "mining.model"
 FORM = 1
-"""Of the files of the work: another release may not go on with them."""
+"""Version of the work's files: a release does not continue with files of another version."""
 
 _FORM_KEY = "form"
 _OWN = ("output", "overwrite", "model", "inputs", "documents")
@@ -84,25 +84,22 @@ _OF_TEXTS = (
 
 @dataclass(frozen=True)
 class MiningSummary:
-    """What a job did.
+    """The result of a job.
 
     Attributes:
-        folder: The table; in a store the version of it that is the current one.
+        folder: The table; in a store, its current version.
         read: Rows of the input.
-        without_text: Of those, rows without an anchor or a positive.
-        repeated: Pairs that are there once more.
-        short: Pairs that were left out, with fewer negatives than were wanted.
-        rows: Of the table.
-        filled: Of those, rows with negatives that were drawn at random.
+        without_text: Rows of the input without an anchor or a positive.
+        repeated: Duplicate pairs.
+        short: Pairs left out because they have too few negatives.
+        filled: Rows of the table with negatives drawn at random.
         documents: Texts that were searched.
-        dropped: Documents that filters have dropped, by reason.
-        of_own_group: Share of the negatives that are of their anchor's group; None where there are
-            no groups.
-        positive_score: Mean cosine of the anchors and the positives that were written.
-        negative_score: The same of the negatives.
-        searched: Pairs that this run searched.
+        dropped: Documents that filters dropped, by reason.
+        of_own_group: Share of negatives of their anchor's group; None without groups.
+        positive_score: Mean cosine of the written anchors and positives.
+        negative_score: Mean cosine of the written anchors and negatives.
+        searched: Pairs that this run searched, in ``seconds``.
         embedded: Texts that this run embedded.
-        seconds: That the search of these pairs took.
     """
 
     folder: str
@@ -123,7 +120,7 @@ class MiningSummary:
 
     @classmethod
     def read_again(cls, folder: Location) -> MiningSummary:
-        """Return that of a table that is whole, in a run that did nothing."""
+        """Return the result of a table that is whole, for a run that did nothing."""
         again = {"folder": str(folder), "searched": 0, "embedded": 0}
         return records.built(
             folder / MANIFEST_FILE, lambda known: cls(**{**known["figures"], **again})
@@ -131,11 +128,11 @@ class MiningSummary:
 
     @property
     def rate(self) -> float:
-        """Pairs searched a second."""
+        """Pairs searched per second."""
         return self.searched / max(self.seconds, 1e-9)
 
     def lines(self) -> list[str]:
-        """Return what is told at the end."""
+        """Return the lines to print at the end."""
         if not self.searched and not self.embedded:
             return [f"nothing to mine, all {self.rows:,} rows are there"]
         lines = [
@@ -164,13 +161,10 @@ class MiningSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written when a table is begun.
+    """The plan of a table: the settings that decide it, written when it is begun.
 
-    Attributes:
-        texts: What texts, vectors and pairs follow from, by setting.
-        negatives: What else the table follows from.
-        backend: Who embeds, where the setting is ``auto`` too.
-        precision: The same of the precision.
+    ``texts`` are settings that decide texts, vectors and pairs; ``negatives`` the other settings
+    that decide the table. ``backend`` and ``precision`` are resolved from ``auto``.
     """
 
     texts: Mapping[str, Any]
@@ -183,7 +177,7 @@ class Plan:
         """Return what a table is to follow from.
 
         Raises:
-            InputError: An input is not there.
+            InputError: An input does not exist.
         """
         asked = config.mining.model_dump(mode="json")
         texts = {
@@ -204,7 +198,7 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Location) -> Plan | None:
-        """Return the plan in a folder; None where there is none."""
+        """Return the plan in a folder, if there is one."""
         path = folder / PLAN_FILE
         known: Plan | None = records.read(path, Plan) if path.is_file() else None
         return known
@@ -215,24 +209,19 @@ class Plan:
 
     @property
     def is_dated(self) -> bool:
-        """Whether a change of the inputs would be noticed: tables by name have no version."""
+        """Return whether input changes would be noticed: tables known by name have no version."""
         told = (self.texts[INPUTS], self.texts[MORE_DOCUMENTS])
         return all(one is None or one[1] is not None for one in told)
 
     def differing(self, other: Plan) -> str | None:
-        """Return the first setting in which another table is of something else."""
+        """Return the first setting in which the other table differs."""
         here, there = {**self.texts, **self.negatives}, {**other.texts, **other.negatives}
         return next((key for key in here if here[key] != there.get(key)), None)
 
 
 @dataclass(frozen=True)
 class MiningJob:
-    """A job of the section ``mining``, with its model and inputs as they are now.
-
-    Attributes:
-        options: How texts are embedded.
-        plan: What the table is to follow from.
-    """
+    """A job of the section ``mining``, with its model and inputs as they are now."""
 
     config: Config
     options: EmbeddingOptions
@@ -263,10 +252,10 @@ class MiningJob:
         return location(self.config.mining.output, self.config.storage).expanduser().absolute()
 
     def is_done(self) -> bool:
-        """Return whether the table is there already, of the same.
+        """Return whether this table exists already.
 
         Raises:
-            InputError: The folder holds other files, or a table of something else that may not be
+            InputError: The folder holds foreign files, or a different table that may not be
                 replaced.
         """
         check_places(OUTPUT, self.folder, NEGATIVES)
@@ -291,14 +280,11 @@ class MiningJob:
             yield
 
     def run(self, session: SparkSession) -> MiningSummary:
-        """Search negatives for the pairs, in a folder that the caller works on.
-
-        Args:
-            session: Its executors embed and search.
+        """Search negatives for the pairs; the caller holds the lock of the folder.
 
         Raises:
             InputError: See :meth:`is_done`, or no pair has enough negatives.
-            PipelineError: Spark's job failed or stood still; what is done is kept.
+            PipelineError: Spark's job failed or stood still; finished parts are kept.
         """
         if self.is_done():
             summary = MiningSummary.read_again(versions.current(self.folder))
@@ -324,15 +310,7 @@ class MiningJob:
 
 
 def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
-    """Return where a table is made: one that was begun goes on, with the vectors that it has.
-
-    Args:
-        folder: The place of the table; no other job works there.
-        plan: What it is to follow from.
-
-    Returns:
-        The folder, and the plan, with the backend and the precision of what is there.
-    """
+    """Return folder and plan of a table: a begun one goes on, with its backend and precision."""
     for place in begun_folders(folder):
         known = Plan.read(place)
         if known is None or known.texts != plan.texts:
@@ -353,13 +331,7 @@ def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
 
 @dataclass(frozen=True)
 class _Making:
-    """A table that is being made.
-
-    Attributes:
-        job: What is asked for.
-        folder: Of the table, until it takes its place.
-        options: How texts are embedded.
-    """
+    """A table that is being made; ``folder`` holds it until it takes its place."""
 
     session: SparkSession
     job: MiningJob
@@ -373,11 +345,11 @@ class _Making:
 
     @property
     def work(self) -> Location:
-        """What goes when the table is whole."""
+        """The folder that is removed when the table is whole."""
         return self.folder / WORK
 
     def made(self) -> MiningSummary:
-        """Make what is missing of the table, and its manifest."""
+        """Make the missing parts of the table, and its manifest."""
         # Of queries and of documents.
         prompts = read_prompts(local_folder(self.options.model)).sides
         with activity("mining", "bringing texts together", running_tasks):
@@ -399,7 +371,7 @@ class _Making:
         return summary
 
     def _stage(self, *, alike: bool) -> Staged:
-        """Bring together texts and pairs."""
+        """Collect texts and pairs."""
         config, rows, output = self.job.config, self.work / "input", self.job.folder
         storage.discard_folder(self.work)
 
@@ -419,7 +391,7 @@ class _Making:
     def _embed(
         self, name: str, staged: Staged, options: EmbeddingOptions
     ) -> tuple[VectorTable, int]:
-        """Embed the texts of a folder that have no vector yet; return how many, too."""
+        """Embed the texts of a folder that have no vector yet; return the table and their count."""
         rows = dict(zip(staged.names(name), staged.rows[name].values(), strict=True))
         source, folder = self.work / name, self.work / VECTORS / name
         parts = [RowRange(part, source / f"{part}.parquet", 0, rows[part]) for part in rows]
@@ -429,7 +401,7 @@ class _Making:
         return _vector_table(folder, rows, options), embedded
 
     def _search(self, staged: Staged, texts: Texts) -> int:
-        """Make the files that are missing; return how many pairs were searched."""
+        """Make the missing files; return the number of searched pairs."""
         rows = dict(zip(staged.names(PAIRS), staged.rows[PAIRS].values(), strict=True))
         work = Work(
             settings=self.settings,
@@ -446,11 +418,7 @@ class _Making:
     def _summary(
         self, staged: Staged, total: PartFigures, searched: int, embedded: int, seconds: float
     ) -> MiningSummary:
-        """Return what the parts came to.
-
-        Raises:
-            InputError: Nothing has been mined.
-        """
+        """Return the totals of the parts; refuse a table without any row."""
         if not total.written:
             most = max(total.dropped, key=lambda reason: total.dropped[reason], default=None)
             told = f", most often dropped: {most}" if most and total.dropped[most] else ""
@@ -496,7 +464,7 @@ class _Making:
 def _vector_table(
     folder: Location, rows: Mapping[str, int], options: EmbeddingOptions
 ) -> VectorTable:
-    """Return the table of vectors that parts make, in a folder."""
+    """Return the vector table in a folder, made of parts."""
     firsts = accumulate(rows.values(), initial=0)
     files = (
         VectorFile(folder / f"{name}.parquet", first, count)

@@ -1,4 +1,4 @@
-"""The pairs and the documents of a job, as frames of Spark; what changes when they do."""
+"""The inputs of mining: pairs and documents as Spark frames, and stamps that change with them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,16 @@ INPUTS = "mining.inputs"
 MORE_DOCUMENTS = "mining.documents"
 
 IsText: TypeAlias = Mapping[str, bool | None]
-"""Of columns by name: whether a column holds strings; None of one that has no plain values."""
+"""By column name, whether a column holds strings; None for a column without plain values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A table that is read.
+    """A table to read.
 
-    Attributes:
-        key: The setting that names it.
-        format_key: The setting that names its format.
-        texts: Its columns of texts, by the settings that name them.
-        others: Its columns of plain values, the same.
-        table: As the readers of tables take it.
+    The settings ``key`` and ``format_key`` name the table and its format. ``texts`` and ``others``
+    are columns of texts and of plain values, by the settings that name them. ``table`` is as the
+    readers of tables take it.
     """
 
     key: str
@@ -53,11 +50,11 @@ class Source:
 
     @property
     def columns(self) -> list[str]:
-        """All that are wanted, each once."""
+        """All wanted columns, each once."""
         return list(dict.fromkeys((*self.texts.values(), *self.others.values())))
 
     def files(self, config: Config) -> list[Location]:
-        """Find its Parquet files; none of another format."""
+        """Return the table's Parquet files; none for another format."""
         if self.table.format != "parquet":
             return []
         follow = self.table.follow_links
@@ -66,7 +63,7 @@ class Source:
 
 
 def pairs_source(config: Config) -> Source | None:
-    """Return the table of pairs; None where those of the prepared folder are meant."""
+    """Return the table of pairs; None for those of the prepared folder."""
     settings = config.mining
     if not settings.inputs:
         return None
@@ -121,11 +118,11 @@ def _sources(config: Config) -> list[Source]:
 
 
 def check_sources(config: Config) -> None:
-    """Look at the inputs as far as that can be done without Spark.
+    """Check the inputs as far as possible without Spark.
 
     Raises:
-        InputError: One is not there, or lacks a column, or the prepared pairs have rows of keys
-            that were deleted.
+        InputError: An input or a column is missing, or the prepared pairs have rows of deleted
+            keys.
     """
     if not config.mining.inputs:
         _check_prepared(config)
@@ -148,7 +145,7 @@ def check_sources(config: Config) -> None:
 
 @contextmanager
 def damage_told(session: SparkSession, config: Config) -> Iterator[None]:
-    """Name the input that is damaged, where Spark cannot read one in the block.
+    """Name the damaged input when Spark fails to read one in the block.
 
     Raises:
         InputError: With the setting of the input.
@@ -169,10 +166,10 @@ def _check_prepared(config: Config) -> None:
 
 
 def check_columns(source: Source, is_text: IsText) -> None:
-    """Make sure that a table has the columns that are wanted.
+    """Refuse a table without the wanted columns.
 
     Raises:
-        InputError: A column is missing, or holds something else.
+        InputError: A column is missing or has the wrong type.
     """
     where = ", ".join(source.table.inputs)
     for key, name in {**source.texts, **source.others}.items():
@@ -187,10 +184,10 @@ def check_columns(source: Source, is_text: IsText) -> None:
 
 
 def stamps(config: Config) -> dict[str, Any]:
-    """Return what changes when the inputs do, by setting; None of tables that have no version.
+    """Return values that change with the inputs, by setting; None for tables without a version.
 
     Raises:
-        InputError: An input is not there.
+        InputError: An input does not exist.
     """
     found: dict[str, Any] = {}
     for source in _sources(config):
@@ -213,11 +210,8 @@ def read_pairs(
 ) -> DataFrame:
     """Return the pairs: `anchor`, `positive`, `group_id` (null without a group), `group`, `key`.
 
-    The last two are there where the input has them.
-
-    Args:
-        staged: Folder for the rows of inputs that are no Parquet files.
-        output: Of the job, where no table of the inputs may lie.
+    The last two exist where the input has them. ``staged`` is a folder for rows of inputs that are
+    not Parquet; no table of the inputs may lie in ``output``.
 
     Raises:
         InputError: A column is missing, or the pairs have scores.
@@ -254,7 +248,7 @@ def read_documents(
 ) -> DataFrame | None:
     """Return further documents: `text` and `group_id`; None where there are none.
 
-    The arguments and the errors are those of :func:`read_pairs`.
+    Arguments and errors are those of :func:`read_pairs`.
     """
     source = documents_source(config)
     if source is None:
@@ -292,7 +286,7 @@ def _read_table(
 
 
 def _group_id(column: str | None) -> Column:
-    """Return 64 bits that stand for a group; null without one."""
+    """Return a 64-bit id of a group; null without one."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     if column is None:
@@ -302,7 +296,7 @@ def _group_id(column: str | None) -> Column:
 
 
 def _column(name: str) -> Column:
-    """Return a column whose name may have dots and spaces in it."""
+    """Return a column whose name may contain dots and spaces."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     quoted = name.replace("`", "``")
@@ -310,17 +304,17 @@ def _column(name: str) -> Column:
 
 
 def _text(name: str) -> Column:
-    """Return a column of texts as strings, whether the file says so or holds bytes."""
+    """Return a column of texts as strings, whether the file stores strings or bytes."""
     return valid_text(_column(name).cast("string"))
 
 
 def has_groups(config: Config) -> bool:
-    """Return whether documents can be of an anchor's group."""
+    """Return whether documents can belong to an anchor's group."""
     return not config.mining.inputs or config.mining.group_column is not None
 
 
 def has_text(*columns: str) -> Column:
-    """Return whether columns all hold more than white space; null where one is null."""
+    """Return whether all columns hold more than white space; null where one is null."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     present = [F.length(F.trim(F.col(name))) > 0 for name in columns]

@@ -1,4 +1,4 @@
-"""Makes a file of hard negatives: pairs are read, searched and written. Runs on executors."""
+"""Files of hard negatives: pairs are read, searched and written. Runs on executors."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ from pipelines.vectors.parts import read_rows
 from pipelines.vectors.store import VectorTable, on_this_machine, rows_at, vectors_at
 
 GROUPS = "groups"
-"""Column of documents: 64 bits for each of their groups."""
+"""Column of documents with the 64-bit ids of their groups."""
 FIGURES = b"sentence_pipelines.mining"
-"""Key in the footer of a file: what became of its pairs."""
+"""Footer key of a file's :class:`PartFigures`."""
 
 
 @dataclass(frozen=True)
 class PartFigures:
-    """What became of the pairs of a part; stands in the footer of its file.
+    """The counts of a part's pairs, stored in the footer of its file.
 
     Attributes:
-        pairs: That were read.
-        repeated: Of those, the same two texts once more.
-        short: Pairs that have been left out, with fewer negatives than were wanted.
+        pairs: Pairs read.
+        repeated: Duplicates among them.
+        short: Pairs left out because they have too few negatives.
         written: Rows of the output.
-        filled: Of those, rows with negatives that were drawn at random.
-        dropped: Documents that filters have dropped, by reason; see
-            :meth:`~pipelines.vectors.negatives.Selection.dropped`.
-        negatives: That were written.
-        of_own_group: Of those, negatives of their anchor's group.
-        positive_scores: Sum of the scores of the positives that were written.
-        negative_scores: The same of the negatives.
+        filled: Rows of the output with negatives drawn at random.
+        dropped: See :meth:`~pipelines.vectors.negatives.Selection.dropped`.
+        negatives: Negatives written.
+        of_own_group: Negatives written that are of their anchor's group.
+        positive_scores: Sum of the scores of written positives; ``negative_scores`` likewise.
     """
 
     pairs: int = 0
@@ -61,7 +59,7 @@ class PartFigures:
 
     @classmethod
     def read(cls, file: Location) -> PartFigures:
-        """Return those of a file.
+        """Read the figures of a file.
 
         Raises:
             pyarrow.ArrowInvalid: The file is not whole.
@@ -86,9 +84,7 @@ class PartFigures:
 class Texts:
     """The texts of a job, with their vectors; sent to executors.
 
-    Attributes:
-        documents: All that are searched.
-        anchors: Those that are none of these; None where all are.
+    ``anchors`` are those that are not documents; None where all are.
     """
 
     documents: VectorTable
@@ -97,12 +93,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What all parts of a job have in common; sent to executors.
-
-    Attributes:
-        pairs: Folder of the pairs.
-        texts: Their texts, with vectors.
-    """
+    """The inputs of all parts of a job; sent to executors. ``pairs`` is the folder of pairs."""
 
     settings: MiningSettings
     pairs: Location
@@ -112,11 +103,7 @@ class Work:
 
 
 def mine_parts(names: Iterable[str], *, work: Work, attempts: Location) -> Iterator[int]:
-    """Make files of the output, each of which appears as a whole; yield pairs that were read.
-
-    Args:
-        work: What they have in common.
-    """
+    """Make files of the output, each atomically; yield the number of pairs read."""
     pa.set_cpu_count(work.threads)
     # Every part reads all documents; an index knows the files that it was built of.
     table = work.texts.documents
@@ -126,7 +113,7 @@ def mine_parts(names: Iterable[str], *, work: Work, attempts: Location) -> Itera
 
 
 def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
-    """Make a file; return how many pairs it read."""
+    """Make a file; return the number of pairs read."""
     found = read_pairs(work.pairs / f"{name}.parquet", work.texts)
     settings, documents, anchors = work.settings, work.texts.documents, found.anchors
     selection = Selection(anchors, settings, wanted(settings))
@@ -159,7 +146,7 @@ def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
 
 
 def _signs(sign: Location) -> GetOn:
-    """Have a file grow every so often, by which the driver sees that the task gets on."""
+    """Return a callback that grows a file every so often, a sign of progress for the driver."""
     told, count = time.monotonic(), 0
 
     def get_on() -> None:
@@ -185,10 +172,7 @@ def _scored(negatives: Negatives, anchors: Anchors, documents: VectorTable) -> N
 class Pairs:
     """The pairs of a part.
 
-    Attributes:
-        rows: The different ones.
-        anchors: The same as arrays.
-        read: How many there were.
+    ``rows`` are the distinct pairs, ``anchors`` the same as arrays; ``read`` counts duplicates too.
     """
 
     rows: pa.Table
@@ -197,12 +181,7 @@ class Pairs:
 
 
 def read_pairs(file: Location, texts: Texts) -> Pairs:
-    """Read the pairs of a part.
-
-    Args:
-        file: The pairs, sorted by anchor and positive.
-        texts: What the places of the pairs are in.
-    """
+    """Read the pairs of a part, sorted by anchor and positive, whose places refer to ``texts``."""
     with pq.ParquetFile(arrow_source(file)) as opened:
         rows = opened.read(use_threads=False)
     own = _positions(texts.documents, rows["own_at"])
@@ -232,7 +211,7 @@ def read_pairs(file: Location, texts: Texts) -> Pairs:
 
 
 def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray:
-    """Return positions in a table of the places of rows; -1 where there is none."""
+    """Return the positions in a table of the places of rows; -1 where there is none."""
     found = np.full(len(places), -1, np.int64)
     if table is None:
         return found
@@ -246,7 +225,7 @@ def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray
 
 
 def _vectors_of_anchors(texts: Texts, own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return those of documents where an anchor is known by none of its own."""
+    """Return the vectors of anchors: from ``others`` where there is one, else from ``own``."""
     vectors = np.empty((len(own), texts.documents.dimensions), np.float32)
     is_document = others < 0
     vectors[is_document] = vectors_at(texts.documents, own[is_document])
@@ -258,7 +237,7 @@ def _vectors_of_anchors(texts: Texts, own: np.ndarray, others: np.ndarray) -> np
 def _groups(
     ids: pa.ChunkedArray, numbers: np.ndarray, documents: VectorTable
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the last three of :class:`~pipelines.vectors.mining_texts.Anchors`."""
+    """Return the last three fields of :class:`~pipelines.vectors.mining_texts.Anchors`."""
     present = ids.is_valid().to_numpy()
     known, groups = np.unique(ids.drop_null().to_numpy(), return_inverse=True)
     anchors = int(numbers[-1]) + 1 if len(numbers) else 0
@@ -288,7 +267,7 @@ def _documents_of_groups(known: np.ndarray, table: VectorTable, number: int) -> 
 
 
 def _rows(found: Pairs, written: np.ndarray, kept: Negatives, documents: VectorTable) -> pa.Table:
-    """Return the rows of the output: texts, scores, and what else the input has."""
+    """Return the rows of the output: texts, scores, and the input's group and key."""
     assert documents.text is not None, "documents are texts"
     rows = found.rows.take(pa.array(written))
     count = kept.documents.shape[1]

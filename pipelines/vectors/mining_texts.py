@@ -1,9 +1,9 @@
-"""Bring together what a search needs: different texts, each once, and where those of a pair are.
+"""Distinct texts and the places of each pair's texts, which a search needs.
 
-A row goes into the bucket that the hash of its text says, a file for each bucket, and is known by
-its *place*: the bucket and the row in it. How many buckets there are follows from the number of
-rows, and rows are sorted within them, so files are the same however Spark has cut its work. A pair
-is in the bucket of its anchor, so that all pairs of an anchor are in one file.
+A row goes to the bucket given by the hash of its text, one file for each bucket. Its *place* is the
+bucket and the row in it. The number of buckets depends on the number of rows, and rows are sorted
+within buckets, so files are the same however Spark cuts its work. A pair is in the bucket of its
+anchor, so one file has all pairs of an anchor.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Anchors:
-    """Pairs of anchors and positives, and what is known to belong to each anchor.
+    """Pairs of anchors and positives, and the documents known to belong to each anchor.
 
-    Documents are known by their positions in the table of all documents. Sets of pairs of small
-    numbers are sorted arrays of `first * documents + second`, so that many are looked up at once.
+    Documents are positions in the table of all documents. Sets of pairs of small numbers are sorted
+    arrays of `first * documents + second`, for vectorised lookups.
 
     Attributes:
-        documents: How many there are.
-        ids: int64 [pairs], the same for the same pair of texts wherever it is; may be negative.
+        documents: Number of all documents.
+        ids: int64 [pairs], the same for equal pairs of texts everywhere; may be negative.
         vectors: fp32 [pairs, dimensions], of the anchors, of length 1.
         positive_scores: [pairs], cosines of anchors and positives.
         numbers: int64 [pairs]: equal for pairs of the same anchor text, ascending from 0.
@@ -65,23 +65,18 @@ class Anchors:
         return len(self.numbers)
 
     def lowest_positive_scores(self) -> np.ndarray:
-        """Return the score of the least similar positive of the anchor of each pair: [pairs]."""
+        """Return, for each pair, the lowest positive score of its anchor: [pairs]."""
         lowest = np.full(int(self.numbers.max(initial=-1)) + 1, np.inf)
         np.minimum.at(lowest, self.numbers, self.positive_scores)
         found: np.ndarray = lowest[self.numbers]
         return found
 
     def are_positives(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Return whether each document is a known positive of the anchor of each pair.
-
-        Args:
-            rows: Of pairs.
-            documents: Positions, as many.
-        """
+        """Return whether each document (a position) is a known positive of the pair at its row."""
         return is_in(self.numbers[rows] * self.documents + documents, self.positives)
 
     def are_of_group(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Return whether each document has a group of the anchor of each pair; see above."""
+        """Return whether each document shares a group with the anchor of the pair at its row."""
         found = np.zeros(len(rows), bool)
         if not len(self.group_documents):
             return found
@@ -100,11 +95,11 @@ class Anchors:
 
 
 _LOOKED_UP = 2**21
-"""Pairs of a document and a group that are looked up at a time, but for those of one document."""
+"""Document-group pairs looked up at a time; one document may have more."""
 
 
 def _anchor_runs(counts: np.ndarray) -> list[tuple[int, int]]:
-    """Cut rows with so many groups each into runs of not much more than :data:`_LOOKED_UP`."""
+    """Cut rows with so many groups each into runs of about :data:`_LOOKED_UP` groups."""
     if not len(counts):
         return []
     turns = np.cumsum(counts) // _LOOKED_UP
@@ -122,25 +117,23 @@ def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 DOCUMENTS, ANCHORS, PAIRS = "documents", "anchors", "pairs"
-"""Folders: all texts that are searched; anchors that are none of these; the pairs."""
+"""Folders: all documents, anchors that are not documents, and pairs."""
 STAGED_FILE = "staged.json"
 PLACE_BITS = 32
-"""Of a place, for the row in its bucket."""
+"""Bits of a place for the row in its bucket."""
 LEAST_ROWS, MOST_ROWS = 512, 8192
 PARTS = 64
-"""Into which rows are cut at least, as far as there are enough of them."""
+"""Least number of parts, as far as there are enough rows."""
 _BUCKET = "bucket"
 _ROWS_OF_SHUFFLE = 100_000
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What has been brought together.
+    """The counts of the collected texts and pairs.
 
-    Attributes:
-        read: Rows of the pairs' input.
-        without_text: Of those, rows without an anchor or a positive.
-        rows: Of each file, by folder and by the number of its bucket as text.
+    ``read`` and ``without_text`` (an anchor or a positive is missing) are rows of the pairs' input;
+    ``rows`` are those of each file, by folder and by bucket number as text.
     """
 
     read: int
@@ -152,12 +145,12 @@ class Staged:
         return [part_name(int(bucket)) for bucket in self.rows[folder]]
 
     def write(self, folder: Location) -> None:
-        """Say that the folder has all of it."""
+        """Mark the folder as complete."""
         storage.write_json(folder / STAGED_FILE, asdict(self))
 
     @classmethod
     def read_from(cls, folder: Location) -> Staged | None:
-        """Return what is in a folder; None where it is not all there."""
+        """Return the counts of a folder; None if it is incomplete."""
         path = folder / STAGED_FILE
         known: Staged | None = records.read(path, cls) if path.is_file() else None
         return known
@@ -177,15 +170,12 @@ def stage(
     parts_of_file: int,
     alike: bool,
 ) -> Staged:
-    """Write documents, anchors and pairs into their folders.
+    """Write documents, anchors and pairs into their folders, and remove remains of a killed job.
 
-    Args:
-        pairs: See :func:`pipelines.vectors.mining_inputs.read_pairs`.
-        documents: Further ones; see :func:`pipelines.vectors.mining_inputs.read_documents`.
-        folder: Of the work; what a killed job has left there is removed.
-        asked_rows: Of a file, by the settings.
-        parts_of_file: How many times as large a file of documents is as one of pairs.
-        alike: Whether an anchor that is a document has the vector of that document.
+    ``pairs`` and further ``documents`` are those of :mod:`pipelines.vectors.mining_inputs`.
+    ``asked_rows`` of a file are None where the settings leave them open. A file of documents is as
+    large as ``parts_of_file`` files of pairs. ``alike``: an anchor that is a document has the
+    document's vector.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -216,11 +206,7 @@ def stage(
 
 
 def _counted(pairs: DataFrame) -> tuple[int, int]:
-    """Count the rows, and those that have both texts.
-
-    Raises:
-        InputError: None has.
-    """
+    """Count the rows, and those that have both texts; refuse an input without any of these."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     kept = F.count(F.when(has_text("anchor", "positive"), 1)).alias("kept")
@@ -267,17 +253,11 @@ def _placed(session: SparkSession, folder: Location) -> DataFrame:
 def write_buckets(
     frame: DataFrame, buckets: int, order: Sequence[str], folder: Location, *, placed: bool
 ) -> Mapping[str, int]:
-    """Have executors write a file of each bucket that has any rows.
+    """Have executors write one file for each bucket that has rows, into a new folder.
 
-    Args:
-        frame: Its rows.
-        buckets: How many there are.
-        order: Columns by which rows are sorted in a bucket; a hash of the first says which it is.
-        folder: Is made.
-        placed: Whether a column `place` is added.
-
-    Returns:
-        The rows of each file, by the number of the bucket, ascending.
+    A hash of the first column of ``order`` decides the bucket; ``order`` sorts rows in it. With
+    ``placed`` a column `place` is added. Return the rows of each file, by the number of the bucket,
+    ascending.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.pandas.types import to_arrow_schema

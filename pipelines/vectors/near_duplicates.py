@@ -1,7 +1,7 @@
 """Near-duplicates: pairs of rows whose vectors have at least some cosine, and groups of pairs.
 
-All pairs are compared, block by block, so the work grows with the square of the table: for
-millions of rows, search the neighbours of each in an index instead.
+All pairs are compared, block by block, so the work grows with the square of the table. For millions
+of rows, search the neighbours of each in an index instead.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ if TYPE_CHECKING:
 
 PAIRS_DDL = "left long, right long, cosine double"
 TILE_ROWS = 2048
-"""Rows of either side that are compared at once: 16 MiB of cosines."""
+"""Rows of either side compared at once: 16 MiB of cosines."""
 MAX_TASKS = 4096
-"""Of one comparison, whatever the number of files."""
+"""Most tasks of a comparison, whatever the number of files."""
 
 
 def near_duplicates(session: SparkSession, table: VectorTable, threshold: float) -> DataFrame:
     """Return the pairs of rows of at least this cosine, each once; lazy.
 
-    Args:
-        session: Its executors compare; a task holds two blocks of the table at a time.
-        threshold: Above 0, at most 1; compared to six decimals.
-
-    Returns:
-        ``left`` and ``right`` (positions, left before right) and ``cosine``.
+    The columns are ``left`` and ``right`` (positions, left before right) and ``cosine``. The
+    threshold is above 0 and at most 1; cosines are rounded to six decimals. A task holds two blocks
+    at a time.
 
     Raises:
         InputError: The threshold is no such cosine.
@@ -52,12 +49,12 @@ def near_duplicates(session: SparkSession, table: VectorTable, threshold: float)
 
 
 def pairs_of(files: int) -> int:
-    """Return how many pairs of files there are, those of a file with itself included."""
+    """Return the number of pairs of files, including those of a file with itself."""
     return files * (files + 1) // 2
 
 
 def pair_of(number: int) -> tuple[int, int]:
-    """Return the pair of files of a number, the earlier first: (0, 0), (0, 1), (1, 1), (0, 2)."""
+    """Return a pair of files by its number, the earlier first: (0, 0), (0, 1), (1, 1), (0, 2)."""
     right = (isqrt(8 * number + 1) - 1) // 2
     return number - pairs_of(right), right
 
@@ -76,13 +73,10 @@ def _compare_numbers(
 def alike(
     first: Block, second: Block, threshold: float, tile_rows: int = TILE_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Yield pairs of a row of each block, the left before the right, in batches.
+    """Yield pairs of rows, the left from ``first`` and the right from ``second``, in batches.
 
-    Args:
-        first: Has the left rows.
-        second: Has the right rows; may be the same.
-        threshold: The least cosine.
-        tile_rows: Of each side, what is compared at a time.
+    Both may be the same block; left rows are before right ones. ``threshold`` is the least cosine;
+    ``tile_rows`` of each side are compared at a time.
     """
     lefts, rights = (range(0, len(block.positions), tile_rows) for block in (first, second))
     for start, other in product(lefts, rights):
@@ -105,11 +99,8 @@ def alike(
 def duplicate_groups(pairs: DataFrame) -> dict[int, list[int]]:
     """Collect groups of rows that pairs connect, directly or through other rows.
 
-    Args:
-        pairs: From :func:`near_duplicates`.
-
-    Returns:
-        The positions of each group, ascending, by its first one, which is the one to keep.
+    The pairs are from :func:`near_duplicates`. Return the ascending positions of each group by its
+    first one, which is the one to keep.
 
     Raises:
         PipelineError: An executor could not compare its rows.

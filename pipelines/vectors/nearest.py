@@ -1,4 +1,4 @@
-"""The nearest of some vectors by cosine, exactly, whatever the order in which they are compared."""
+"""Exact nearest neighbours by cosine, independent of the order of comparisons."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 SCORE_DECIMALS = 6
-"""Cosines are compared to so many decimals: the last bits of a float32 product depend on how
-the work was cut, and must not decide the order of two equal texts."""
+"""Decimals to which cosines are compared: the last bits of a float32 product depend on how the work
+was cut, and must not decide the order of two equal texts."""
 
 BLOCK_CELLS = 4 * 2**20
-"""Scores that are in memory at a time: 32 MiB."""
+"""Scores in memory at a time: 32 MiB."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """The nearest documents of each query, the best first.
 
-    Attributes:
-        queries: Row of the query, int64, ascending.
-        documents: Id of the document, int64.
-        scores: Cosine similarity, or another score, float64; rounded to :data:`SCORE_DECIMALS`
-            where it was computed from embeddings.
+    ``queries`` (int64, ascending) are rows of queries, ``documents`` (int64) ids. ``scores`` are
+    float64, cosines or other scores; rounded to :data:`SCORE_DECIMALS` where computed from
+    embeddings.
     """
 
     queries: np.ndarray
@@ -36,20 +34,15 @@ class Neighbours:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
 
     def where(self, which: np.ndarray) -> Neighbours:
-        """Return those that are marked, or whose numbers are given."""
+        """Return the neighbours selected by a mask or by indices."""
         return Neighbours(self.queries[which], self.documents[which], self.scores[which])
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
-    """Find the k documents of highest cosine for each query; of equal ones the lower id wins.
+    """Find the k documents of highest cosine for each query; ties go to the lower id.
 
-    Works on blocks of queries, so that at most about 32 MB of scores are in memory.
-
-    Args:
-        queries: [queries, width], rows of length 1.
-        documents: [documents, width], rows of length 1.
-        ids: [documents], int64.
-        k: Neighbours of a query; all documents where there are fewer.
+    ``queries`` and ``documents`` are [rows, width], of length 1; ``ids`` are int64 [documents].
+    Fewer documents than k are all returned. Scores in memory stay below about 32 MB.
     """
     rows = max(1, BLOCK_CELLS // max(len(documents), 1))
     found = [Neighbours.none()]
@@ -69,12 +62,10 @@ def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
 
 
 def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
-    """Return the k best of a block of scores; of equal ones the lower id wins.
+    """Return the k best of a block of scores; ties go to the lower id.
 
-    Args:
-        scores: [queries, documents]; minus infinity where a document is not found.
-        start: Number of the first query.
-        ids: [documents], int64.
+    ``scores`` are [queries, documents], minus infinity where a document is not found; ``start`` is
+    the number of the first query; ``ids`` are int64 [documents].
     """
     count = scores.shape[1]
     if count > k:
@@ -89,7 +80,7 @@ def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Ne
 
 
 def best_of(found: Neighbours, k: int) -> Neighbours:
-    """Return the k best of each query, in order; of equal ones the lower id wins."""
+    """Return the k best of each query, in order; ties go to the lower id."""
     order = np.lexsort((found.documents, -found.scores, found.queries))
     return found.where(order[ranks(found.queries[order]) < k])
 
@@ -101,7 +92,7 @@ def ranks(queries: np.ndarray) -> np.ndarray:
 
 
 def joined(parts: Sequence[Neighbours]) -> Neighbours:
-    """Return all neighbours one behind the other, in no order."""
+    """Concatenate neighbours, in no order."""
     return Neighbours(
         np.concatenate([part.queries for part in parts]),
         np.concatenate([part.documents for part in parts]),
@@ -110,7 +101,7 @@ def joined(parts: Sequence[Neighbours]) -> Neighbours:
 
 
 def unit_length(embeddings: np.ndarray) -> np.ndarray:
-    """Return rows [texts, width] scaled to length 1, in float32; a zero row stays zero."""
+    """Scale rows [texts, width] to length 1, in float32; a zero row stays zero."""
     lengths = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
     scaled: np.ndarray = (embeddings / np.maximum(lengths, 1e-12)).astype(np.float32)
     return scaled

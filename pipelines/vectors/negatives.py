@@ -1,10 +1,9 @@
-"""Which of the documents near an anchor become its negatives. Used on executors.
+"""The choice of negatives: documents near an anchor, searched and filtered. Used on executors.
 
-A search finds documents: it compares the anchor with all of them, or asks an index. Filters leave
-out those that are no negatives. What is random follows from the seed, the texts of the pair and the
-document alone, by a hash of them: never from the number of tasks, nor from the order of the pairs.
-Source of the hash: the finaliser of SplitMix64, Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014.
+A search compares the anchor with all documents, or asks an index; filters drop documents that are
+no negatives. Randomness depends only on a hash of the seed, the texts of the pair and the document:
+never on the number of tasks, nor on the order of the pairs. Source of the hash: the finaliser of
+SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
 Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.SEARCHES`.
 """
@@ -30,22 +29,16 @@ if TYPE_CHECKING:
 
 
 WAITING = 2**20
-"""Documents that were found and wait to be sorted, at most; 24 bytes each."""
+"""Most found documents that wait to be sorted; 24 bytes each."""
 _WAITING_OF_ONE = 2
-"""The same, where it is less, for each that may be kept: the sooner they are sorted, the sooner
-others are known to be too far."""
+"""The same limit, if lower, for each document to keep: an early sort raises the bounds early."""
 _ROUNDING = 2 * 10.0**-SCORE_DECIMALS
 
 
 class Nearest:
-    """The nearest documents of some pairs, of all that were added.
+    """The k nearest of all added documents, for each of some pairs; none below ``floor``.
 
-    What is added waits until there is enough of it to be sorted together.
-
-    Args:
-        pairs: How many there are.
-        k: Documents that are kept of each.
-        floor: The least score.
+    Added documents wait until there are enough to sort together.
     """
 
     def __init__(self, pairs: int, k: int, floor: float = -np.inf) -> None:
@@ -54,10 +47,10 @@ class Nearest:
         self._waiting: list[Neighbours] = []
         self._count = 0
         self.bounds = np.full(pairs, floor)
-        """Score from which a document may be among the nearest of a pair, as far as is known."""
+        """Lowest score that may be among the nearest of a pair, as far as is known."""
 
     def add(self, found: Neighbours) -> None:
-        """Add documents; those that cannot be among the nearest are passed over."""
+        """Add documents; those that cannot be among the nearest are dropped."""
         near = found.where(found.scores >= self.bounds[found.queries])
         self._waiting.append(near)
         self._count += len(near.queries)
@@ -65,7 +58,7 @@ class Nearest:
             self.result()
 
     def result(self) -> Neighbours:
-        """Return the nearest of each pair, the best first; of equal ones the first document."""
+        """Return the nearest of each pair, the best first; ties go to the first document."""
         if self._waiting:
             self._found = merged(self._found, joined(self._waiting), self._k)
             self._waiting, self._count = [], 0
@@ -77,15 +70,9 @@ class Nearest:
 
 
 class Selection:
-    """What a search finds for the pairs of a part, and what filters drop of it.
+    """The documents that a search finds for the pairs of a part, and those that filters drop.
 
-    Args:
-        settings: Which filters are on.
-        k: Documents that are wanted of each pair.
-
-    Attributes:
-        k: Documents that are wanted of each pair.
-        floor: The least score that may be wanted.
+    ``settings`` choose the filters. ``k`` documents are wanted of each pair, none below ``floor``.
     """
 
     def __init__(self, anchors: Anchors, settings: MiningSettings, k: int) -> None:
@@ -96,12 +83,9 @@ class Selection:
         self._dropped = {reason: Nearest(len(anchors), k, self.floor) for reason in self._filters}
 
     def offer(self, first: int, documents: np.ndarray, scores: np.ndarray) -> None:
-        """Add a block of scores.
+        """Add a block of scores, fp32 [rows, columns].
 
-        Args:
-            first: Of the pairs that are the rows of the block.
-            documents: int64 [columns].
-            scores: fp32 [rows, columns].
+        ``first`` is the pair of the first row; ``documents`` are those of the columns, int64.
         """
         bounds = self._nearest.bounds[first : first + len(scores)] - _ROUNDING
         # A score that is no number is not above any bound.
@@ -110,7 +94,7 @@ class Selection:
             self.add(Neighbours(rows + first, documents[columns], scores[rows, columns]))
 
     def add(self, found: Neighbours) -> None:
-        """Add documents that were found, in any order."""
+        """Add found documents, in any order."""
         scores = np.round(found.scores.astype(float), SCORE_DECIMALS)
         found = Neighbours(found.queries, found.documents, scores)
         for reason, is_dropped in self._filters.items():
@@ -125,15 +109,15 @@ class Selection:
         return self._nearest.result()
 
     def are_short(self) -> np.ndarray:
-        """Return whether fewer documents than wanted have been found for a pair, bool [pairs]."""
+        """Return whether a pair has found fewer documents than wanted, bool [pairs]."""
         counts = np.bincount(self.result().queries, minlength=len(self.anchors))
         short: np.ndarray = counts < self.k
         return short
 
     def dropped(self) -> Mapping[str, int]:
-        """Count documents that were nearer than the last one kept of their pair, by reason.
+        """Count, by reason, dropped documents nearer than the last one kept of their pair.
 
-        Of each pair and reason, at most as many as are kept of a pair are counted.
+        Each pair and reason counts at most ``k``.
         """
         self.result()
         bounds = self._nearest.bounds
@@ -144,13 +128,13 @@ class Selection:
 
 
 Filter: TypeAlias = Callable[[Neighbours], np.ndarray]
-"""Which of the documents found for pairs are no negatives: bool, as many."""
+"""Marks found documents that are no negatives: bool, one for each."""
 
 
 def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
-    """Return why a document is the anchor's own in some way, and not drawn at random either.
+    """Return filters of the anchor's own documents, which are not drawn at random either.
 
-    They are in the order in which a document passes them; the names are the reasons in the figures.
+    They run in this order; the names are the reasons in the figures.
     """
     filters: dict[str, Filter] = {
         "known positive": lambda found: anchors.are_positives(found.queries, found.documents),
@@ -162,7 +146,7 @@ def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]
 
 
 def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
-    """Return why a document is too near, in the order in which it passes them."""
+    """Return filters of documents that are too near, in the order in which they run."""
     filters: dict[str, Filter] = {}
     if settings.max_score is not None:
         filters["above max_score"] = lambda found: found.scores > settings.max_score
@@ -176,15 +160,14 @@ def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filte
 
 
 def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.ndarray:
-    """Return the highest score of a negative of each pair, by the score of its positive.
+    """Return the highest score of a negative of each pair, given the scores of its positive.
 
-    Documents that are about as near as the positive are often unlabelled positives. Source:
-    Moreira et al., "NV-Retriever: Improving text embedding models with effective hard-negative
-    mining", 2024, arXiv:2407.15831 (`TopK-PercPos` and `TopK-MarginPos`). A share of a positive
-    score below 0 is taken away from it, too, so that a limit is never above the score.
+    Documents about as near as the positive are often unlabelled positives. Source: Moreira et al.,
+    "NV-Retriever: Improving text embedding models with effective hard-negative mining", 2024,
+    arXiv:2407.15831 (`TopK-PercPos` and `TopK-MarginPos`). A share of a positive score below 0 is
+    also subtracted, so that a limit is never above the score.
 
-    Args:
-        positive_scores: [pairs], of whichever positive `mining.margin_positive` says.
+    ``positive_scores`` [pairs] are of the positive that `mining.margin_positive` names.
     """
     limits = np.full(len(positive_scores), np.inf)
     if settings.relative_margin is not None:
@@ -196,34 +179,34 @@ def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.nd
 
 BLOCK_PAIRS = 512
 BLOCK_DOCUMENTS = 4096
-"""That are compared at once: 8 MiB of scores. The same whatever the number of tasks, since the
-last bits of a product depend on the shape of the matrices."""
+"""Documents compared at once: 8 MiB of scores. Independent of the number of tasks, since the last
+bits of a product depend on the shape of the matrices."""
 FIRST_DOCUMENTS = 64
-"""Before any is known, all documents are candidates; so a few are compared first."""
+"""Documents compared first: while no bound is known, all documents are candidates."""
 MORE_OF_INDEX = 2
-"""Documents that an index is asked for, for each one that is wanted: filters drop some."""
+"""Documents that an index is asked for, per wanted one: filters drop some."""
 LEAST_OF_INDEX = 32
-"""The same beside those of a pair that are few."""
+"""Documents that an index is asked for besides, since a pair may want few."""
 MOST_OF_INDEX = 2048
-"""The same of pairs for which filters have dropped too many."""
+"""Most documents that an index is asked for, for pairs whose documents filters nearly all drop."""
 _ASKED_AGAIN = 8
-"""Times as many documents are asked for again."""
+"""Factor by which a repeated request asks for more documents."""
 _FOUND_AT_ONCE = 2**20
 """Documents of all pairs that an index is asked for at a time."""
 
 GetOn: TypeAlias = Callable[[], None]
-"""Is called now and then, as a sign that the task gets on."""
+"""Called now and then, as a sign that the task makes progress."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How documents are found.
+    """A way to find documents.
 
     Attributes:
         find: Fills a selection. Runs on an executor; reads the table, which is in files of its own.
         in_place: Whether the table is read where it is, rather than on this machine.
-        parts_of_file: How many parts of work make a file of documents.
-        check: Called before anything begins; raises InputError if the search cannot be made.
+        parts_of_file: Parts of work for each file of documents.
+        check: Called before anything begins; raises InputError if the search is impossible.
         prepare: Called on the driver when all documents have vectors.
     """
 
@@ -254,9 +237,9 @@ def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> Non
 
 
 def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
-    """Ask the index of the documents for those near each anchor. Runs on an executor.
+    """Search the index of the documents for each anchor. Runs on an executor.
 
-    Pairs for which filters drop nearly all that was found are asked for again, with more.
+    Pairs whose documents filters nearly all drop are searched again, for more.
     """
     anchors = selection.anchors
     own = int(np.bincount(anchors.numbers).max(initial=0))
@@ -297,19 +280,18 @@ INDEX = Search(
 
 
 NONE = -1
-"""In place of a document where there is none."""
+"""Stands for a missing document."""
 DRAWS = 64
-"""Random documents that are looked at for each one that is wanted, at most."""
+"""Most random documents tried for each wanted one."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """The negatives of pairs, the nearest first, those that were drawn at random behind them.
+    """The negatives of pairs, the nearest first, then those drawn at random.
 
-    Attributes:
-        documents: int64 [pairs, negatives], positions; :data:`NONE` where there are fewer.
-        scores: [pairs, negatives]; NaN where they are not known yet.
+    ``documents`` are int64 [pairs, negatives], positions, :data:`NONE` where there are fewer.
+    ``scores`` [pairs, negatives] are NaN where they are not known yet.
     """
 
     documents: np.ndarray
@@ -323,18 +305,13 @@ class Negatives:
 
 
 def wanted(settings: MiningSettings) -> int:
-    """Return the nearest documents of each pair that have to be known."""
+    """Return how many nearest documents of each pair must be known."""
     window = settings.negatives if settings.choose == "nearest" else settings.window
     return settings.skip + window
 
 
 def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Negatives:
-    """Take the negatives of each pair from what was found for it.
-
-    Args:
-        found: The nearest documents that pass the filters, the best first.
-        settings: Say which are taken.
-    """
+    """Choose the negatives of each pair from the filtered documents, which come best first."""
     places = ranks(found.queries)
     kept = found.where((places >= settings.skip) & (places < wanted(settings)))
     rows, documents, scores = kept.queries, kept.documents, kept.scores
@@ -352,12 +329,9 @@ def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Neg
 
 
 def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Negatives:
-    """Draw what is missing from all documents but those that are the anchor's own.
+    """Draw missing negatives from all documents but the anchor's own; their scores are NaN.
 
-    Scores decide nothing here. A pair may stay short where there are few documents.
-
-    Returns:
-        With scores of NaN where a document was drawn.
+    Scores play no part here. A pair may stay short where there are few documents.
     """
     documents = negatives.documents.copy()
     rows = np.flatnonzero(~negatives.is_whole)

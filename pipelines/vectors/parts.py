@@ -1,4 +1,4 @@
-"""Ranges of rows of Parquet files: what is embedded at a time, and skipped when a job resumes.
+"""Parts: ranges of rows of Parquet files, the unit of embedding and of resuming.
 
 All files of a table give their rows in common types, with the columns in the names of their
 folders, as in `lang=en/part-0.parquet`.
@@ -33,29 +33,29 @@ from pipelines.settings.spark import DEFAULT_STORES
 KEY = "embedding.inputs"
 
 THREADS = 32
-"""Files that are opened at a time."""
+"""Files opened at a time."""
 BATCH_ROWS = TEXTS_AT_ONCE
 LEAST_BYTES = 8 * 2**20
-"""Of a part of a table that is shared among the slots of a cluster: thousands of rows, so that
-texts of equal length meet, and a task is worth its start."""
+"""Least size of a part where slots of a cluster share a small table: thousands of rows, so that
+texts of equal length meet and a task is worth its start."""
 PARTS_OF_SLOT = 4
-"""Into which such a table is cut at least, so that slots end at about the same time."""
+"""Least number of parts for each slot in such a table, so that slots end at about the same time."""
 TASK_ROWS = 16384
-"""Of a task that makes many small parts."""
+"""Rows of a task that makes many small parts."""
 ROWS_COPIED_FOR_ONE = 20
-"""Rows whose vectors are copied in the time that embedding one takes."""
+"""Rows whose vectors are copied in the time that one row takes to embed."""
 
 PART_ID = b"sentence_pipelines.part"
-"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+"""Footer key of a part's identity. Copies share it; no other content has it."""
 LEFT_OUT = b"sentence_pipelines.left_out"
-"""Key of the rows that a part has not, of those that it was made of."""
+"""Footer key of the number of input rows that a part leaves out."""
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 
 def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """Call a function that waits for files on each item; results and errors are in their order."""
+    """Call a function that waits for files on each item; results and errors keep their order."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
         return list(pool.map(function, items))
 
@@ -67,9 +67,9 @@ _PANDAS = b"pandas"
 
 
 def open_parquet(path: Location) -> pq.ParquetFile:
-    """Open a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
+    """Open a Parquet file and verify page checksums, which tables of vectors have.
 
-    Pages that have a checksum, as those of tables of vectors do, are compared with it.
+    Timestamps of 96 bits are read in us, since they reach further than 64 bits of ns.
     """
     return pq.ParquetFile(
         arrow_source(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
@@ -79,9 +79,9 @@ def open_parquet(path: Location) -> pq.ParquetFile:
 def common_schema(file: pq.ParquetFile) -> pa.Schema:
     """Return the columns with the types that :func:`in_common_types` gives them.
 
-    Timestamps of 96 bits are moments (`timestamp[us, UTC]`), as they are to Spark, which writes
-    them. Those in ns, which Spark does not read, are in us. Views of strings and bytes, which older
-    readers do not know, are strings and bytes.
+    Timestamps of 96 bits become moments (`timestamp[us, UTC]`), as in Spark, which writes them.
+    Those in ns, which Spark cannot read, become us. Views of strings and bytes, which older readers
+    do not know, become strings and bytes.
     """
     leaves = (file.schema.column(number) for number in range(len(file.schema)))
     fields = [field.with_type(_common_type(field.type, leaves)) for field in file.schema_arrow]
@@ -89,7 +89,7 @@ def common_schema(file: pq.ParquetFile) -> pa.Schema:
 
 
 def _common_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
-    """Return the type, all the way down; takes as many columns of the file as it has leaves."""
+    """Return the common type, recursively; consumes one file column for each leaf of the type."""
     if isinstance(kind, pa.BaseExtensionType):
         _common_type(kind.storage_type, leaves)
         return kind
@@ -122,11 +122,11 @@ _NESTED: tuple[
     ),
     (pa.types.is_struct, lambda kind, inside: pa.struct([inside(field) for field in kind])),
 )
-"""What tells a nested type, and the same with other types inside."""
+"""For each nested type: how to recognise it, and how to rebuild it with other types inside."""
 
 
 def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
-    """Return rows of a file in the types of its :func:`common_schema`. Runs on an executor.
+    """Convert rows of a file to the types of its :func:`common_schema`. Runs on an executor.
 
     Raises:
         InputError: A timestamp is no whole number of microseconds.
@@ -141,10 +141,7 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) ->
 
 
 def _check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
-    """Look in a footer for timestamps that microseconds cannot hold.
-
-    It has the first and the last one of each row group, which tell almost always.
-    """
+    """Refuse timestamps that microseconds cannot hold, as far as a footer's bounds show."""
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
@@ -166,7 +163,7 @@ def _too_precise(column: str, path: Location) -> InputError:
 
 
 def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Leave out what would be wrong of a table that has a column more."""
+    """Drop metadata that would be wrong for a table with one more column."""
     return {
         key: value
         for key, value in metadata.items()
@@ -175,19 +172,14 @@ def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _names_are_strings(pandas: bytes) -> bool:
-    """Return whether pandas takes names of columns as they stand; it parses numbers and tuples."""
+    """Return whether pandas takes column names as they stand; it parses numbers and tuples."""
     levels = json.loads(pandas).get("column_indexes", [])
     return len(levels) <= 1 and all(level["pandas_type"] == "unicode" for level in levels)
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """What the footer of an input says.
-
-    Attributes:
-        size: Bytes of its columns as they are stored.
-        types: Of its columns, by name.
-    """
+    """The footer of an input; ``size`` is in bytes of its columns as stored."""
 
     path: Location
     rows: int
@@ -197,19 +189,14 @@ class InputFile:
 
 @dataclass(frozen=True)
 class PartFooter:
-    """What the footer of a part of a table says.
-
-    Attributes:
-        texts: Rows with a text; 0 where that was not asked.
-        left_out: Rows of the input that it was made without, since they were deleted.
-    """
+    """The footer of a part; ``texts`` is 0 if not counted, ``left_out`` counts deleted rows."""
 
     rows: int
     texts: int
     left_out: int
 
     def covers(self, rows: int) -> bool:
-        """Return whether it was made of so many rows."""
+        """Return whether the part was made of this many rows."""
         return self.rows + self.left_out == rows
 
 
@@ -217,7 +204,7 @@ def read_inputs(files: Iterable[Location]) -> list[InputFile]:
     """Read the footers of inputs.
 
     Raises:
-        InputError: A file is no Parquet file, or holds timestamps that microseconds cannot.
+        InputError: A file is not Parquet, or holds timestamps that microseconds cannot.
     """
     return in_threads(_read_input, files)
 
@@ -246,10 +233,10 @@ def _read_input(file: Location) -> InputFile:
 
 
 def read_part_footer(file: Location, text_column: str | None = None) -> PartFooter:
-    """Read the footer of a part, and count its rows with a text if a column is named.
+    """Read the footer of a part; count its rows with a text if a column is named.
 
     Raises:
-        pyarrow.ArrowInvalid: It has none.
+        pyarrow.ArrowInvalid: The file has no footer.
     """
     footer = pq.read_metadata(arrow_source(file))
     left_out = int((footer.metadata or {}).get(LEFT_OUT, b"0"))
@@ -277,10 +264,8 @@ _INTEGER = re.compile(r"-?\d+")
 class Constant:
     """A column of one value.
 
-    Attributes:
-        type: `int32`, `int64`, `date32` or `string`; of one without a value, any of Arrow's plain
-            types.
-        value: As text; None for null.
+    ``type`` is `int32`, `int64`, `date32` or `string`; for a null, any of Arrow's plain types.
+    ``value`` is text, or None for null.
     """
 
     name: str
@@ -288,7 +273,7 @@ class Constant:
     value: str | None
 
     def array(self, rows: int) -> pa.Array:
-        """Return the column of so many rows."""
+        """Return the column with this many rows."""
         value = pa.scalar(self.value, pa.string()).cast(pa.type_for_alias(self.type))
         return pa.repeat(value, rows)
 
@@ -301,11 +286,11 @@ def partition_columns(
 ) -> dict[Location, Constants]:
     """Return the columns in the names of folders, for each Parquet file of the inputs.
 
-    Folders count below the one that is named, or below the part of a glob that has no wildcard.
-    A file that is in no such folder has nulls.
+    Folders count below the named one, or below the part of a glob that has no wildcard. Files
+    outside such folders get nulls.
 
     Raises:
-        InputError: An input is not there.
+        InputError: An input does not exist.
     """
     found: dict[Location, dict[str, str | None]] = {}
     for given in inputs:
@@ -321,7 +306,7 @@ def partition_columns(
 
 
 def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location:
-    """Return the absolute folder below which an input's files are, without following links."""
+    """Return the absolute folder that contains an input's files, without following links."""
     path = place_of(given, stores, KEY)
     if path.exists():
         return path if path.is_dir() else path.parent
@@ -331,7 +316,7 @@ def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
     """Return the rows with these columns behind the others.
 
-    A column that is there already stays, but for one without a type, which gets this one.
+    An existing column stays, unless it has no type: it then gets this one's.
     """
     columns, fields = [*batch.columns], [*batch.schema]
     for constant in constants:
@@ -346,18 +331,11 @@ def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.R
 
 
 def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Constants]:
-    """Return types for columns that have none in a file, since they have no value there.
+    """Return types for columns without any value in a file, as null constants by file.
 
-    Spark takes such a column for one of numbers, and would refuse to read it beside files in which
-    it has values.
-
-    Args:
-        files: Of the input.
-        text: Column of the texts, which are strings in any case.
-
-    Returns:
-        Constants without a value, of the type that another file has, by file; none where that type
-        is one that cannot be a constant's.
+    Spark reads such a column as numbers, and would refuse it beside files in which it has values.
+    The type is that of another file; types that constants cannot have are left out. The column
+    ``text`` is always of strings.
     """
     known: dict[str, str] = {}
     for file in files:
@@ -376,14 +354,14 @@ def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Cons
 
 
 def _values(folders: Sequence[str]) -> dict[str, str | None]:
-    """Return names and values, in which Spark writes special characters as URLs do."""
+    """Return names and values, whose special characters Spark escapes as in URLs."""
     named = (match for folder in folders if (match := _NAMED.fullmatch(folder)))
     values = {unquote(match[1]): unquote(match[2]) for match in named}
     return {name: None if value in ("", NO_VALUE) else value for name, value in values.items()}
 
 
 def _type_of(values: Iterable[str | None]) -> str:
-    """Return the type that Spark takes a column for; numbers that are not whole stay strings."""
+    """Return the type that Spark infers for a column; fractional numbers stay strings."""
     known = [value for value in values if value is not None]
     if known and all(_INTEGER.fullmatch(value) for value in known):
         widest = max(int(value) if int(value) >= 0 else -int(value) - 1 for value in known)
@@ -401,15 +379,11 @@ def _is_date(value: str) -> bool:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Consecutive rows of a file, of which a file of the output is made.
+    """Consecutive rows of a file, from ``start`` to before ``stop``: the input of one output file.
 
-    Attributes:
-        name: Of the file that is made of it, without its ending.
-        start: The first row, counted from the file's.
-        stop: Behind the last one.
-        constants: Columns that the file has in the names of its folders.
-        reused: Rows whose vectors an earlier table has.
-        copied_from: A file of an earlier table that is this part; None where there is none.
+    ``name`` is that of the output file, without its ending. ``constants`` are columns in the names
+    of the file's folders. ``reused`` rows have vectors in an earlier table; ``copied_from`` is a
+    file of an earlier table that equals this part, if any.
     """
 
     name: str
@@ -427,18 +401,16 @@ class RowRange:
 
     @property
     def embedded(self) -> int:
-        """Rows that are to be embedded."""
+        """Rows to be embedded."""
         return self.rows - self.reused
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """How much a part holds.
+    """The size of a part.
 
-    Attributes:
-        size: Bytes of its file, about.
-        rows: At most; None for any number.
-        vector_bytes: Of a row's vector, as it is stored.
+    ``size`` is in approximate bytes of its file, ``rows`` the maximum (None for any number),
+    ``vector_bytes`` those of a row's vector, as stored.
     """
 
     size: int
@@ -452,11 +424,9 @@ class PartSize:
         return wanted if self.rows is None else min(wanted, self.rows)
 
     def shared(self, files: Sequence[InputFile], slots: int) -> PartSize:
-        """Return the size that gives all slots of a cluster some parts, where rows are few.
+        """Return the size that gives every slot some parts where rows are few.
 
-        Args:
-            files: All that are to be embedded.
-            slots: Tasks that run at once.
+        ``files`` are all that are to be embedded, ``slots`` the tasks that run at once.
         """
         total = sum(file.size + file.rows * self.vector_bytes for file in files)
         size = max(LEAST_BYTES, total // (PARTS_OF_SLOT * max(slots, 1)))
@@ -464,7 +434,7 @@ class PartSize:
 
 
 def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -> list[RowRange]:
-    """Cut all rows of a file into parts, whose names begin with that one."""
+    """Cut all rows of a file into parts, whose names begin with ``name``."""
     rows = size.rows_of(file)
     starts = range(0, file.rows, rows)
     return [
@@ -474,11 +444,9 @@ def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -
 
 
 def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
-    """Put parts that stand together, if they are small, into tasks of the largest part's work.
+    """Group small adjacent parts into tasks of about the largest part's work.
 
-    Args:
-        parts: That are to be made.
-        slots: Tasks that run at once; small parts are shared among them.
+    Small parts are shared among ``slots``, the tasks that run at once.
     """
     # One that is copied is hardly any work.
     work = [part.embedded + part.reused / ROWS_COPIED_FOR_ONE for part in parts]
@@ -504,14 +472,10 @@ def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
 def read_rows(
     path: Location, start: int, stop: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read a range of a file's rows, in batches; row groups outside of it are not read.
+    """Read a range of a file's rows, in batches; row groups outside the range are skipped.
 
-    Types and metadata are those of :func:`common_schema`.
-
-    Args:
-        start: The first row.
-        stop: Behind the last one.
-        columns: None for all.
+    Types and metadata are those of :func:`common_schema`. ``stop`` is behind the last row;
+    ``columns`` of None means all.
     """
     with open_parquet(path) as file:
         schema = common_schema(file)
@@ -539,11 +503,7 @@ def read_rows(
 def _batches(
     file: pq.ParquetFile, path: Location, row_groups: list[int], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read row groups; of damage pyarrow says what it is, and not where.
-
-    Raises:
-        OSError: Names the file.
-    """
+    """Read row groups; name the file in errors, since pyarrow names only the damage."""
     names = None if columns is None else list(columns)
     try:
         yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
@@ -555,11 +515,9 @@ def _batches(
 
 
 def runs_of(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield rows that stand together in a batch and have one value in a column, with the value.
+    """Yield the rows of each value of a column with that value, batch by batch.
 
-    Args:
-        batches: Sorted by the column.
-        column: Of whole numbers that are not negative.
+    Batches are sorted by the column, which holds non-negative whole numbers.
     """
     for batch in batches:
         numbers = batch.column(column).to_numpy()
@@ -571,13 +529,10 @@ def runs_of(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[in
 def write_part(
     path: Path, batches: Iterator[pa.RecordBatch], vectors: Collection[str], left_out: int = 0
 ) -> int:
-    """Write rows with vectors as the file of a part; return how many. Runs on an executor.
+    """Write rows with vectors as the file of a part; return their number. Runs on an executor.
 
-    Args:
-        batches: One at least, which may be empty.
-        vectors: Columns of vectors and their scales. Values of vectors hardly repeat, so a
-            dictionary would only cost space.
-        left_out: Rows that are not among them; stands in the footer.
+    There is at least one batch, which may be empty. ``vectors``, columns of vectors and scales, get
+    no dictionary: their values hardly repeat. The footer notes the deleted rows, ``left_out``.
     """
     first = next(batches)
     others = [name for name in first.schema.names if name not in vectors]

@@ -1,8 +1,8 @@
-"""What a table of vectors follows from, and which table an embedding job works on.
+"""The plan of a table of vectors, and the choice of the table that an embedding job works on.
 
-`_plan.json` is the first thing in the folder of a table. It says what the vectors follow from, and
-which rows of which file each part holds. A job goes on with a table of the same, or begins a new
-one, which may take over what an earlier one has.
+`_plan.json` is the first file in the folder of a table. It records what the vectors follow from,
+and which rows of which file each part holds. A job continues a table with the same plan, or begins
+a new one, which may reuse vectors of an earlier one.
 """
 
 from __future__ import annotations
@@ -46,20 +46,17 @@ VECTOR_KEYS = (
     "embedding.backend",
     "embedding.precision",
 )
-"""What the vector of a text follows from."""
+"""Settings that decide the vector of a text."""
 LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_column")
-"""What else the file of a part follows from, beside the rows of its input."""
+"""Settings that decide the rest of a part's file, beside the rows of its input."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Rows by what has become of them since the table before.
+    """Numbers of rows by their change since the earlier table.
 
-    Attributes:
-        unchanged: They keep their vectors.
-        changed: Their key was there, with another text.
-        new: Their key was not there.
-        gone: Of the table before.
+    Those ``unchanged`` keep their vectors; ``changed`` have another text for a known key, ``new`` a
+    new key; ``gone`` are of the earlier table.
     """
 
     unchanged: int
@@ -73,16 +70,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written when a table is begun.
+    """The content of a table, written when it is begun.
 
-    Attributes:
-        identity: What decides the content of the table, by setting.
-        backend: Who computes all of it, where the setting is ``auto`` too.
-        precision: The same of the precision.
-        parts: All of them, in order.
-        build: Number of the table among those that were made in its place: a name of a part is
-            never that of another content.
-        changes: Since the table before, if rows were compared.
+    ``identity`` holds the settings that decide the content; ``backend`` and ``precision`` are
+    resolved from ``auto``. ``parts`` are in order. ``build`` numbers the tables made in this place,
+    so that no name of a part is ever reused for other content. ``changes`` are since the earlier
+    table, if rows were compared.
     """
 
     identity: Mapping[str, Any]
@@ -94,7 +87,7 @@ class Plan:
 
     @classmethod
     def parse(cls, known: dict[str, Any], stores: StorageSettings) -> Plan:
-        """Return the plan that stands in JSON."""
+        """Return the plan parsed from JSON."""
         parts = tuple(_part_from(part, stores) for part in known.pop("parts"))
         changes = known.pop("changes", None)
         return cls(**known, parts=parts, changes=changes and Changes(**changes))
@@ -122,13 +115,7 @@ def _part_from(known: Mapping[str, Any], stores: StorageSettings) -> RowRange:
 
 @dataclass(frozen=True)
 class Version:
-    """A table, or the beginnings of one.
-
-    Attributes:
-        folder: Where it is; in a store a version of its place.
-        plan: What it is made by.
-        is_whole: Whether all of it has been made.
-    """
+    """A table, finished or not; in a store, ``folder`` is a version of its place."""
 
     folder: Location
     plan: Plan
@@ -139,14 +126,14 @@ class Version:
         return part_file(self.folder, part)
 
     def differing(self, identity: Mapping[str, Any]) -> str | None:
-        """Return the first setting in which a table of this identity is another one."""
+        """Return the first setting in which the table differs from this identity."""
         known = self.plan.identity
         return next((key for key, value in identity.items() if known.get(key) != value), None)
 
     def other_vectors(self, identity: Mapping[str, Any]) -> list[str]:
-        """Return the settings for which the vectors are not those that are wanted.
+        """Return the settings in which the table's vectors differ from the wanted ones.
 
-        Where a backend or a precision is left to be chosen, that of the table does.
+        A backend or precision of ``auto`` accepts that of the table.
         """
         plan = self.plan
         chosen = {"embedding.backend": plan.backend, "embedding.precision": plan.precision}
@@ -158,14 +145,14 @@ class Version:
         ]
 
     def has_same_files(self, identity: Mapping[str, Any]) -> bool:
-        """Return whether files are those that are wanted, where rows and vectors are."""
+        """Return whether parts have the wanted file layout, given the same rows and vectors."""
         return all(self.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
 
     def missing(self) -> list[RowRange]:
         """Return the parts that are to be made.
 
         Raises:
-            InputError: The rows of one are not there any more.
+            InputError: The rows of one no longer exist.
         """
         names = {*missing_parts(self.folder, {part.name: part.rows for part in self.plan.parts})}
         missing = [part for part in self.plan.parts if part.name in names]
@@ -182,14 +169,10 @@ def part_file(folder: Location, part: RowRange) -> Location:
 
 
 def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> Version | None:
-    """Return the table in a folder; None where there is no plan of one.
-
-    Args:
-        folder: Of the table itself, in a store a version.
-        stores: How the stores of its inputs are reached.
+    """Return the table in a folder (in a store, a version); None where there is no plan.
 
     Raises:
-        DamagedFileError: There is a file that holds none.
+        DamagedFileError: The plan cannot be read.
     """
     if not (folder / PLAN_FILE).is_file():
         return None
@@ -211,13 +194,11 @@ def options_for(
 ) -> EmbeddingOptions:
     """Return the options of a model, computed as the section ``embedding`` says.
 
-    Args:
-        named: The model's folder; None: that of the run.
-        prompt_name: See :class:`~pipelines.vectors.embedding.EmbeddingOptions`.
-        quantise: The same.
+    ``named`` is the model's folder; None means that of the run. For the others see
+    :class:`~pipelines.vectors.embedding.EmbeddingOptions`.
 
     Raises:
-        InputError: They do not fit the model, or there is none.
+        InputError: There is no such model, or the options do not fit it.
     """
     settings = config.embedding
     return embedding_options(
@@ -235,12 +216,10 @@ def options_for(
 
 @dataclass(frozen=True)
 class Work:
-    """What a job is to do.
+    """The work of a job.
 
-    Attributes:
-        goes_on: The table that is made further, or is whole; None where there is to be a new one.
-        before: Tables that a new one may take vectors from; those that are whole come first.
-        build: Number of a new one.
+    ``goes_on`` is the table to continue, or a whole one; None for a new table, whose number is
+    ``build`` and which may take vectors from the tables ``before``, whole ones first.
     """
 
     goes_on: Version | None
@@ -257,17 +236,13 @@ def choose_work(
 ) -> Work:
     """Return what a job is to do in the folder of a table. Nothing is changed.
 
-    An unfinished table of the same goes on, also where a finished one would be overwritten: a job
-    that is started again is to make what is missing.
-
-    Args:
-        identity: What it is to follow from, by setting.
-        overwrite: Whether a new one takes the place of any other.
-        stores: How the stores of inputs are reached.
+    An unfinished table of the same identity goes on, even where a finished one would be
+    overwritten: a restarted job is to make the missing parts. With ``overwrite`` a new table
+    replaces any other.
 
     Raises:
-        InputError: The folder holds other files, or a table that follows from something else, or
-            from inputs that may have changed since, and its rows have no keys.
+        InputError: The folder holds other files, or a table without keys that follows from
+            something else or from inputs that may have changed.
     """
     there = versions.current(folder)
     check_places(OUTPUT, folder, TABLE)
@@ -289,7 +264,7 @@ def choose_work(
 def _begun(
     folder: Location, in_place: Version | None, stores: StorageSettings
 ) -> Iterator[Version]:
-    """Yield the tables that are to take the place, the newest first."""
+    """Yield the unfinished tables for this place, the newest first."""
     read = (read_version(place, stores) for place in begun_folders(folder))
     known = [version for version in read if version is not None]
     for version in sorted(known, key=lambda version: -version.plan.build):
@@ -323,12 +298,10 @@ def _difference(key: str, known: Any, value: Any) -> str:
 
 
 def publish(version: Version, folder: Location) -> None:
-    """Have a table that is whole take its place.
+    """Move a whole table to its place.
 
-    Args:
-        version: Where it was made.
-        folder: Its place; what is there goes, but for the index of parts that both have. In a store
-            the table of before stays there until the next one, for those who still read it.
+    The old table goes, except the index of parts that both have. In a store it stays until the next
+    publication, for its current readers.
     """
     if version.folder == versions.current(folder):
         # An earlier attempt at another one.
@@ -341,7 +314,7 @@ def publish(version: Version, folder: Location) -> None:
 
 
 def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:
-    """Keep the index of parts that stay; what cannot be linked is built again when asked for."""
+    """Keep the index of parts that stay; indexes that cannot be linked are rebuilt on demand."""
     kept = frozenset(names)
     if not there.is_dir() or here.exists():
         return

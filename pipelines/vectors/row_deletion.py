@@ -1,8 +1,7 @@
-"""Rows that are deleted from a table of vectors by their keys, and stay out of it.
+"""Deletion of rows from a table of vectors by their keys, for good.
 
-The keys are listed in the table's folder, as hashes: whatever the inputs still hold, no part is
-written with such rows. A table that is whole is replaced by one without them, whose other parts are
-linked or copied.
+The table's folder lists hashes of the keys: whatever the inputs still hold, no part is written with
+such rows. A whole table is replaced by one without them, whose other parts are linked or copied.
 """
 
 from __future__ import annotations
@@ -45,17 +44,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DELETED_FILE = "_deleted.json"
-"""Which rows are kept out of the table."""
+"""List of the rows that are kept out of the table."""
 
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """Which rows are in no table.
-
-    Attributes:
-        column: Of the keys.
-        keys: Their hashes, sorted.
-    """
+    """The rows to keep out of a table: sorted hashes of their keys, and the column of the keys."""
 
     column: str
     keys: tuple[int, ...]
@@ -65,14 +59,14 @@ class DeletedRows:
         return batch.filter(pc.invert(self._are_deleted(batch.column(self.column))))
 
     def count(self, part: RowRange) -> int:
-        """Return how many rows of a part are deleted. Runs on an executor."""
+        """Return the number of deleted rows of a part. Runs on an executor."""
         if self.column in pq.read_schema(arrow_source(part.path)).names:
             return self.count_in(part.path, part.start, part.stop)
         value = next(one.value for one in part.constants if one.name == self.column)
         return part.rows if value is not None and hash_of(value) in self.keys else 0
 
     def count_in(self, path: Location, start: int, stop: int) -> int:
-        """Return how many rows of a range of a file are deleted. Runs on an executor."""
+        """Return the number of deleted rows of a range of a file. Runs on an executor."""
         return sum(
             pc.sum(self._are_deleted(batch.column(self.column))).as_py() or 0
             for batch in read_rows(path, start, stop, [self.column])
@@ -83,7 +77,7 @@ class DeletedRows:
 
 
 def _key_texts(keys: pa.Array) -> pa.Array:
-    """Return keys as Spark has them as texts: `delete` hashes them so in the corpus."""
+    """Return keys as Spark casts them to text: `delete` hashes them so in the corpus."""
     if not pa.types.is_floating(keys.type):
         return as_text(keys)
     values = keys.to_numpy(zero_copy_only=False)
@@ -92,7 +86,7 @@ def _key_texts(keys: pa.Array) -> pa.Array:
 
 
 def _number_text(value: np.floating[Any]) -> str:
-    """Write a number as Java does: whole numbers with a null are often a column of floats."""
+    """Format a number as Java does: whole numbers with a null are often a column of floats."""
     if not np.isfinite(value):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -102,19 +96,19 @@ def _number_text(value: np.floating[Any]) -> str:
 
 
 def read_deleted(folder: Location) -> DeletedRows | None:
-    """Return what is deleted from the table in a folder, if anything is."""
+    """Return the deleted rows of the table in a folder, if any."""
     path = folder / DELETED_FILE
     known: DeletedRows | None = records.read(path, DeletedRows) if path.is_file() else None
     return known
 
 
 def write_deleted(folder: Location, deleted: DeletedRows) -> None:
-    """List what is to stay out of the table in a folder."""
+    """List the rows to keep out of the table in a folder."""
     storage.write_json(folder / DELETED_FILE, asdict(deleted))
 
 
 class _Manifest(TypedDict):
-    """What is read of a table's manifest, which has more."""
+    """The fields that are read from a table's manifest, which has more."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -125,13 +119,7 @@ class _Manifest(TypedDict):
 
 @dataclass(frozen=True)
 class _Written:
-    """A part of the new table.
-
-    Attributes:
-        number: Of the part in the table before.
-        name: What it is called now: another content has another name.
-        footer: What its footer says.
-    """
+    """A part of the new table; ``number`` is the old part's, ``name`` changes with the content."""
 
     number: int
     name: str
@@ -139,7 +127,7 @@ class _Written:
 
 
 def check_table(config: Config) -> None:
-    """Refuse a table that would be replaced with files of the user's in it.
+    """Refuse to replace a table that has files of the user's in it.
 
     Raises:
         InputError: See :func:`pipelines.files.ownership.check_ours`.
@@ -150,7 +138,7 @@ def check_table(config: Config) -> None:
 
 
 def has_rows_by(config: Config, column: str) -> bool:
-    """Return whether there is a table in ``embedding.output`` that has a column of keys."""
+    """Return whether ``embedding.output`` has a table with this column of keys."""
     _, whole = _table(config)
     if whole is None or not whole.is_whole:
         return False
@@ -165,15 +153,9 @@ def _table(config: Config) -> tuple[Location, Version | None]:
 
 
 def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRows) -> int:
-    """Take rows out of ``embedding.output``, and keep them out of it.
+    """Remove rows from ``embedding.output`` for good; return their number.
 
-    Args:
-        session: Its executors read and write.
-        config: Names a table that has the column.
-        deleted: All that were deleted, now and before.
-
-    Returns:
-        How many rows were taken out.
+    ``deleted`` are all deletions, now and before; the table has their column.
 
     Raises:
         PipelineError: Another job works there, or an executor could not read or write.
@@ -190,7 +172,7 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
 
 
 def _replace(session: SparkSession, whole: Version, folder: Location, deleted: DeletedRows) -> int:
-    """Put a table without the rows in the place; return how many they are."""
+    """Replace the table by one without the rows; return their number."""
     plan, build = whole.plan, whole.plan.build + 1
     manifest: _Manifest = records.read(whole.folder / MANIFEST_FILE, _Manifest)
     columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
@@ -233,7 +215,7 @@ def _write_parts(
     columns: Columns,
     deleted: DeletedRows,
 ) -> Iterator[_Written]:
-    """Write parts without the rows, or take them over as they are. Runs on an executor."""
+    """Write parts without the rows, or take them over unchanged. Runs on an executor."""
     for number, part in chain.from_iterable(tasks):
         file = part_file(source, part)
         footer = read_part_footer(file, columns.text)

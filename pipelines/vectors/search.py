@@ -1,9 +1,9 @@
-"""Search by text: the rows of a table that are found by vectors, or by vectors and words.
+"""Search by text: rows of a table found by vectors, or by vectors and words.
 
-Queries are embedded with the model of the table. Vectors find what is meant, words find names,
-numbers and rare terms that a model has never seen: :mod:`pipelines.vectors.bm25` ranks by them.
-All texts are read twice then, to count the words of the queries and to score. Both are spread over
-executors as an exact search by vectors is.
+Queries are embedded with the model of the table. Vectors find meaning; words find names, numbers
+and rare terms unknown to the model (:mod:`pipelines.vectors.bm25`). A search by words reads all
+texts twice: to count the words of the queries, and to score. Executors share both passes as in an
+exact search by vectors.
 """
 
 from __future__ import annotations
@@ -47,23 +47,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IN_PROCESS_BYTES = 2**30
-"""Vectors, as float32, that are searched in this process rather than by executors."""
+"""Most bytes of vectors, as float32, to search in this process rather than on executors."""
 IN_PROCESS_TEXT_BYTES = 2**28
-"""Texts whose words are counted in this process: half a minute on one core."""
+"""Most bytes of texts to count words of in this process: half a minute on one core."""
 
 
 @dataclass(frozen=True)
 class Hit:
     """A row that was found.
 
-    Attributes:
-        query: Number of the query.
-        rank: 1 for the best.
-        cosine: Similarity to the query.
-        position: Of the row in the table.
-        key: The row's, in a table that has a column of keys.
-        by_vectors: Rank by cosine alone; None where it is not known, or below those that count.
-        by_words: Rank by BM25 alone; the same.
+    ``rank`` starts at 1. ``position`` is that of the row in the table; ``key`` is None in a table
+    without a column of keys. ``by_vectors`` and ``by_words`` are ranks by cosine and by BM25 alone;
+    None if unknown or below the :func:`candidates`.
     """
 
     query: int
@@ -77,7 +72,7 @@ class Hit:
 
 
 def read_queries(path: str | Path) -> list[str]:
-    """Return the lines of a file that are not blank.
+    """Return the non-blank lines of a file.
 
     Raises:
         InputError: It cannot be read.
@@ -91,10 +86,10 @@ def read_queries(path: str | Path) -> list[str]:
 
 
 def fits_in_process(table: VectorTable, *, hybrid: bool = False) -> bool:
-    """Return whether a search needs no executors; reads footers where the words of texts count.
+    """Return whether a search needs no executors; a hybrid one reads footers to tell.
 
     Raises:
-        InputError: They do, and the table has no texts.
+        InputError: The search is hybrid, and the table has no texts.
     """
     if hybrid and text_bytes(table) > IN_PROCESS_TEXT_BYTES:
         return False
@@ -102,7 +97,7 @@ def fits_in_process(table: VectorTable, *, hybrid: bool = False) -> bool:
 
 
 def text_bytes(table: VectorTable) -> int:
-    """Return how much the texts of a table are, neither compressed nor decoded, by its footers.
+    """Return the bytes of a table's texts, uncompressed but encoded, from its footers.
 
     Raises:
         InputError: The table has no texts.
@@ -120,7 +115,7 @@ def text_column(table: VectorTable) -> str:
     """Return the column of a table's texts.
 
     Raises:
-        InputError: No embedding job has said which it is.
+        InputError: No embedding job has recorded it.
     """
     if table.text is None:
         raise InputError(
@@ -145,16 +140,15 @@ def find_texts(
     """Find the k nearest rows of each query, the best first.
 
     Args:
-        table: That an embedding job wrote.
-        session: Has its executors search, or build an index; without one, this process does.
+        session: Searches, or builds an index, on its executors; without one, this process searches.
         indexed: Search the table's index, which the session builds where there is none.
-        hybrid: Rank by the words of the queries too, and fuse both rankings.
-        backend: What embeds the queries.
-        model: The folder of the table's model; where the table says unless given.
+        hybrid: Also rank by the words of the queries, and fuse both rankings.
+        backend: Embeds the queries.
+        model: Folder of the table's model, if it is not where the table says.
 
     Raises:
-        InputError: There is no query, the table's model or index is not there, the model is
-            another one now, or there are no texts to find words in.
+        InputError: There is no query, the table's model or index is missing, the model has changed,
+            or there are no texts to find words in.
         PipelineError: An executor could not search.
     """
     if hybrid:
@@ -179,17 +173,13 @@ def embed_queries(
     backend: str = "auto",
     model: str | Location | None = None,
 ) -> np.ndarray:
-    """Embed queries by the table's model, in its precision and as long as the table's vectors.
+    """Embed queries with the table's model, in its precision and the table's vector length.
 
-    The model's prompt for queries stands before them; see
-    :meth:`~pipelines.tokens.start.Prompts.asking`.
-
-    Args:
-        backend: What embeds them.
-        model: The folder of the table's model; where the table says unless given.
+    They get the model's prompt for queries; see :meth:`~pipelines.tokens.start.Prompts.asking`.
+    ``model`` is the folder of the table's model, if it is not where the table says.
 
     Raises:
-        InputError: There are none, or the model that made the table is not in the folder.
+        InputError: There are no queries, or the folder does not hold the table's model.
     """
     if not queries:
         raise InputError("--query", "there is none", "ask something, or name a file of --queries")
@@ -214,7 +204,7 @@ def embed_queries(
 
 
 class _Asked(NamedTuple):
-    """What each file is searched for."""
+    """The input of the search of each file."""
 
     queries: WordQueries
     statistics: WordStatistics
@@ -223,15 +213,11 @@ class _Asked(NamedTuple):
 def search_words(
     table: VectorTable, queries: Sequence[str], k: int, session: SparkSession | None = None
 ) -> Neighbours:
-    """Find the k rows of highest BM25 for each query; of equal ones the first.
+    """Find the k rows of highest BM25 for each query; ties go to the first row.
 
-    Args:
-        table: What is searched; rows without a text are not in it.
-        k: Rows of a query; fewer where fewer share a word with it.
-        session: Has its executors read the files; without one, this process does.
-
-    Returns:
-        ``documents`` are positions in the table, ``scores`` are not cosines.
+    Rows without a text are not searched, and a query has fewer than k rows where fewer share a word
+    with it. Without a session, this process reads the files. ``documents`` of the result are
+    positions in the table; ``scores`` are not cosines.
 
     Raises:
         InputError: The table has no texts.
@@ -264,7 +250,7 @@ def _count_task(
 
 
 def _search_file(asked: _Asked, file: VectorFile, *, column: str, k: int) -> Neighbours:
-    """Find the best of a file. Runs on an executor."""
+    """Find the best rows of a file. Runs on an executor."""
     return best_by_words(asked.queries, asked.statistics, _blocks(file, column), k)
 
 
@@ -275,7 +261,7 @@ def _texts(files: Sequence[VectorFile], column: str) -> Iterator[str]:
 
 
 def _blocks(file: VectorFile, column: str) -> Iterator[TextBlock]:
-    """Yield the texts of a file with their positions, in batches; nulls are left out."""
+    """Yield the texts of a file with their positions, in batches, without nulls."""
     first = file.first
     for batch in read_rows(file.path, 0, file.rows, [column]):
         texts = as_text(batch.column(0))
@@ -286,14 +272,11 @@ def _blocks(file: VectorFile, column: str) -> Iterator[TextBlock]:
 
 @dataclass(frozen=True)
 class Fused:
-    """The best rows of each query by two rankings; all arrays have a value for each of them.
+    """The best rows of each query by two rankings; every array has a value for each row.
 
-    Attributes:
-        found: Queries and positions, the best first; scores are those of
-            :func:`~pipelines.vectors.bm25.weighted_fusion`.
-        cosines: float64.
-        by_vectors: int64, the rank by cosine; 0 where it is below those that count.
-        by_words: The same by BM25.
+    ``found`` has queries and positions, the best first, with scores of
+    :func:`~pipelines.vectors.bm25.weighted_fusion`. ``cosines`` are float64; ``by_vectors`` and
+    ``by_words`` are int64 ranks by cosine and by BM25, 0 below the :func:`candidates`.
     """
 
     found: Neighbours
@@ -303,7 +286,7 @@ class Fused:
 
 
 def candidates(k: int) -> int:
-    """Return the rows of either ranking that the k best of both are chosen from."""
+    """Return how many rows of each ranking are candidates for the k best of both."""
     return max(k, FUSED_RANKS)
 
 
@@ -317,10 +300,8 @@ def fuse_with_words(
 ) -> Fused:
     """Find the k best rows of each query by vectors and by BM25.
 
-    Args:
-        vectors: Of the queries, [queries, dimensions].
-        nearest: The :func:`candidates` of each query by vectors.
-        session: Has its executors read the texts; without one, this process does.
+    ``vectors`` are of the queries, [queries, dimensions]; ``nearest`` are their :func:`candidates`
+    by vectors. Without a session, this process reads the texts.
 
     Raises:
         InputError: The table has no texts.
@@ -340,7 +321,7 @@ def fuse_with_words(
 
 
 def _looked_up(found: Neighbours, ranking: Neighbours, values: np.ndarray) -> np.ndarray:
-    """Return the value that a ranking has for each row that was found; 0 where it has none."""
+    """Return a ranking's value for each found row; 0 where it has none."""
     keys = zip(ranking.queries.tolist(), ranking.documents.tolist(), strict=True)
     known = dict(zip(keys, values.tolist(), strict=True))
     wanted = zip(found.queries.tolist(), found.documents.tolist(), strict=True)
@@ -350,7 +331,7 @@ def _looked_up(found: Neighbours, ranking: Neighbours, values: np.ndarray) -> np
 def _hits(
     table: VectorTable, found: Neighbours, cosines: np.ndarray, fused: Fused | None = None
 ) -> list[Hit]:
-    """Return what was found, with texts and keys; and with both ranks of two rankings."""
+    """Return the found rows with texts and keys, and with both ranks if two rankings were fused."""
     ranks = ranks_of(found).tolist()
     nothing: list[None] = [None] * len(ranks)
     texts, keys, by_vectors, by_words = nothing, nothing, nothing, nothing

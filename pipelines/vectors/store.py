@@ -1,8 +1,8 @@
-"""Tables of vectors: what an embedding job wrote, or any Parquet folder with a column of lists.
+"""Tables of vectors: the output of an embedding job, or any Parquet folder with a column of lists.
 
-A row is known by its position: the number of rows before it, in the order of the files' names.
-A table in an object store is read there, by whoever needs some of it, or copied to this machine
-(:func:`on_this_machine`) by who reads all of it.
+A row's position is the number of rows before it, in the order of the files' names. A table in an
+object store is read there for a few rows, or copied to this machine (:func:`on_this_machine`) to
+read all of them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
-"""Vectors, as float32, that are in memory at a time."""
+"""Vectors, as float32, in memory at a time."""
 
 
 @dataclass(frozen=True)
 class VectorFile:
     """A file of a table.
 
-    Attributes:
-        first: Position of its first row.
-        part: What its footer calls its content, in a version of a store, which never changes.
+    ``first`` is the position of its first row. ``part`` is the content id in its footer, in a
+    version of a store, which never changes.
     """
 
     path: Location
@@ -53,21 +52,12 @@ class VectorFile:
 
 @dataclass(frozen=True)
 class VectorTable:
-    """A table of vectors; small, and sent to executors as it is.
+    """A table of vectors; small, and sent to executors whole.
 
-    Attributes:
-        folder: Where it is; in a store a version of its place, if it has any.
-        files: In order.
-        vector: Column of the vectors.
-        scale: Column of their scales, if they are quantised.
-        text: Column of the texts, if it is known.
-        model: Folder of the model, if it is known.
-        dimensions: Values of a vector.
-        model_sha256: Digest of the files of the model that made the vectors, if it is known.
-        prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
-        key: Column of the keys, if it has one.
-        precision: With which the model computed the vectors, if it is known.
-        stores: How the store of its model is reached.
+    In a store, ``folder`` is a version of the table's place, if it has any. ``vector``, ``scale``,
+    ``text`` and ``key`` name columns. ``model`` (a folder), ``model_sha256`` (of its files),
+    ``prompt_name`` (before the texts; None for the default one, if any) and ``precision`` made the
+    vectors, as far as known. ``stores`` say how to reach the model's store.
     """
 
     folder: Location
@@ -85,7 +75,7 @@ class VectorTable:
 
     @property
     def rows(self) -> int:
-        """Of all files, those without a vector included."""
+        """Rows of all files, including those without a vector."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -95,7 +85,7 @@ class VectorTable:
 
     @property
     def vector_columns(self) -> list[str]:
-        """The column of vectors, and that of scales if there is one."""
+        """The columns of vectors and, if any, scales."""
         return [self.vector, *([self.scale] if self.scale else [])]
 
     def vectors(self, rows: pa.Table) -> np.ndarray:
@@ -106,11 +96,10 @@ class VectorTable:
 
 @dataclass(frozen=True)
 class Block:
-    """Vectors of some rows.
+    """The vectors of some rows, skipping rows without one.
 
-    Attributes:
-        vectors: fp32 [rows, dimensions], of length 1; zeros stay zeros.
-        positions: int64 [rows], ascending.
+    ``vectors`` are fp32 [rows, dimensions], of length 1 (zeros stay zeros); ``positions`` int64
+    [rows], ascending.
     """
 
     vectors: np.ndarray
@@ -139,15 +128,13 @@ def open_table(
     vector_column: str | None = None,
     stores: StorageSettings = DEFAULT_STORES,
 ) -> VectorTable:
-    """Open a table of vectors; reads footers only.
+    """Open a table of vectors, of an embedding job or any Parquet files; reads footers only.
 
-    Args:
-        folder: Of an embedding job, or any of Parquet files.
-        vector_column: Needed where no embedding job has written it.
+    ``vector_column`` is needed for tables that no embedding job has written.
 
     Raises:
-        InputError: There is no such table, it is not finished, or has no such column.
-        DamagedFileError: Its manifest is none.
+        InputError: There is no such table or column, or the table is not finished.
+        DamagedFileError: The manifest cannot be read.
     """
     home = versions.current(location(folder, stores).absolute())
     _check_finished(home)
@@ -199,10 +186,10 @@ def _vector_files(home: Location) -> Iterator[VectorFile]:
 
 
 def on_this_machine(table: VectorTable) -> VectorTable:
-    """Return the table with its files on this machine; copies of a store's are checked and kept.
+    """Return the table with local files; copies from a store are checked and cached.
 
     Raises:
-        OSError: The store cannot be read, or a copy is not what was written.
+        OSError: The store cannot be read, or a copy differs from the original.
     """
 
     def copied(file: VectorFile) -> VectorFile:
@@ -212,22 +199,14 @@ def on_this_machine(table: VectorTable) -> VectorTable:
 
 
 def _check_pages(path: Path) -> None:
-    """Read a file, whose pages have checksums.
-
-    Raises:
-        OSError: One is not what was written.
-    """
+    """Read a file to verify the checksums of its pages; an OSError reports a mismatch."""
     with open_parquet(path) as file:
         for _ in file.iter_batches(use_threads=False):
             pass
 
 
 def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
-    """Return the number of values of the first vector.
-
-    Raises:
-        InputError: There is no column of lists of this name, or no vector in it.
-    """
+    """Return the length of the first vector; refuse a table without vectors in lists."""
     schema = pq.read_schema(arrow_source(files[0].path))
     if vector not in schema.names:
         problem = f"{files[0].path} has no column `{vector}`"
@@ -259,12 +238,7 @@ def read_blocks(table: VectorTable, files: Sequence[VectorFile]) -> Iterator[Blo
 def rows_at(
     table: VectorTable, positions: Sequence[int] | np.ndarray, columns: Sequence[str]
 ) -> pa.Table:
-    """Return the rows at some positions, in their order.
-
-    Args:
-        positions: Any, also one twice.
-        columns: Those that are wanted.
-    """
+    """Return the rows at some positions, in the order given; a position may repeat."""
     wanted = np.asarray(positions, np.int64)
     different, numbers = np.unique(wanted, return_inverse=True)
     found = []

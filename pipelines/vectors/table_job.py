@@ -1,9 +1,8 @@
-"""A table that is made part by part, by jobs of which each goes on with what the one before made.
+"""A table made part by part, by jobs that resume each other's work.
 
-It is begun aside (:mod:`pipelines.files.begun`), and takes its place when it is whole. So its
-folder holds one whole table or the one before, at any moment. Executors make the parts, each of
-which appears as a whole: a job that was killed leaves whole parts, and the same command makes the
-others.
+It is begun aside (:mod:`pipelines.files.begun`), and takes its place when it is whole, so its
+folder holds a whole table at any moment, old or new. Executors write each part atomically: a killed
+job leaves whole parts, and the same command makes the others.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLAN_FILE = "_plan.json"
-"""Of a table of vectors. Spark, pandas and pyarrow take no name with an underscore for data."""
+"""The plan of a table of vectors. Spark, pandas and pyarrow take no name with an underscore for
+data."""
 MANIFEST_FILE = "_manifest.json"
 STAGED = "_input"
 ATTEMPTS = "_attempts"
 KEPT = "_kept"
-"""Vectors that rows keep, until their part is made."""
+"""Folder of vectors that rows keep, until their part is made."""
 INDEX_FOLDER = "_index"
-"""Of :mod:`pipelines.vectors.index`; its files are called as the parts that they are of."""
+"""Folder of :mod:`pipelines.vectors.index`; its files are named as the parts that they index."""
 
 SECONDS_BETWEEN = 1.0
 SECONDS_BETWEEN_LISTINGS = 10.0
-"""Of a folder in a store, where each listing is paid for."""
+"""Pause between listings of a folder in a store, which are billed."""
 KEPT_SO_FAR = "; what is done is kept, and the same command makes the rest"
 
 Item = TypeVar("Item")
@@ -53,14 +53,12 @@ Value = TypeVar("Value")
 
 @contextmanager
 def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
-    """Keep other jobs from the folder of a table, and finish what a killed one was replacing.
+    """Lock the folder of a table, and finish the replacement that a killed job had begun.
 
-    Args:
-        key: The setting that names the folder.
-        job: Name of the command.
+    ``key`` is the setting that names the folder, ``job`` the name of the command.
 
     Raises:
-        InputError: It cannot be written to.
+        InputError: The folder cannot be written to.
         PipelineError: Another job works there.
     """
     with work_folder(key, folder, job, lock_file(folder)):
@@ -71,9 +69,8 @@ def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
 def missing_parts(folder: Location, rows: Mapping[str, int | None]) -> list[str]:
     """Return the names of the parts that are to be made.
 
-    Args:
-        folder: Has `<name>.parquet` of each part that is there.
-        rows: Of each part, by name, those that were left out included; None where it is not known.
+    Existing parts are `<name>.parquet` in the folder. ``rows`` of each part include deleted ones;
+    None where the number is unknown.
     """
     names = {path.stem for path in folder.glob("part-*.parquet")} & rows.keys()
     if not storage.can_grow(folder):
@@ -100,17 +97,14 @@ def make_parts(
     tasks: Sequence[Sequence[Item]],
     make: Callable[..., Iterator[int]],
 ) -> int:
-    """Have executors make files of a table; return the sum of what they yield.
+    """Have executors make files of a table; return the sum of their yields.
 
-    Args:
-        folder: In which each part becomes `<name>.parquet`.
-        rows: Of all parts, by name: what progress is counted in.
-        tasks: The parts that are to be made, those of a task together.
-        make: Makes the parts of a task, and is given as `attempts` a folder of this job alone for
-            what it is writing: what is left of a job that was killed is in another one.
+    Each part becomes `<name>.parquet` in ``folder``. ``rows`` of all parts, by name, are the unit
+    of progress; ``tasks`` group the parts to make. ``make`` gets as `attempts` a temporary folder
+    of this job alone; remains of a killed job are in another one.
 
     Raises:
-        PipelineError: See :func:`run_job`, or another job took this one for gone.
+        PipelineError: See :func:`run_job`, or another job took this one for dead.
     """
     if not tasks:
         return 0
@@ -137,12 +131,10 @@ def run_job(
     state: Callable[[], object] | None = None,
     ending: str = "",
 ) -> Value:
-    """Have Spark do a job.
+    """Run a Spark job, and fail when it stalls.
 
-    Args:
-        act: Starts it, and returns when it has ended.
-        state: Changes as it makes progress; by default what Spark says of its tasks.
-        ending: Of the line of an error: what has been kept.
+    ``act`` starts the job, and returns at its end. ``state`` changes with progress; by default it
+    is Spark's state of its tasks. ``ending`` closes an error's line: what has been kept.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or nothing moved any more.
@@ -152,7 +144,7 @@ def run_job(
 
 
 def _signs(attempts: Location) -> Callable[[], object]:
-    """Return what changes as long as tasks get on; it raises where this job has lost a lock."""
+    """Return a state that changes while tasks progress; it raises if this job has lost a lock."""
     held = locks.held_here()
 
     def state() -> object:
@@ -166,9 +158,7 @@ def _signs(attempts: Location) -> Callable[[], object]:
 class PartsProgress:
     """Watches the parts of a job appear in a folder; a context manager on the driver.
 
-    Args:
-        folder: Where each part becomes `<name>.parquet`.
-        rows: Of all parts, by name; those that are there already count as done.
+    Parts are `<name>.parquet`; existing ones count as done.
     """
 
     def __init__(self, folder: Location, rows: Mapping[str, int], name: str) -> None:

@@ -1,9 +1,9 @@
 """The stage `teacher`: the vectors that another model gives the texts of the corpus.
 
-Each different text is embedded once, by the embedding job (:mod:`pipelines.vectors.embed`), into
-tables that stay in the prepared folder: a stage that was killed goes on where it stopped, and of a
-corpus that has changed only the new texts are embedded. Tables that were made before may take
-their place (`teacher.vectors`). The vectors are then written for each example, for the lanes.
+The embedding job (:mod:`pipelines.vectors.embed`) embeds each distinct text once, into tables that
+stay in the prepared folder: a killed stage resumes, and a changed corpus embeds only its new texts.
+Existing tables may replace them (`teacher.vectors`). The vectors are then written for each example,
+for the lanes.
 """
 
 from __future__ import annotations
@@ -42,20 +42,14 @@ if TYPE_CHECKING:
 VECTORS = "teacher.vectors"
 TEXT, KEY, VECTOR = "text", "key", "vector"
 ALL = "all"
-"""Folder of texts that the teacher reads after one prompt."""
+"""Folder of texts that share one prompt."""
 _TEACHER_KEYS = ("model", "dimensions")
 _COMPUTED_AS = ("backend", "precision", "batch_tokens")
 
 
 @dataclass(frozen=True)
 class TeacherSummary:
-    """What the stage wrote.
-
-    Attributes:
-        examples: Rows.
-        texts: Different texts that have a vector.
-        width: Values of a vector.
-    """
+    """The result of the stage: rows (``examples``), distinct texts with a vector, and its width."""
 
     examples: int
     texts: int
@@ -66,7 +60,7 @@ class TeacherSummary:
 
 
 def check_teacher(config: Config) -> None:
-    """Look at the teacher before Spark starts; reads the model, as the embedding job does.
+    """Check the teacher before Spark starts; reads the model, as the embedding job does.
 
     Raises:
         InputError: It cannot be used.
@@ -83,9 +77,9 @@ def check_teacher(config: Config) -> None:
 
 
 def teacher_digest(config: Config) -> str | None:
-    """Return a digest of what a teacher's vectors follow from besides the texts, if there is one.
+    """Return a digest of all that decides a teacher's vectors besides the texts, if there is one.
 
-    A model's files are hashed, not read: the weights of a large one are more than a driver holds.
+    A model's files are hashed, not loaded: the weights of a large one exceed a driver's memory.
 
     Raises:
         InputError: A table cannot be used.
@@ -104,7 +98,7 @@ def teacher_digest(config: Config) -> str | None:
 def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
     """Write ``<prepared.folder>/teacher`` for ``<prepared.folder>/corpus``; runs on the driver.
 
-    In that folder, which is replaced as a whole or left as it was:
+    That folder is replaced as a whole or left as it was. In it:
 
     - `examples.parquet/` has a row per example: `id`, and `teacher`, the vectors of its texts in
       the order of the sides, of length 1, as bytes of `teacher.precision`;
@@ -112,7 +106,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
 
     Raises:
         InputError: The teacher cannot be used, or a text has no vector in its tables.
-        PipelineError: Spark's job failed; what is embedded is kept.
+        PipelineError: Spark's job failed; embedded texts are kept.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -151,16 +145,13 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
 
 
 def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
-    """Make sure that lanes hold the vectors of the teacher that the settings name.
+    """Refuse lanes without the vectors of the configured teacher, if the loss needs them.
 
-    A teacher that is not there any more is not asked for: its vectors are in the lanes.
-
-    Args:
-        config: Of a training whose loss is given the vectors.
-        held: Of the lanes' manifest.
+    ``held`` is of the lanes' manifest. A teacher that no longer exists is not read: its vectors are
+    in the lanes.
 
     Raises:
-        InputError: They hold none, or those of another one.
+        InputError: The lanes hold no vectors, or those of another teacher.
     """
     key = "teacher.model" if config.teacher.model is not None else VECTORS
     if held is None:
@@ -173,9 +164,9 @@ def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
 
 
 def forget_texts(config: Config) -> None:
-    """Have nothing left of texts that were in the corpus earlier, after it was prepared again.
+    """Remove texts of earlier corpora after a new preparation.
 
-    Without a teacher, which another preparation had, nothing of it stays.
+    If the new preparation has no teacher, remove everything of the earlier teacher.
     """
     prepared = PreparedFolder.of(config)
     used = _roles(config) if config.teacher.model is not None else {}
@@ -192,7 +183,7 @@ def forget_texts(config: Config) -> None:
 
 
 def _roles(config: Config) -> dict[str, str | None]:
-    """Return the prompts of anchors and of other texts, by folder; one where they are the same."""
+    """Return the prompts of anchors and of other texts, by folder; one folder if they are equal."""
     if config.teacher.model is None:
         return {ALL: None}
     prompts = read_prompts(local_folder(teacher_folder(config)))
@@ -220,13 +211,7 @@ def _texts(pairs: DataFrame, roles: int) -> DataFrame:
 def _embedded(
     session: SparkSession, texts: DataFrame, name: str, prompt: str | None, config: Config
 ) -> VectorTable:
-    """Bring the table of the vectors of texts up to date, and return it.
-
-    Args:
-        texts: With `key` and `text`.
-        name: Of the folder of the table.
-        prompt: Name of the one that stands before them.
-    """
+    """Update the table ``name`` with the vectors of texts (`key`, `text`), and return it."""
     prepared, settings = PreparedFolder.of(config), config.teacher
     home = prepared.teacher_texts / name
     record = prepared.stage_record("corpus")
@@ -251,19 +236,15 @@ def _embedded(
 
 
 def _computed_as(config: Config) -> dict[str, Any]:
-    """Return how the teacher computes: as `embedding` says of every model that embeds."""
+    """Return how the teacher computes: as `embedding` says for every model that embeds."""
     return {key: getattr(config.embedding, key) for key in _COMPUTED_AS}
 
 
 def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
-    """Write different texts as a table with their keys, but not anew for the same corpus.
+    """Write distinct texts (`key`, `text`) as a table, unless it is there for the same corpus.
 
-    A job that goes on where it was stopped finds the files that it had planned.
-
-    Args:
-        texts: With `key` and `text`.
-        folder: For the table.
-        corpus: What tells the corpus from others; None where it is not known.
+    A resumed job thus finds the files that it had planned. ``corpus`` identifies the corpus; None
+    where it is not known.
     """
     there = versions.current(folder)
     source = there / "corpus.json"
@@ -302,13 +283,10 @@ def stored_batches(
     told: TeacherVectors,
     are_texts: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield vectors of length 1 as they are stored, of rows with one. Runs on an executor.
+    """Yield vectors of length 1 as stored, skipping rows without one. Runs on an executor.
 
-    Args:
-        batches: Of a table of vectors.
-        columns: The texts, or their keys; the vectors; and their scales, if they have some.
-        told: How they are stored.
-        are_texts: Whether they are texts, which are cleaned as those of the corpus are.
+    ``columns`` are the texts (``are_texts``: cleaned as those of the corpus) or their keys, the
+    vectors, and the scales if any. ``told`` is the stored format.
     """
     for batch in batches:
         there = batch.filter(batch.column(columns[1]).is_valid())
@@ -320,12 +298,7 @@ def stored_batches(
 
 
 def _check_all_there(texts: DataFrame, vectors: DataFrame, config: Config) -> None:
-    """Make sure that each text has a vector.
-
-    Raises:
-        InputError: A table that the settings name lacks some.
-        PipelineError: They were embedded here.
-    """
+    """Refuse texts without a vector; the error blames the named tables, or the embedding here."""
     wanted = texts.select("role", KEY).distinct()
     missing = wanted.join(vectors.select("role", KEY), ["role", KEY], "left_anti").count()
     if missing and config.teacher.model is not None:
@@ -348,11 +321,7 @@ def _by_example(texts: DataFrame, vectors: DataFrame) -> DataFrame:
 
 
 def _tables(config: Config) -> list[VectorTable]:
-    """Open the tables of vectors that the settings name.
-
-    Raises:
-        InputError: One is not there, has no texts, or is of another model.
-    """
+    """Open the named tables of vectors; refuse those without texts or of another model."""
     tables = []
     for path in config.teacher.vectors:
         try:
@@ -375,7 +344,6 @@ def _tables(config: Config) -> list[VectorTable]:
 
 
 def _table_digest(table: VectorTable) -> list[object]:
-    """Return what tells a table from others."""
     files = [[file.path.name, file.rows, file.path.stat().st_size] for file in table.files]
     return [table.model_sha256, table.prompt_name, table.dimensions, files]
 
