@@ -36,7 +36,7 @@ class TripletSettings(ObjectiveSettings):
 def triplet(
     operations: Operations, sides: Sequence[Any], picks: Picks, settings: TripletSettings
 ) -> Any:
-    """Return the mean of what is lacking to the margin, over examples and negatives."""
+    """Return the mean shortfall to the margin, over examples and negatives."""
     anchor, positive, *negatives = sides
     above = [operations.cosines(anchor, negative - positive) for negative in negatives]
     return operations.mean(operations.relu(operations.columns(above) + settings.margin))
