@@ -146,8 +146,7 @@ class _Lookup:
 Targets = Picks | np.ndarray | list[np.ndarray]
 """What a loss compares embeddings with. Scores are fp32 [examples], or [examples, 1 + hard
 negatives] for all candidates. A teacher's vectors are fp32 [examples, width] for each side. Other
-losses get the candidates of the anchors. The forms of a loss take all of them as tensors.
-"""
+losses get the candidates of the anchors. The forms of a loss take all of them as tensors."""
 
 SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
     "scores": lambda granule: granule.scores,

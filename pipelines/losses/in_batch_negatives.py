@@ -254,8 +254,7 @@ class _Comparison:
         return put_to_zero(pair) - put_to_zero(own)
 
     def _own(self, target: str) -> Any:
-        """Return the places of the example's own texts: on all sides of documents, or its anchor.
-        """
+        """Return the places of the example's own texts, on all sides of ``target``."""
         sides = self._documents if target == "doc" else 1
         places = [
             self._operations.pairs(self._picks.own + side * self._examples) for side in range(sides)

@@ -144,8 +144,7 @@ class ContrastiveSettings(ObjectiveSettings):
 def contrastive(
     operations: Operations, sides: Sequence[Any], labels: Any, settings: ContrastiveSettings
 ) -> Any:
-    """Return half the mean squared distance of pairs of label 1, or others' shortfall to the
-    margin.
+    """Return half the mean square of label 1's distance and of label 0's shortfall to the margin.
 
     The distance is 1 less the cosine.
 

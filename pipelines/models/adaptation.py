@@ -35,14 +35,11 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|wpe)\.")
 _MATRIX = ".weight"
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """The factors of a target in place of its ``.weight``, in `peft`'s names: the first maps a layer's
-input to few numbers, the second maps these to its output.
-"""
+input to few numbers, the second maps these to its output."""
 
 
 OBJECTIVE = "objective."
-"""The prefix of weights that an objective predicts with: trained beside the encoder's, and no part
-of it.
-"""
+"""The prefix of an objective's weights: trained beside the encoder's, and no part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

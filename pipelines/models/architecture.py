@@ -20,9 +20,7 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config, EncoderSettings, TrainingSettings
 
 Modules: TypeAlias = Sequence[tuple[str, str]]
-"""Class and folder of each module of a sentence-transformers folder, in order; empty for a plain
-checkpoint.
-"""
+"""Class and path of a sentence-transformers folder's modules; empty for a plain checkpoint."""
 NORMALISING = "Normalize"
 """The module that scales embeddings to length 1; it may follow any architecture."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]

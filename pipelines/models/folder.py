@@ -139,7 +139,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
 
 
 def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
-    """Return the shape of :func:`start_encoder`, without its weights, which may take long to make."""
+    """Return the spec of :func:`start_encoder`, without making weights, which may take long."""
     folder = start_folder(config)
     if folder is None:
         return _random_start(config, vocabulary_size)

@@ -62,8 +62,7 @@ STORED: Mapping[str, tuple[str, ...]] = {
     f"{HEAD}bias": ("cls.predictions.bias", "lm_head.bias", "vocab_projector.bias"),
 }
 """The head's names in checkpoints of BERT (some with TensorFlow's names), of RoBERTa and MPNet, and
-of DistilBERT.
-"""
+of DistilBERT."""
 
 
 def head_shapes(spec: EncoderSpec) -> Shapes:
@@ -121,9 +120,7 @@ def are_words(side: Side, ids: SpecialIds) -> np.ndarray:
 
 
 def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
-    """Choose a share of the true values of each row, bool [..., width]; at least one if any is
-    true.
-    """
+    """Choose a share of the true values in each row, bool [..., width]; at least one if any."""
     # Keys and ranks take 24 times the memory of what is returned. Numbers are drawn in the order of
     # the rows, so those of one part after the other are those of all at once.
     rows = max(1, _AT_ONCE // max(1, math.prod(candidates.shape[1:])))
@@ -171,7 +168,7 @@ def following(tokens: np.ndarray) -> np.ndarray:
 
 
 def repeated(tokens: np.ndarray, count: int) -> np.ndarray:
-    """Return a read-only view of rows [texts, width], ``count`` times each: [texts, count, width]."""
+    """Repeat rows [texts, width] ``count`` times: [texts, count, width], a read-only view."""
     texts, width = tokens.shape
     return np.broadcast_to(tokens[:, None], (texts, count, width))
 

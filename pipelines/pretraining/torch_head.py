@@ -29,8 +29,7 @@ from pipelines.pretraining.start import HEAD
 LOGITS = 2**24
 """Logits held at once, unless ``FEWEST`` tokens have more: 64 MiB in fp32."""
 FEWEST = 256
-"""Least number of tokens whose logits are computed at once, so that a product pays for its start.
-"""
+"""Tokens whose logits are computed at once, at least, so that a product pays for its start."""
 _EPSILON = 1e-12
 
 
@@ -158,9 +157,7 @@ class View:
         return Batch.of(token_ids, lengths, self.encoder.device)
 
     def masks(self, *part: int) -> DropoutMasks | None:
-        """Return dropout masks of the encoder, or of a numbered part beside it; None without
-        dropout.
-        """
+        """Return the dropout masks of the encoder, or of a part beside it; None without dropout."""
         seed = (*self.seed, *(_BESIDE + number for number in part))
         return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
 
@@ -183,8 +180,7 @@ class View:
         return Wanted.of(targets, shares, lengths, self.encoder.device)
 
     def prediction_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """Return the cross entropy of the wanted words by the prediction head, summed by their
-        shares.
+        """Return the prediction head's cross entropy of the wanted words, summed by their shares.
 
         The states are fp32 [words, hidden], of the tokens at their places.
         """
@@ -198,9 +194,7 @@ class View:
         return self._cross_entropy(inner, wanted, own[f"{HEAD}bias"])
 
     def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """Return the cross entropy without a head: the output matrix is the word embedding,
-        unbiased.
-        """
+        """Return the cross entropy by the word embedding as output matrix, without head or bias."""
         words = self.encoder.weights[WORDS]
         return self._cross_entropy(states, wanted, words.new_zeros(len(words)))
 
@@ -221,7 +215,7 @@ _QUERIES, _KEYS, _LAYER = 1, 2, 3
 
 
 def retromae_loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """Return the sum of the encoder's and the decoder's cross entropies; `layer` is the decoder's."""
+    """Return the sum of both cross entropies, encoder's and decoder's; `layer` is the decoder's."""
     lengths, targets = inputs["lengths"], inputs["targets"]
     batch = view.batch(inputs["token_ids"], lengths)
     states = view.hidden_states(batch)

@@ -150,8 +150,7 @@ def _norm_backward(
 
 _SIZES_PER_OCTAVE = 8
 """Numbers of rows between two powers of two. Each number compiles its own kernels, in some 0.3 s
-for MiniLM in bf16; twice as many would save 2 % of the rows.
-"""
+for MiniLM in bf16; twice as many would save 2 % of the rows."""
 _LEAST_STEP = 16
 
 
@@ -264,7 +263,7 @@ def encode(
 
 
 class _Pass:
-    """One forward pass, and the state that its parts share; see :class:`.Form` for the arguments."""
+    """A forward pass, and the state that its parts share; see :class:`.Form` for the arguments."""
 
     def __init__(
         self,
@@ -317,9 +316,7 @@ class _Pass:
         return self._add_and_normalise("embeddings.", words, own)
 
     def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
-        """Return rows of the position table, int32 [rows]; the row after its last for a placeless
-        token.
-        """
+        """Return rows of the position table, int32 [rows]; the one after it for placeless tokens."""
         token = self._spec.placeless_token
         if token is None:
             return self._packing.positions

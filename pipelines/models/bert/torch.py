@@ -516,8 +516,7 @@ def embedded_inputs(
     batch: Batch,
     masks: DropoutMasks | None,
 ) -> torch.Tensor:
-    """Return fp32 [tokens, hidden], the first layer's input: normalised, with positions and
-    segment.
+    """Return the first layer's input, fp32 [tokens, hidden]: normalised, with places and segment.
 
     The words are fp32 [tokens, width of words]: their vectors, or others in their place.
     """

@@ -62,9 +62,7 @@ class Form(Protocol):
         dtype: tf.DType,
         dropout: Dropout,
     ) -> tf.Tensor:
-        """Return fp32 [batch, hidden], before dense layers; matrix products have the type
-        ``dtype``.
-        """
+        """Return fp32 [batch, hidden], before dense layers; matrix products are of ``dtype``."""
         ...
 
 

@@ -1,5 +1,4 @@
-"""Encoders in PyTorch: a pure function over weights in canonical names, shared by all
-architectures.
+"""Encoders in PyTorch, shared by all architectures: a pure function over canonical weights.
 
 Engines put in their own leaves: plain tensors, a module's parameters or gathered shards. Autograd
 sees every operation.
@@ -348,8 +347,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KEPT_KERNELS = 64
 """Compiled kernels that oneDNN and ideep each keep. Every number of rows has its own, and by
 default they keep 1,024: more than 1 GB after 300 steps of varying lengths. Compiling one again
-takes less time than allocating so much memory.
-"""
+takes less time than allocating so much memory."""
 
 _States = TypeVar("_States")
 

@@ -141,8 +141,7 @@ class WholeModule(EncoderModule):
 
 ModuleForm: TypeAlias = Callable[[Any, TrainingSettings, Members], EncoderModule]
 """What an architecture may register for `torch_module`: its module, with this member's part if it
-has a division; see :func:`encoder_module` for the arguments.
-"""
+has a division; see :func:`encoder_module` for the arguments."""
 
 
 def encoder_module(

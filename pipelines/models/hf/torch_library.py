@@ -292,8 +292,7 @@ DIVIDED_TYPES = (
     *("phi", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "ultrabert", "vaultgemma"),
 )
 """Types whose divided gradients were compared with the whole model's. The plan alone does not tell:
-some types compute across numbers that members have parts of.
-"""
+some types compute across numbers that members have parts of."""
 
 
 def why_undivided(text: str) -> str | None:
