@@ -12,11 +12,11 @@ from pipelines.catalog import ARCHITECTURES
 from pipelines.tokens.start import NO_PROMPTS, Prompts
 
 UNLIMITED = 2**31 - 1
-"""Tokens of a text that is never cut."""
+"""The length of models that read texts whole, in tokens."""
 
 Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
-"""How a text's hidden states become one, under sentence-transformers' names: their mean, the first,
-the last, or their mean weighted by their place, from 1 on."""
+"""How a text's hidden states become one, by sentence-transformers' names: their mean, the first,
+the last, or their mean weighted by place, from 1 on."""
 Activation: TypeAlias = Literal["tanh", "identity"]
 
 
@@ -26,7 +26,7 @@ class DropoutRates(NamedTuple):
     Attributes:
         hidden: Of hidden states.
         attention: Of attention's probabilities.
-        own: Whether they are the checkpoint's, which may say more than these two.
+        own: Whether they are the checkpoint's, which may have more rates than these two.
     """
 
     hidden: float
@@ -38,10 +38,7 @@ class DropoutRates(NamedTuple):
 class Dense:
     """A dense layer between pooling and normalising, as sentence-transformers' Dense module.
 
-    Attributes:
-        width: Of what it gives; it takes what the module before it gives.
-        bias: Whether it has one.
-        activation: What it ends with.
+    The width is that of its output; its input has the width of the module before it.
     """
 
     width: int
@@ -51,18 +48,17 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """What every architecture has; each derives a spec of its own.
+    """The fields of every architecture; each derives its own spec.
 
     Attributes:
         kind: Name of the architecture in :data:`pipelines.catalog.ARCHITECTURES`.
         vocabulary: Rows of the word embedding.
         hidden: Width of the layers, and of an embedding if no dense layer follows them.
-        dense: Dense layers that pooled hidden states pass, in their order.
+        dense: Dense layers after pooling, in order.
         normalise: Whether embeddings are scaled to length 1.
         max_length: Tokens that are read of a text, [CLS] and [SEP] included.
-        pad_token_id: Fills short texts.
-        prompts: What stands before texts.
-        lsa: Numbers behind those of the encoder, see :mod:`pipelines.models.lsa`; 0: none.
+        prompts: Prefixes of texts.
+        lsa: Numbers after those of the encoder, see :mod:`pipelines.models.lsa`; 0 for none.
     """
 
     kind: ClassVar[str]
@@ -83,14 +79,13 @@ class EncoderSpec:
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """What it was made to be trained with; None without dropout."""
+        """The dropout that the encoder is meant to be trained with; None without."""
         return None
 
     def dropout(self, share: float | None) -> DropoutRates | None:
-        """Return what it is trained with, None without dropout.
+        """Return the training dropout; None without.
 
-        Args:
-            share: Wherever anything is dropped; None: its own.
+        The share applies wherever anything is dropped; a share of None means the encoder's own.
         """
         if share is None:
             return self.own_dropout
@@ -102,10 +97,10 @@ class EncoderSpec:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> EncoderSpec:
-        """Read what :meth:`to_json` wrote; without a kind it is a `bert`.
+        """Read the output of :meth:`to_json`; without a kind it is a `bert`.
 
-        Earlier releases wrote one set of fields for all architectures, with zeros where one has no
-        such thing; what a spec does not have is left out.
+        Earlier releases wrote one set of fields for all architectures, with zeros for missing
+        parts; fields that a spec lacks are ignored.
 
         Raises:
             ValueError: A value is missing, or of another type.

@@ -316,7 +316,7 @@ class _Pass:
         return self._add_and_normalise("embeddings.", words, own)
 
     def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
-        """Return rows of the position table, int32 [rows]; the one after it for placeless tokens."""
+        """Return position table rows, int32 [rows]; the row after the last for a placeless token."""
         token = self._spec.placeless_token
         if token is None:
             return self._packing.positions
