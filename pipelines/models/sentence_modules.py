@@ -70,6 +70,7 @@ WHOLE_COPY = "copy the whole folder of the model again, or name another model"
 
 
 def refuse(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> NoReturn:
+    """Raise a :func:`refusal`."""
     raise refusal(folder, problem, remedy)
 
 

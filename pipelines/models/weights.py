@@ -95,9 +95,7 @@ def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
 
 
 def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
-    """Raise a ValueError for the first weight that is missing, unknown, or of a wrong shape or
-    type.
-    """
+    """Raise a ValueError for the first missing or unknown weight, or a wrong shape or type."""
     shapes = weight_shapes(spec)
     for name, shape in shapes.items():
         if name not in weights:

@@ -53,8 +53,7 @@ def _embedding_output(
 
 
 def _places(token: int, behind: int, token_ids: Any, positions: Any) -> Any:
-    """Return position table rows, int32 [batch, tokens]; ``behind`` for the token without a place.
-    """
+    """Return position table rows, int32 [batch, tokens]; ``behind`` for the placeless token."""
     is_placeless = op.equal(op.convert(token_ids, "i32"), integer(token))
     counted = op.convert(is_placeless, "i32")
     before = op.cum_sum(counted, integer(1), exclusive=True)

@@ -316,7 +316,7 @@ class _Pass:
         return self._add_and_normalise("embeddings.", words, own)
 
     def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
-        """Return position table rows, int32 [rows]; the row after the last for a placeless token."""
+        """Return position table rows, int32 [rows]; the row after the last for placeless ones."""
         token = self._spec.placeless_token
         if token is None:
             return self._packing.positions

@@ -33,6 +33,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> TokenRows:
+        """Return rows from the ids of each text."""
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
