@@ -61,12 +61,11 @@ def teachers_vectors(granules: Iterable[Granule], sides: Sequence[str]) -> list[
 
 
 class Candidates:
-    """The candidates that some examples bring.
+    """The candidates of some examples.
 
-    Args:
-        identities: Of :func:`identities`: anchors, positives, and any sides of hard negatives.
-        anchors: Whether anchors are candidates too.
-        teacher: Of :func:`teachers_vectors`; empty if unused.
+    ``identities`` are of :func:`identities`: anchors, positives, and any sides of hard negatives.
+    ``teacher`` is of :func:`teachers_vectors`; empty if unused. With ``anchors``, anchors are
+    candidates too.
     """
 
     def __init__(
@@ -95,9 +94,8 @@ class Candidates:
 
         Excluded are all texts of other examples of the anchor's group, and all texts equal to the
         anchor or its positive, the example's hard negatives too; never its positive nor the anchor
-        itself. The group does not exclude the example's own hard negatives.
-
-        Memory and time grow with the excluded pairs, which are few, not with all pairs.
+        itself. The group does not exclude the example's own hard negatives. Memory and time grow
+        with the excluded pairs, which are few, not with all pairs.
         """
         own = np.arange(first, last)
         groups, anchor, positive = self._identities[first:last, :3].T
@@ -156,10 +154,7 @@ SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
 
 
 def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequence[str]) -> Targets:
-    """Return the targets of a granule whose negatives are its own.
-
-    The sides are the embedded ones, in the order of the loss; a granule may have others.
-    """
+    """Return the targets of a granule whose negatives are its own, for the embedded sides."""
     needs = LOSSES.load(settings.name).needs
     if needs == "teacher":
         return teachers_vectors([granule], sides)

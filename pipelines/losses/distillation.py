@@ -35,8 +35,7 @@ def margin_mse(
 ) -> Any:
     """Return the mean squared error of the positive's margin over the hard negatives.
 
-    The sides are anchors, positives, and each side of hard negatives. The teacher's scores are
-    [examples, 1 + negatives].
+    Sides: anchors, positives, hard negatives. Scores: [examples, 1 + negatives], the teacher's.
 
     Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture
     Knowledge Distillation", 2020, arXiv:2010.02666; the MarginMSELoss of sentence-transformers.
@@ -77,8 +76,7 @@ def listwise_kl(
     """Return the divergence of the model's choice among candidates from the teacher's.
 
     It is the Kullback-Leibler divergence of the softmax of the model's similarities from that of
-    the teacher's scores, in the mean of the examples. The sides are anchors, positives, and each
-    side of hard negatives. The scores are [examples, 1 + negatives].
+    the teacher's scores, [examples, 1 + negatives], in the mean of the examples.
 
     Source: Lin et al., "In-Batch Negatives for Knowledge Distillation with Tightly-Coupled Teachers
     for Dense Retrieval", RepL4NLP 2021; the DistillKLDivLoss of sentence-transformers, which
@@ -185,8 +183,7 @@ def similarity_distillation(
 ) -> Any:
     """Return the mean squared difference between the model's and the teacher's cosines.
 
-    All texts of a granule are compared with one another, so the teacher's vectors may have any
-    width.
+    It compares all texts of a granule with one another; the teacher's vectors may have any width.
 
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", ICCV 2019,
     arXiv:1907.09682, with cosines in place of their scaled products.

@@ -175,8 +175,7 @@ def _check_effects(settings: InBatchNegativesSettings) -> None:
 class _Comparison:
     """The tables of logits of some examples, a row for each.
 
-    The sides are anchors, positives and hard negatives. The anchors are those of all examples if
-    the loss compares with them, and otherwise those of the examples at hand.
+    The anchors are those of all examples if the loss compares with them, and otherwise their own.
     """
 
     def __init__(

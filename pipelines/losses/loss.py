@@ -78,7 +78,6 @@ class Loss:
     """The needs of a loss, and its forms.
 
     Attributes:
-        name: As in the registry.
         summary: What is minimised, in a sentence of the documentation.
         needs: Of the corpus, see :data:`NEEDS`. Scores or a teacher's vectors are then the targets
             of embeddings, and otherwise :class:`~pipelines.losses.candidates.Picks`.
@@ -90,7 +89,7 @@ class Loss:
         labels: Whether scores must be 0 or 1.
         check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
             that follow from ``needs`` and ``forms``.
-        reconstruction: Of a loss that reconstructs texts; None for others.
+        reconstruction: Of a loss that reconstructs texts.
     """
 
     name: str

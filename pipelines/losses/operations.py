@@ -255,10 +255,9 @@ def operations_of(framework: str) -> Operations:
 def both_forms(
     loss: Callable[[Operations, Sequence[Any], Any, Any], Any],
 ) -> dict[str, Callable[[Any, Any, Any], Any]]:
-    """Return the forms of a loss that is written over operations.
+    """Return the forms of a loss written over operations.
 
-    The loss takes the operations and the arguments of a :data:`pipelines.losses.loss.Form`; it
-    returns a scalar tensor.
+    It takes them before the arguments of a :data:`pipelines.losses.loss.Form`; returns a scalar.
     """
     return {framework: partial(_computed, loss, framework) for framework in _OPERATIONS}
 

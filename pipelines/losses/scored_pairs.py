@@ -146,10 +146,8 @@ def contrastive(
 ) -> Any:
     """Return half the mean square of label 1's distance and of label 0's shortfall to the margin.
 
-    The distance is 1 less the cosine.
-
-    Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction by Learning an Invariant Mapping",
-    CVPR 2006; the ContrastiveLoss of sentence-transformers.
+    The distance is 1 less the cosine. Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction
+    by Learning an Invariant Mapping", CVPR 2006; the ContrastiveLoss of sentence-transformers.
     """
     distance = 1 - operations.cosines(*sides)
     lacking = operations.relu(settings.margin - distance)

@@ -44,12 +44,7 @@ OBJECTIVE = "objective."
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """The frozen part of an encoder.
-
-    Attributes:
-        weights: fp32 arrays by canonical name.
-        scale: The factor of LoRA's product.
-    """
+    """The frozen weights of an encoder, fp32 by canonical name, and the factor of LoRA's product."""
 
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     scale: float = 1.0
@@ -86,10 +81,9 @@ def split(
 def effective(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scale: float
 ) -> dict[str, Any]:
-    """Return the weights of the encoder, by canonical name.
+    """Return the weights of the encoder, by canonical name, without those of an objective.
 
-    Both mappings hold arrays, or tensors of one framework; those of an objective are left out. For
-    the scale see :class:`Frozen`.
+    Both mappings hold arrays, or tensors of one framework. For the scale see :class:`Frozen`.
     """
     weights = {name: value for name, value in trained.items() if _is_whole(name)}
     for name, value in frozen.items():
@@ -235,12 +229,10 @@ def write_adapter(
     model: Location,
     base: Location,
 ) -> None:
-    """Write an adapter, whole or not at all.
+    """Write an adapter of factors by name, whole or not at all; replace an existing folder.
 
     Args:
-        folder: Replaced if it exists.
-        trained: The factors, by name.
-        scale: Of their products.
+        scale: Of the factors' products.
         model: A sentence-transformers folder of the merged model. All but its weights is copied:
             modules, tokenizer, prompts and card.
         base: The folder of the model that the factors were trained on, as users will find it.

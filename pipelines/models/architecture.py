@@ -34,12 +34,7 @@ ENGINES_WITH_FORMS = ("megatron", "mesh")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text a model reads, [CLS] and [SEP] included.
-
-    Attributes:
-        own: The model's present length.
-        most: The longest that it can be set to.
-    """
+    """How many tokens of a text a model reads, [CLS] and [SEP] included, and the most that it can."""
 
     own: int
     most: int
@@ -53,8 +48,7 @@ class FolderFormat:
         recognises: Whether a folder, with its modules, is of this architecture.
         read: Returns spec and weights. Raises InputError with the key ``encoder.start``.
         write: Writes spec, weights and the tokenizer of another folder into an existing one;
-            returns the modules that it wrote. Normalising, prompts and the card are written
-            elsewhere.
+            returns its modules. Normalising, prompts and the card are written elsewhere.
         lengths: Tokens that the model in a folder reads; needs no weights.
         stored_name: The name in the files of a layer's weight, by its canonical name.
         to_embed: Returns the weights for embedding, from those that were read.
@@ -78,9 +72,9 @@ class Division:
         axes: The axis along which the members of a stage divide a weight, by name; each member
             holds the others whole.
         evenly: Numbers that the number of members must divide, by what they are called.
-        layers: How many layers there are to divide into stages.
+        layers: The number of layers to divide into stages.
         layer_of: The layer of a weight; None for those before the first.
-        check: Refuses an encoder whose training cannot be divided, with an InputError of the given
+        check: Refuses an encoder whose training cannot be divided; the InputError has the given
             key.
         check_stages: Why the layers cannot be divided into stages; None if they can.
     """

@@ -76,8 +76,7 @@ class _Place(NamedTuple):
 def stored_arrays(path: Path) -> LazyArrays:
     """Return the arrays of a safetensors file, each mapped into memory on request.
 
-    Only the parts in use are read, and their memory is freed with the array. The file has to stay
-    in place.
+    Only the parts in use are read, and freed with the array. The file has to stay in place.
 
     Raises:
         SafetensorError: It is damaged.
@@ -143,7 +142,6 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _type(arrays: Mapping[str, np.ndarray], name: str) -> np.dtype[Any]:
-    """Return the type in which an array is written."""
     if isinstance(arrays, LazyArrays):
         return _TYPES["F32"]
     kind: np.dtype[Any] = arrays[name].dtype

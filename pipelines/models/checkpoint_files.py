@@ -1,7 +1,7 @@
 """The weights of a checkpoint folder, in any of the usual files.
 
 Safetensors, in one file or in several with an index, come first. PyTorch's restricted reader, which
-makes only tensors, reads pickles (`.bin`) and a warning is logged.
+makes only tensors, reads pickles (`.bin`), with a warning.
 """
 
 from __future__ import annotations
@@ -110,10 +110,7 @@ def _widened(view: Mapping[str, Any]) -> np.ndarray:
 
 
 def _pickle(file: Path) -> Weights:
-    """Read the tensors of a pickled PyTorch state dict; bfloat16 as fp32.
-
-    Damage, other contents and code to run raise a ValueError.
-    """
+    """Read a pickled PyTorch state dict, bfloat16 as fp32; else raise a ValueError and run no code."""
     try:
         import torch
     except ImportError as error:

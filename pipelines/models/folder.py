@@ -274,11 +274,10 @@ def write_encoder(
     tokenizer_folder: Location,
     card: str,
 ) -> None:
-    """Write a sentence-transformers folder, whole or not at all.
+    """Write a sentence-transformers folder, whole or not at all; replace an existing one.
 
     It has the older key names, which every release since 3 reads; a StaticEmbedding's are read
-    since 3.2. The weights are fp32, in canonical names; the card is Markdown. A folder that exists
-    is replaced.
+    since 3.2. The weights are fp32, in canonical names; the card is Markdown.
     """
     check_weights(spec, weights)
     write = architecture_of(spec).folder.write

@@ -56,7 +56,7 @@ _POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The library's older keys, which every release reads, by the newer names of pooling modes."""
+"""The library's older keys, which every release reads, and the newer names of their modes."""
 _ACTIVATIONS: Mapping[str, Activation] = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.linear.Identity": "identity",
@@ -99,10 +99,7 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
 
 
 def transformer_home(folder: Path, modules: Modules) -> Path:
-    """Return the folder of the transformer's files: the root, or that of its module.
-
-    A folder with an adapter beside the weights is refused.
-    """
+    """Return the folder of the transformer's files; refuse one with an adapter beside the weights."""
     home = folder / modules[0][1] if modules else folder
     if (home / ADAPTER_FILE).is_file():
         raise InputError(
@@ -135,10 +132,7 @@ def whole_weights(
 def write_head(
     folder: Path, spec: EncoderSpec, pooling: Pooling, weights: Mapping[str, np.ndarray]
 ) -> list[tuple[str, str]]:
-    """Write what follows a transformer into the root of its folder.
-
-    Returns class and path of all modules, the transformer included.
-    """
+    """Write what follows a transformer into its root; return class and path of all modules."""
     storage.write_json(
         folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False}
     )
@@ -260,11 +254,7 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
-    """Refuse a size that is too small.
-
-    Raises:
-        TypeError: It is no whole number.
-    """
+    """Refuse a size that is too small; raise a TypeError if it is no whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{key} in {CONFIG_FILE} is {value!r}, no whole number")
     if value < least:

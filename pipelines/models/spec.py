@@ -21,12 +21,9 @@ Activation: TypeAlias = Literal["tanh", "identity"]
 
 
 class DropoutRates(NamedTuple):
-    """Shares of the activations that training sets to zero.
+    """Shares of hidden states and of attention's probabilities that training sets to zero.
 
-    Attributes:
-        hidden: Of hidden states.
-        attention: Of attention's probabilities.
-        own: Whether they are the checkpoint's, which may have more rates than these two.
+    ``own`` rates are the checkpoint's, which may have more than these two.
     """
 
     hidden: float
@@ -36,10 +33,7 @@ class DropoutRates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A dense layer between pooling and normalising, as sentence-transformers' Dense module.
-
-    The width is that of its output; its input has the width of the module before it.
-    """
+    """A dense layer, and its output's width, between pooling and normalising, as the Dense module."""
 
     width: int
     bias: bool = True
@@ -57,7 +51,6 @@ class EncoderSpec:
         dense: Dense layers after pooling, in order.
         normalise: Whether embeddings are scaled to length 1.
         max_length: Tokens that are read of a text, [CLS] and [SEP] included.
-        prompts: Prefixes of texts.
         lsa: Numbers after those of the encoder, see :mod:`pipelines.models.lsa`; 0 for none.
     """
 
@@ -83,10 +76,7 @@ class EncoderSpec:
         return None
 
     def dropout(self, share: float | None) -> DropoutRates | None:
-        """Return the training dropout; None without.
-
-        The share applies wherever anything is dropped; a share of None means the encoder's own.
-        """
+        """Return the dropout of training, at every place; a share of None is the encoder's own."""
         if share is None:
             return self.own_dropout
         return DropoutRates(share, share) if share else None

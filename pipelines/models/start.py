@@ -22,9 +22,8 @@ from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """Return the architecture of the model in a folder; the first one if none recognises it.
-
-    Reading the folder as the first one then reports the problem.
+    """Return the architecture of a folder; the first, whose reader reports the problem, if none
+    fits.
     """
     architectures: list[Architecture] = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
     found = (one for one in architectures if one.folder.recognises(folder, modules))

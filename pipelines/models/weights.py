@@ -76,10 +76,7 @@ def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
 
 
 def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
-    """Return normal matrices, zero biases, and layer norms of one, in the order of their shapes.
-
-    Names are as BERT's. The arrays depend only on the seed.
-    """
+    """Return normal matrices, zero biases, and layer norms of one, by BERT's names and the seed."""
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
     generator = np.random.Generator(np.random.Philox(seed if len(seed) > 1 else seed[0]))
     weights: Weights = {}
@@ -173,11 +170,7 @@ def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placem
 
 
 def check_division(division: Division | None, spec: EncoderSpec, config: Config) -> None:
-    """Refuse a division that the encoder does not support.
-
-    Raises:
-        InputError: Naming the key and the remedy.
-    """
+    """Refuse a division that the encoder does not support, by an InputError with key and remedy."""
     placement = config.training.placement
     if not placement.is_divided:
         return

@@ -325,8 +325,7 @@ def retromae_noise(
 ) -> Arrays:
     """Return the masked texts, the originals, and what the decoder misses.
 
-    ``missing`` is bool [texts, choices, width]; ``choices``, int64 [texts, width], names each
-    token's.
+    ``missing`` is bool [texts, choices, width]; ``choices``, int64 [texts, width], is by token.
     """
     from pipelines.pretraining.start import are_words, masked, repeated, shares, some_of
 

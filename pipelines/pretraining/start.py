@@ -187,7 +187,7 @@ _STREAM = 1
 def check_objective(config: Config, tokenizer: Location | None) -> None:
     """Check the start for what the objective needs, before anything is prepared.
 
-    The tokenizer is a folder; None if one is to be trained, which has a mask token.
+    A tokenizer of None is to be trained, with a mask token.
 
     Raises:
         InputError: The objective cannot train this encoder, or needs a mask token.
@@ -207,7 +207,7 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
 def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
     """Return the weights of the objective by their names in checkpoints; empty without any.
 
-    They are those of the start where it has a head.
+    A prediction head comes from the start, if it has one.
 
     Raises:
         InputError: The objective cannot train this encoder.

@@ -34,12 +34,9 @@ _EPSILON = 1e-12
 
 
 class Wanted(NamedTuple):
-    """The words to predict.
+    """The words to predict: rows and targets, int64 [words], and weights in the loss, fp32 [words].
 
-    Attributes:
-        rows: int64 [words], their tokens among all of a batch.
-        targets: int64 [words], their ids.
-        shares: fp32 [words], their weights in the loss.
+    Rows number their tokens among all of a batch; targets are their ids.
     """
 
     rows: torch.Tensor
@@ -106,7 +103,6 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of states, words and bias."""
         states, words, bias = ctx.saved_tensors
         at_words = None if words is None else words * slope
         return states * slope, at_words, bias * slope, None, None, None
@@ -127,12 +123,8 @@ _BESIDE = 1 << 20
 class View:
     """An encoder and an objective's own weights, for some texts.
 
-    Attributes:
-        own: The objective's weights by name.
-        dtype: Of matrix products.
-        dropout: Share of dropped activations; None: the encoder's own.
-        seed: What dropout masks follow from.
-        activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
+    The type is that of matrix products. A dropout of None is the encoder's own; its masks follow
+    from the seed.
     """
 
     encoder: Encoder
@@ -182,7 +174,7 @@ class View:
     def prediction_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
         """Return the prediction head's cross entropy of the wanted words, summed by their shares.
 
-        The states are fp32 [words, hidden], of the tokens at their places.
+        The states are fp32 [words, hidden].
         """
         own = self.own
         weight, bias = (own[f"{HEAD}dense.{part}"].to(self.dtype) for part in ("weight", "bias"))
@@ -253,8 +245,7 @@ def decode(
 ) -> torch.Tensor:
     """Run the decoder's one layer over the original texts; fp32 [tokens, hidden].
 
-    The decoder shares the embeddings of the view's encoder. Vectors are fp32 [texts, hidden];
-    ``seen`` is that of :func:`visible`.
+    It shares the encoder's embeddings. Vectors: fp32 [texts, hidden]; ``seen``: :func:`visible`.
     """
     lengths = batch.lengths.long()
     queries = view.bert.first_states(

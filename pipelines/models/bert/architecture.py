@@ -38,13 +38,10 @@ def family_member(
     check_settings: Callable[[EncoderSettings], None] = spec.check_settings,
     without: tuple[str, ...] = (),
 ) -> Architecture:
-    """Return an architecture that shares BERT's forms.
+    """Return an architecture that shares BERT's forms, except those named in ``without``.
 
-    Args:
-        layout: How it stands in a folder.
-        models: Models that start from it, for people.
-        check_settings: Refuses settings of a random start.
-        without: Names of the forms that do not know its additions to BERT.
+    ``models`` are models that start from it, for people. ``check_settings`` refuses settings of a
+    random start.
     """
     return Architecture(
         spec=layout.spec,

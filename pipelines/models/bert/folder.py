@@ -163,8 +163,7 @@ def _to_embed(
 ) -> Weights:
     """Add the padding token's position, which texts may spell out, to its own vector.
 
-    It is zero in all that training has made. Objectives that predict words read the vectors
-    unchanged.
+    Training leaves it at zero. Objectives that predict words read the vectors unchanged.
     """
     token = spec.placeless_token
     if token is None:

@@ -61,7 +61,6 @@ class BertSpec(EncoderSpec):
         intermediate: Width between the two matrices of the feed-forward block.
         positions: Rows of the position embedding: the places that a text can have.
         type_vocabulary: Rows of the segment embedding, of which the first is used; 0 without one.
-        layer_norm_epsilon: Added to the variance.
         embedding_size: Width of words and positions; None: that of the layers. A dense layer leads
             from any other width to theirs.
         relative_buckets: Distances that attention tells apart by a learnt bias; 0 without one.
@@ -182,14 +181,13 @@ class Layout:
         spec: Its spec, whose defaults stand for keys that config.json lacks.
         classes: Classes of `transformers` by config.json's ``model_type``.
         keys: config.json's keys by fields of the spec; other fields have their defaults.
-        accepted: Values of config.json that the forward pass assumes; the first is the default, and
-            is written.
-        dropout: config.json's keys for the dropout of hidden states and of attention's
-            probabilities.
+        accepted: Values of config.json that the forward pass assumes; writes the first, the
+            default.
+        dropout: config.json's keys for the dropout of hidden states and of attention.
         names: Parts of canonical names, and their replacements in the file of weights.
         prefix: What checkpoints with a head put before the names.
-        skipped_rows: Rows at the beginning of the position table that no text uses, by the padding
-            token's id. They are dropped in reading and written as zeros.
+        skipped_rows: First rows of the position table, which no text uses, by the padding token's
+            id. They are dropped in reading and written as zeros.
         pooler: Whether a model without a head has a layer that no embedding depends on.
     """
 

@@ -158,10 +158,7 @@ class Packing:
     """Where the tokens of a batch are in the rectangle and among the rows.
 
     The gradients of padding must be zero, as they are where it has no part in the loss. Lengths are
-    int32 [texts]; the width is the rectangle's.
-
-    Attributes:
-        places: int32 [rows], the slot of each row in the rectangle.
+    int32 [texts]. ``places`` is int32 [rows], the slot of each row in the rectangle.
     """
 
     def __init__(self, lengths: tf.Tensor, texts: tf.Tensor, width: tf.Tensor) -> None:
@@ -189,8 +186,7 @@ class Packing:
     def heads(self, parts: int, heads: int) -> Heads:
         """Return the moves between rows and the rectangles of attention's heads.
 
-        The parts are the values of a head in a row: 3 for query, key and value, or 1 for one of
-        them.
+        ``parts`` are a head's values in a row: 3 for query, key and value, or 1 for one of them.
         """
         part = tf.range(parts)
         head = tf.range(heads)
@@ -206,10 +202,8 @@ class Packing:
 class Heads:
     """Moves between rows [rows, parts x heads x size] and [parts, texts, heads, width, size].
 
-    Args:
-        there: int32 [parts x texts x heads x width], the source of each among the rows.
-        back: int32 [rows x parts x heads], the inverse.
-        shape: Parts, texts, heads and width.
+    ``there`` is int32 [parts x texts x heads x width], the source of each among the rows; ``back``,
+    int32 [rows x parts x heads], is the inverse. ``shape`` is parts, texts, heads and width.
     """
 
     def __init__(self, there: tf.Tensor, back: tf.Tensor, shape: list[Any]) -> None:

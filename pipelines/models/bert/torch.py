@@ -85,8 +85,8 @@ def attend(
     back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24 tokens a text, 15
     and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and 48, 26 and 92 at 24,
     64 and 128 in bf16, on a CPU without bf16 units. On one with them the fused operation was the
-    slow choice for 24 tokens too. It never holds the scores of all heads, which is what counts for
-    long texts.
+    slow choice for 24 tokens too. It never holds the scores of all heads, which counts for long
+    texts.
 
     On a GPU the fused operation is fast. FlashAttention without padding is faster still for large
     batches, where it exists; `docs/gpu.md` has the figures.
@@ -96,8 +96,7 @@ def attend(
     drawn beforehand.
 
     Args:
-        qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values, of this worker's
-            heads.
+        qkv: [tokens, 3 x hidden]: queries, scaled already, keys and values of this worker's heads.
         site: Number of the place of dropout.
         bias: fp32 [heads, width, width], added to the scores of every text.
     """
@@ -283,12 +282,9 @@ class Dense(NamedTuple):
 class Layer(NamedTuple):
     """The weights of a layer, cast for its matrix products; the norms are fp32.
 
-    Attributes:
-        qkv: Query, scaled by the root of the head's width, key and value as one matrix.
-        attention_norm: After the first residual.
-        intermediate: Into the wide part of the feed-forward block.
-        output: Out of it.
-        output_norm: After the second residual.
+    ``qkv`` is one matrix, with the query scaled by the root of the head's width. The two norms
+    follow the two residuals. ``intermediate`` leads into the wide part of the feed-forward block,
+    ``output`` out of it.
     """
 
     qkv: Dense
@@ -407,7 +403,6 @@ class BertEncoder(StageEncode):
     def _run_feed_forward(
         self, number: int, states: torch.Tensor, masks: DropoutMasks | None
     ) -> torch.Tensor:
-        """Run the feed-forward block, the second half of a layer."""
         layer, members, site = self._layers[number], self._members, first_dropout_site(number)
         entered = members.enter(states).to(layer.intermediate.weight.dtype)
         # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to
@@ -431,13 +426,8 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Run the same layers as a decoder: a token sees only the tokens before it.
 
-        Each of the states returned, fp32 [tokens, hidden], depends on the tokens up to it and the
-        vector of its text.
-
-        Args:
-            vectors: fp32 [texts, any width].
-            crosses: One for each layer.
-            activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
+        Vectors are fp32 [texts, any width], ``crosses`` one for each layer. Each of the returned
+        states, fp32 [tokens, hidden], depends on the tokens up to it and the vector of its text.
         """
         states = self.first_states(batch, masks)
         bias = self._causal_bias(batch)

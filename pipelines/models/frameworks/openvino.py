@@ -58,10 +58,8 @@ def positions_of(token_ids: Any) -> Any:
 def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
     """Return the mean of each text's vectors without its padding, [batch, hidden].
 
-    Args:
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding, or the weights of tokens.
-        counts: [batch, 1], the divisors.
+    Vectors are fp32 [batch, tokens, hidden]; ``is_token`` is fp32 [batch, tokens], 0 for padding,
+    or the weights of tokens; ``counts``, [batch, 1], are the divisors.
     """
     total = op.reduce_sum(op.multiply(vectors, op.unsqueeze(is_token, integer(2))), integer(1))
     return op.divide(total, op.convert(counts, "f32"))

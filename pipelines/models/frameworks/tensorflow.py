@@ -1,4 +1,4 @@
-"""Encoders in TensorFlow: a pure function over weights in canonical names, shared by all.
+"""Encoders in TensorFlow, shared by all architectures: a pure function over canonical weights.
 
 It works under a gradient tape, in a distribution strategy and in a version 1 graph.
 """
@@ -116,16 +116,14 @@ def forward(
 ) -> tf.Tensor:
     """Embed sentences; fp32 [batch, embedding width]. Runs on an executor, in a ``tf.function``.
 
-    Matrix products have the given precision. All else is fp32: hidden states, norms and pooling.
-    Padding has no influence on the result.
+    Matrix products have the given precision, ``fp32`` or ``bf16``. All else is fp32: hidden states,
+    norms and pooling. Padding has no influence on the result.
 
     Args:
         weights: Variables or tensors, fp32, in canonical names.
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
-        precision: ``fp32`` or ``bf16``.
-        dropout: Share of dropped activations, at the architecture's places; None: the encoder's
-            own.
+        dropout: Share of dropped activations; None: the encoder's own.
         seed: int32 [2], the only source of the masks; needed with dropout.
     """
     encode: Form = form_of(spec, "tensorflow")
@@ -174,10 +172,8 @@ def _weighted_mean(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) 
 def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return the mean of each text's vectors without its padding, [batch, hidden].
 
-    Args:
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding, or the weights of tokens.
-        counts: int32 [batch], the divisors.
+    Vectors are fp32 [batch, tokens, hidden]; ``is_token`` is fp32 [batch, tokens], 0 for padding,
+    or the weights of tokens; ``counts``, int32 [batch], are the divisors.
     """
     total = tf.reduce_sum(vectors * is_token[:, :, None], axis=1)
     return total / tf.cast(counts, tf.float32)[:, None]

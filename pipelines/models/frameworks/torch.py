@@ -99,8 +99,8 @@ class Batch:
     def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
         """Remove the padding, on the host.
 
-        The token ids are int32 [texts, any width], padded with any valid id. The lengths are int32
-        [texts], at least 1.
+        Token ids: int32 [texts, any width], padded with any valid id. Lengths: int32 [texts], at
+        least 1.
         """
         texts, width = len(lengths), int(lengths.max())
         is_token = np.arange(width) < lengths[:, None]
@@ -462,10 +462,9 @@ class Encoder:
 
 
 def configure_threads(threads: int) -> None:
-    """Set PyTorch's threads in this process.
+    """Set PyTorch's threads in this process, and flush denormal numbers to zero.
 
-    Denormal numbers become zero: the moments of words not seen for long pass through them, and CPUs
-    are slow there.
+    The moments of words not seen for long pass through them, and CPUs are slow there.
     """
     # Threads take this over from the one that starts them, so it comes first.
     torch.set_flush_denormal(True)
@@ -522,8 +521,7 @@ def embed(
     Args:
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
-        dropout: Share of dropped activations, at the architecture's places; None: the encoder's
-            own.
+        dropout: Share of dropped activations; None: the encoder's own.
         seed: Two numbers that the masks follow from; needed with dropout.
         activation_checkpointing: Keep only the input of each layer, and recompute the layer, with
             the same masks, for its gradient.

@@ -26,11 +26,8 @@ from pipelines.models.weights import part_bounds
 class Members:
     """The workers that hold a stage together.
 
-    Attributes:
-        group: Their process group; None for a worker that holds it alone.
-        size: Number of members.
-        member: This worker's number.
-        seconds: Time in their exchanges so far, waiting included; a GPU only queues them.
+    Without a process group, one worker holds it alone. ``seconds`` is the time in their exchanges
+    so far, waiting included; a GPU only queues them.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -69,12 +66,11 @@ class Members:
         sparse: bool,
         padding: int | None = None,
     ) -> torch.Tensor:
-        """Return rows [n, width] of a table whose rows are divided among members.
+        """Return rows [n, width] of a table of ``total`` rows, which are divided among members.
 
         Args:
             rows: This member's rows.
             ids: int64 [n], row numbers in the whole table.
-            total: Rows of the whole table.
             sparse: Make the gradient of the rows a sparse tensor.
             padding: The number of a row without a gradient.
         """
@@ -125,11 +121,8 @@ ALONE = Members()
 
 @dataclass(frozen=True)
 class Part:
-    """The part of an encoder that a worker computes.
-
-    Attributes:
-        layers: Those of its stage; None for all.
-        members: The workers that hold the stage together.
+    """The part of an encoder that a worker computes: layers of its stage, None for all, and
+    members.
     """
 
     layers: range | None = None

@@ -58,9 +58,8 @@ _OF_A_FILE = (
 class HfSpec(EncoderSpec):
     """An encoder of `transformers`, or a decoder that is used as one.
 
-    Attributes:
-        config: Its config.json, as JSON text with sorted keys.
-        largest_dropout: The largest dropout, at any place, that it is meant to be trained with.
+    Its config.json is JSON text with sorted keys. ``largest_dropout`` is the largest one, at any
+    place, that it is meant to be trained with.
     """
 
     kind: ClassVar[str] = "hf"

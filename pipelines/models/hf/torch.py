@@ -89,7 +89,6 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
     """The library's layer, with the product of all others here."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """See :func:`pipelines.models.frameworks.torch.linear`."""
         return linear(states, self.weight, self.bias)
 
 
@@ -98,11 +97,8 @@ def empty_on(
 ) -> Any:
     """Return a model with the products of this package, without memory for its weights.
 
-    Args:
-        config: Text of a config.json.
-        dropout: Share of dropped activations; None: as config.json says.
-        device: Of its buffers.
-        members: The workers that hold it together; it gets this one's part.
+    ``config`` is the text of a config.json; a dropout of None is as it says. The device is that of
+    buffers. Of a model that members hold together, this one's part is returned.
     """
     model = empty_model(config, dropout)
     if members.size > 1:
@@ -116,12 +112,7 @@ def empty_on(
 
 
 class _Model:
-    """A model of the library without weights; see :func:`empty_on`.
-
-    Attributes:
-        module: The model.
-        words: Its word embedding.
-    """
+    """A model of the library without weights, and its word embedding; see :func:`empty_on`."""
 
     def __init__(
         self,

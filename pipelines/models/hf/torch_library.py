@@ -63,11 +63,8 @@ UNUSED = "pooler."
 class Shape(NamedTuple):
     """What other parts must know of a model.
 
-    Attributes:
-        vocabulary: Rows of the word embedding.
-        hidden: Width of the hidden states.
-        positions: Tokens that it has positions for; None without a bound.
-        dropout: Its largest share of dropout in training.
+    The vocabulary is the number of word embeddings, hidden the width of the states. Positions are
+    None without a bound. Dropout is the largest share in training.
     """
 
     vocabulary: int
@@ -81,8 +78,7 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
     """Return the shape of the model of a config.json.
 
     Raises:
-        InputError: With the key ``encoder.start``: the library knows no such text encoder or
-            decoder.
+        InputError: With the key ``encoder.start``: the library knows no such text model.
     """
     found = _config(folder, config)
     text = found.get_text_config()

@@ -34,14 +34,9 @@ def token_embedder(
 ) -> TokenEmbedder:
     """Return a function over padded batches of token ids. Runs on an executor.
 
-    A backend is a function of the same arguments except its name.
-
-    Args:
-        weights: fp32, in canonical names.
-        backend: A name of :data:`BACKENDS`, or ``auto``.
-        threads: CPU threads, if the backend has not begun in this process.
-        precision: Of the matrix products; see :data:`Precision`.
-        device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+    A backend is a function of the same arguments except its name. The weights are fp32, in
+    canonical names. Threads count if the backend has not begun in this process. The device is
+    ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
     """
     open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
     own_spec, own_weights = without_terms(spec, weights)

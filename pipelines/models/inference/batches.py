@@ -21,11 +21,8 @@ BATCH_TOKENS = 1024
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Token ids of texts, one text after the other.
-
-    Attributes:
-        ids: int32 [tokens].
-        lengths: int32 [texts], at least 1 each.
+    """Token ids of texts, int32 [tokens], one text after the other; lengths int32 [texts], at least
+    1.
     """
 
     ids: np.ndarray
@@ -76,10 +73,9 @@ def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarra
 def embed_rows(
     embed: TokenEmbedder, rows: TokenRows, *, hidden: int, batch_tokens: int = BATCH_TOKENS
 ) -> np.ndarray:
-    """Embed texts in batches of similar length; fp32 [texts, hidden], in their order.
+    """Embed texts, special tokens included, in batches of similar length; return them in order.
 
-    Rows include special tokens. ``embed`` embeds a padded batch; ``batch_tokens`` is the size of a
-    forward pass.
+    The embeddings are fp32 [texts, hidden]. A forward pass has ``batch_tokens``.
     """
     embeddings = np.empty((len(rows.lengths), hidden), np.float32)
     starts = np.cumsum(rows.lengths, dtype=np.int64) - rows.lengths

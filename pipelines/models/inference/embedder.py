@@ -33,11 +33,7 @@ TEXTS_AT_ONCE = 8192
 
 
 class TextEmbedder:
-    """An embedder of texts.
-
-    It tokenises by ``encoder`` and embeds token ids by ``embed_tokens``, in forward passes of
-    ``batch_tokens``. An embedding has ``hidden`` numbers.
-    """
+    """Texts to embeddings of ``hidden`` numbers, in forward passes of ``batch_tokens``."""
 
     def __init__(
         self,
@@ -58,8 +54,7 @@ class TextEmbedder:
     ) -> np.ndarray:
         """Embed texts, those of equal tokens once; fp32 [texts, hidden], in their order.
 
-        Texts are strings, or a column without nulls. For the prompt before each of them see
-        :meth:`~pipelines.tokens.start.Prompts.before`.
+        A column has no nulls. For prompts see :meth:`~pipelines.tokens.start.Prompts.before`.
         """
         column = text_column(texts)
         encoder = PromptedEncoder(self._encoder, self.prompts.before(prompt_name))
@@ -91,11 +86,10 @@ def load_embedder(
     device: str = "cpu",
     batch_tokens: int | None = None,
 ) -> TextEmbedder:
-    """Load an encoder folder. Runs on an executor.
+    """Load a folder that :func:`~pipelines.models.folder.read_model` reads. Runs on an executor.
 
-    The folder is one that :func:`~pipelines.models.folder.read_model` reads. For backend, threads,
-    precision and device see :func:`.token_embedder`. ``batch_tokens`` are those of a forward pass;
-    by default they suit the device.
+    For backend, threads, precision and device see :func:`.token_embedder`. ``batch_tokens`` are
+    those of a forward pass; by default they suit the device.
 
     Raises:
         InputError: The folder holds no encoder that can be read, or the backend is missing.

@@ -58,7 +58,7 @@ def check_terms(config: Config, spec: EncoderSpec) -> None:
 
 
 def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSettings) -> np.ndarray:
-    """Return the vectors of a corpus's terms, the encoder's tokens, fp32 [vocabulary, dimensions].
+    """Return the vectors of a corpus's terms, which are tokens, fp32 [vocabulary, dimensions].
 
     At most :data:`MOST_TEXTS` pairs are sampled.
     """
@@ -95,14 +95,9 @@ def find_term_vectors(
 ) -> np.ndarray:
     """Return the vectors of a corpus's tokens, fp32 [vocabulary, dimensions].
 
-    Left-out ids and ids without a text have zeros. Takes seconds for 50,000 texts.
-
-    Args:
-        rows: Token ids of the texts.
-        vocabulary: Number of different ids.
-        dimensions: Numbers of a vector. With fewer texts or tokens, the last ones are 0.
-        weight: Squared length of a text's mean vector, on average.
-        left_out: Uninformative ids, such as those of special tokens.
+    Left-out ids, such as special tokens, and ids without a text have zeros. With fewer texts or
+    tokens than dimensions, the last numbers are 0. ``weight`` is the squared length of a text's
+    mean vector, on average. Takes seconds for 50,000 texts.
     """
     from scipy import sparse
 
@@ -125,9 +120,8 @@ def find_term_vectors(
 
 
 def _directions(counts: Any, rareness: np.ndarray, dimensions: int) -> np.ndarray:
-    """Return directions of tokens, of length 1, fp64 [vocabulary, dimensions].
-
-    Counts are sparse [texts, vocabulary].
+    """Return directions of length 1, fp64 [vocabulary, dimensions], from [texts, vocabulary]
+    counts.
     """
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd

@@ -89,9 +89,8 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 
 
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
-    """Read the vectors of an encoder's terms, fp32 [vocabulary, dimensions].
-
-    The modules are the second of :func:`part_modules`.
+    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`' second
+    part.
 
     Raises:
         InputError: With the key ``encoder.start``: the modules are not of this package.
@@ -110,9 +109,8 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
 def write_terms(
     folder: Path, spec: EncoderSpec, vectors: np.ndarray, before: int
 ) -> list[tuple[str, str]]:
-    """Write the modules of the terms into an encoder's folder; return class and path of each.
-
-    The number of the encoder's modules is ``before``.
+    """Write the terms' modules after the ``before`` ones of the encoder; return class and path of
+    each.
     """
     modules = [(kind, f"{before + place}_{kind}") for place, kind in enumerate(BEHIND)]
     homes = {kind: folder / path for kind, path in modules}
