@@ -44,7 +44,7 @@ OBJECTIVE = "objective."
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """The frozen weights of an encoder, fp32 by canonical name, and the factor of LoRA's product."""
+    """Frozen weights of an encoder, fp32 by canonical name, and the factor of LoRA's product."""
 
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     scale: float = 1.0

@@ -34,7 +34,7 @@ ENGINES_WITH_FORMS = ("megatron", "mesh")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text a model reads, [CLS] and [SEP] included, and the most that it can."""
+    """How many tokens of a text a model reads, and at most can, [CLS] and [SEP] included."""
 
     own: int
     most: int

@@ -99,7 +99,7 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
 
 
 def transformer_home(folder: Path, modules: Modules) -> Path:
-    """Return the folder of the transformer's files; refuse one with an adapter beside the weights."""
+    """Return the folder of the transformer's files; refuse an adapter beside the weights."""
     home = folder / modules[0][1] if modules else folder
     if (home / ADAPTER_FILE).is_file():
         raise InputError(

@@ -51,9 +51,7 @@ def chosen_layers(layers: int, count: int) -> list[int]:
 def with_layers(
     spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
 ) -> tuple[EncoderSpec, Weights]:
-    """Return the encoder with only the layers of :func:`chosen_layers`; see
-    :func:`with_fewer_layers`.
-    """
+    """Return the encoder with its :func:`chosen_layers`; see :func:`with_fewer_layers`."""
     whole = _layered(spec, count)
     places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
     kept = {}

@@ -33,7 +33,7 @@ class DropoutRates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A dense layer, and its output's width, between pooling and normalising, as the Dense module."""
+    """A dense layer between pooling and normalising, a Dense module; the width is its output's."""
 
     width: int
     bias: bool = True

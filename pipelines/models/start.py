@@ -22,9 +22,7 @@ from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """Return the architecture of a folder; the first, whose reader reports the problem, if none
-    fits.
-    """
+    """Return a folder's architecture; if none fits, the first, whose reader tells the problem."""
     architectures: list[Architecture] = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
     found = (one for one in architectures if one.folder.recognises(folder, modules))
     return next(found, architectures[0])

@@ -121,9 +121,7 @@ ALONE = Members()
 
 @dataclass(frozen=True)
 class Part:
-    """The part of an encoder that a worker computes: layers of its stage, None for all, and
-    members.
-    """
+    """A worker's part of an encoder: the layers of its stage, None for all, and its members."""
 
     layers: range | None = None
     members: Members = ALONE

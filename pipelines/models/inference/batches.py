@@ -21,9 +21,7 @@ BATCH_TOKENS = 1024
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Token ids of texts, int32 [tokens], one text after the other; lengths int32 [texts], at least
-    1.
-    """
+    """Concatenated token ids of texts, int32 [tokens], and lengths, int32 [texts], at least 1."""
 
     ids: np.ndarray
     lengths: np.ndarray

@@ -120,9 +120,7 @@ def find_term_vectors(
 
 
 def _directions(counts: Any, rareness: np.ndarray, dimensions: int) -> np.ndarray:
-    """Return directions of length 1, fp64 [vocabulary, dimensions], from [texts, vocabulary]
-    counts.
-    """
+    """Return unit vectors, fp64 [vocabulary, dimensions], of counts [texts, vocabulary]."""
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 

@@ -89,8 +89,7 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 
 
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
-    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`' second
-    part.
+    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`' second.
 
     Raises:
         InputError: With the key ``encoder.start``: the modules are not of this package.
@@ -109,9 +108,7 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
 def write_terms(
     folder: Path, spec: EncoderSpec, vectors: np.ndarray, before: int
 ) -> list[tuple[str, str]]:
-    """Write the terms' modules after the ``before`` ones of the encoder; return class and path of
-    each.
-    """
+    """Write the terms' modules after ``before`` modules of an encoder; return class and path."""
     modules = [(kind, f"{before + place}_{kind}") for place, kind in enumerate(BEHIND)]
     homes = {kind: folder / path for kind, path in modules}
     homes[NORMALISING].mkdir()
