@@ -117,7 +117,6 @@ class Candidates:
         )
 
     def _guide(self, first: int, last: int) -> list[np.ndarray]:
-        """Return the teacher's vectors of the compared texts; see :class:`Picks`."""
         if not self._teacher or self.anchors:
             return self._teacher
         anchors, *others = self._teacher

@@ -79,7 +79,7 @@ class Operations(Protocol):
         ...
 
     def cross_entropy(self, logits: Any, right: Any) -> Any:
-        """Return the mean over the rows, given the right column of each."""
+        """Return the mean cross-entropy of the rows, given the right column of each."""
         ...
 
     def pairs(self, columns: Any) -> Any:

@@ -110,7 +110,7 @@ def _widened(view: Mapping[str, Any]) -> np.ndarray:
 
 
 def _pickle(file: Path) -> Weights:
-    """Read a pickled state dict, bfloat16 as fp32; raise a ValueError for anything else."""
+    """Read a pickled state dict, bfloat16 as fp32; damage or code to run is a ValueError."""
     try:
         import torch
     except ImportError as error:

@@ -5,11 +5,10 @@ arXiv:1910.01108, section 3, whose student takes one layer of two.
 
 Without layers it is a static encoder, made of the larger one's embedding of each single word. It is
 weak, but a far better start for distillation from that encoder than random numbers: words that are
-rare or missing in the training texts keep their meaning.
-
-Source: Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024,
-doi:10.5281/zenodo.17270888, with its weights by Zipf's law. There the vectors are turned to their
-principal axes; here not, as a student's targets are the encoder's own vectors.
+rare or missing in the training texts keep their meaning. Source: Tulkens and van Dongen,
+"Model2Vec: Fast State-of-the-Art Static Embeddings", 2024, doi:10.5281/zenodo.17270888, with its
+weights by Zipf's law. There the vectors are turned to their principal axes; here not, as a
+student's targets are the encoder's own vectors.
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
 
 
 def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
-    """Return normal matrices, zero biases, and layer norms of one, by BERT's names and the seed."""
+    """Return normal matrices, zero biases, and layer norms of one, drawn in the order of shapes.
+
+    Names are as BERT's. The arrays depend only on the seed.
+    """
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
     generator = np.random.Generator(np.random.Philox(seed if len(seed) > 1 else seed[0]))
     weights: Weights = {}

@@ -3,9 +3,8 @@
 Each declares a :class:`pipelines.losses.loss.Reconstruction`: weights, trained beside the encoder's
 and left out of the model; noise, numpy arrays that depend only on (seed, epoch, granule); and a
 loss of these arrays and of the encoder's hidden states, see
-:class:`pipelines.pretraining.torch_head.View`.
-
-Settings are read from this module, so it imports arrays and frameworks inside functions.
+:class:`pipelines.pretraining.torch_head.View`. Settings are read from this module, so it imports
+arrays and frameworks inside functions.
 """
 
 from __future__ import annotations

@@ -97,10 +97,8 @@ _AT_ONCE = 1 << 18
 """Elements for which :func:`some_of` holds keys and ranks at once, about."""
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the tokens to predict that become the mask token, and that become any other token. The
-rest stay, so that the encoder cannot tell which tokens are original.
-
-Source: Devlin et al., arXiv:1810.04805, section 3.1.
-"""
+rest stay, so that the encoder cannot tell which tokens are original. Source: Devlin et al.,
+arXiv:1810.04805, section 3.1."""
 
 
 def generator(seed: int, epoch: int, granule: int) -> np.random.Generator:

@@ -38,7 +38,7 @@ def family_member(
     check_settings: Callable[[EncoderSettings], None] = spec.check_settings,
     without: tuple[str, ...] = (),
 ) -> Architecture:
-    """Return an architecture that shares BERT's forms, except those named in ``without``.
+    """Return an architecture with BERT's forms, except ``without``, which lack its additions.
 
     ``models`` are models that start from it, for people. ``check_settings`` refuses settings of a
     random start.

@@ -1,14 +1,12 @@
 """Encoders in PyTorch, shared by all architectures: a pure function over canonical weights.
 
 Engines put in their own leaves: plain tensors, a module's parameters or gathered shards. Autograd
-sees every operation.
+sees every operation. Most operations take one token at a time. So tokens form one matrix, text
+after text, and no matrix product sees padding. Attention and means need a rectangle of texts x
+width.
 
-Most operations take one token at a time. So tokens form one matrix, text after text, and no matrix
-product sees padding. Attention and means need a rectangle of texts x width.
-
-On a CPU, PyTorch multiplies fp32 matrices by MKL and bf16 ones by oneDNN. MKL uses AVX-512 on
-Intel's processors only. On others with AVX-512, oneDNN's fp32 products are twice as fast, and are
-used.
+On a CPU, PyTorch multiplies fp32 matrices by MKL and bf16 ones by oneDNN. MKL uses AVX-512 only on
+Intel's processors. On others with AVX-512, oneDNN's fp32 products, twice as fast, are used.
 """
 
 from __future__ import annotations
@@ -392,7 +390,7 @@ class Encode(ABC):
 
 
 class StageEncode(Encode):
-    """The forward pass of an architecture that can be divided into stages, or of one stage."""
+    """The forward pass of an architecture with stages, or of one stage."""
 
     def hidden_states(
         self,
@@ -538,7 +536,7 @@ def embed(
 def finished(
     spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
 ) -> torch.Tensor:
-    """Return embeddings, fp32 [texts, embedding width], from pooled states, fp32 [texts, hidden].
+    """Return embeddings, fp32 [texts, embedding width], from pooled states [texts, hidden].
 
     They have length 1 if the spec says so.
     """

@@ -116,7 +116,7 @@ class _AddUp(torch.autograd.Function):  # type: ignore[misc]
 
 
 ALONE = Members()
-"""Of a worker that holds the whole encoder."""
+"""The members of a worker that holds the whole encoder."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class HfEncoder(Encode):
 
 
 class _Linear(torch.nn.Linear):  # type: ignore[misc]
-    """The library's layer, with the product of all others here."""
+    """The library's layer, by :func:`pipelines.models.frameworks.torch.linear`."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return linear(states, self.weight, self.bias)
@@ -95,7 +95,7 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
 def empty_on(
     config: str, dropout: float | None, device: torch.device, members: Members = ALONE
 ) -> Any:
-    """Return a model with the products of this package, without memory for its weights.
+    """Return a model with this package's linear layers, without memory for its weights.
 
     ``config`` is the text of a config.json; a dropout of None is as it says. The device is that of
     buffers. Of a model that members hold together, this one's part is returned.

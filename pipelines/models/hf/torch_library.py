@@ -1,11 +1,10 @@
 """Models of the library `transformers`: built without memory, read, written and divided.
 
-Code from a checkpoint's folder is never run.
-
-The library's tensor parallel plans divide the models. By module path, a plan divides a linear layer
-by rows (``colwise``: its output is divided) or by columns (``rowwise``: its input is divided). It
-also names other weights of whose gradient each member sees a part. A member's model is the
-library's with a part of each matrix: attention derives its number of heads from its input.
+Code from a checkpoint's folder is never run. The library's tensor parallel plans divide the models.
+By module path, a plan divides a linear layer by rows (``colwise``: its output is divided) or by
+columns (``rowwise``: its input is divided). It also names other weights of whose gradient each
+member sees a part. A member's model is the library's with a part of each matrix: attention derives
+its number of heads from its input.
 
 Source: ``base_model_tp_plan`` of the library's configurations, and "Megatron-LM", see
 :mod:`pipelines.models.frameworks.torch_division`.
@@ -55,7 +54,7 @@ from pipelines.models.weights import WORDS, Weights, part_shape
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED = -1
-"""XLNet's number of positions."""
+"""XLNet's number of positions, which has no bound."""
 UNUSED = "pooler."
 """The prefix of weights that no hidden state depends on."""
 

@@ -33,7 +33,7 @@ TEXTS_AT_ONCE = 8192
 
 
 class TextEmbedder:
-    """Texts to embeddings of ``hidden`` numbers, in forward passes of ``batch_tokens``."""
+    """Embeds texts, as ``hidden`` numbers each, in forward passes of ``batch_tokens``."""
 
     def __init__(
         self,

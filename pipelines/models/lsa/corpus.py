@@ -29,7 +29,7 @@ from pipelines.tokens.vocabulary import load_tokenizer, read_special_ids
 
 KEY = "encoder.lsa.dimensions"
 MOST_TEXTS = 50_000
-"""Pairs whose words are counted: far fewer show which tokens go together."""
+"""Pairs whose words are counted: fewer would do to know which tokens go together."""
 POWER = 0.75
 """Of the inverse document frequency. From 0.5 to 1 it makes little difference; see the page on
 measurements, the source of all constants here."""
@@ -120,7 +120,7 @@ def find_term_vectors(
 
 
 def _directions(counts: Any, rareness: np.ndarray, dimensions: int) -> np.ndarray:
-    """Return unit vectors, fp64 [vocabulary, dimensions], of counts [texts, vocabulary]."""
+    """Return unit vectors, fp64 [vocabulary, dimensions], of sparse counts [texts, vocabulary]."""
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 

@@ -46,8 +46,8 @@ def without_terms(spec: Spec, weights: Mapping[str, np.ndarray]) -> tuple[Spec, 
 def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
     """Return an embedder of token ids by an encoder and its terms. Runs on an executor.
 
-    Its embeddings, of length 1, are the encoder's, of length 1 too, followed by the mean of the
-    tokens' vectors, fp32 [vocabulary, dimensions].
+    Its embeddings are the encoder's, of length 1, followed by the mean of the tokens' vectors, of
+    fp32 [vocabulary, dimensions]; both together are scaled to length 1.
     """
 
     def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 
 
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
-    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`' second.
+    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`.
 
     Raises:
         InputError: With the key ``encoder.start``: the modules are not of this package.
