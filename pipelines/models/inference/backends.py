@@ -34,9 +34,10 @@ def token_embedder(
 ) -> TokenEmbedder:
     """Return a function over padded batches of token ids. Runs on an executor.
 
-    A backend is a function of the same arguments except its name. The weights are fp32, in
-    canonical names. Threads count if the backend has not begun in this process. The device is
-    ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+    A backend, of :data:`BACKENDS` or ``auto``, is a function of the same arguments except its name.
+    The weights are fp32, in canonical names. Threads count if the backend has not begun in this
+    process. For the precision of matrix products see :data:`Precision`. The device is ``cpu``, or a
+    GPU of the backend `torch` (``cuda:0``).
     """
     open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
     own_spec, own_weights = without_terms(spec, weights)
