@@ -1,10 +1,10 @@
-"""What the embeddings of a granule are compared with: scores, vectors, or candidates to pick from.
+"""Targets of a granule's embeddings: scores, vectors, or candidates to pick from.
 
-A text that is as right as the anchor's own must not be pushed away: one of an example of the same
-group, or one that says the same as the anchor or as its own positive, token by token. Leaving
-such candidates out is the elimination of false negatives of Huynh et al., "Boosting Contrastive
-Self-Supervised Learning with False Negative Cancellation", WACV 2022, arXiv:2011.11765, with what
-the corpus knows in place of what a model supposes.
+A loss must not push away texts as right as the anchor's own positive: those of an example of the
+same group, and those equal, token by token, to the anchor or its positive. Leaving them out is the
+elimination of false negatives of Huynh et al., "Boosting Contrastive Self-Supervised Learning with
+False Negative Cancellation", WACV 2022, arXiv:2011.11765, by what the corpus knows instead of a
+model's guess.
 
 Plain numpy, the same for all frameworks.
 """
@@ -22,19 +22,18 @@ from pipelines.settings import ObjectiveSettings
 
 
 class Picks(NamedTuple):
-    """What some anchors pick from; arrays, or tensors of a framework.
+    """The candidates of some anchors; arrays, or tensors of a framework.
 
     Candidates are numbered: the positives of all examples, then the first hard negative of each,
-    the second of each, and so on; then, for a loss that compares with them, the anchors.
+    the second of each, and so on; then the anchors, for a loss that compares with them.
 
     Attributes:
-        own: int64 [anchors], the candidate that is right; the number of the anchor's example.
-        excluded: int64 [pairs, 2], anchor and candidate, in ascending order: what an anchor, or its
-            positive, does not see. The anchors are counted from 0; neither its own positive nor
-            itself is among them.
-        guide: What tells false negatives instead of the model's own similarities: a teacher's
-            vectors of the texts of each side, of length 1, as the loss takes the embeddings; empty
-            where there is no teacher.
+        own: int64 [anchors], the right candidate; the number of the anchor's example.
+        excluded: int64 [pairs, 2], anchor and candidate, in ascending order: candidates hidden from
+            an anchor or its positive. Anchors count from 0; never its own positive nor itself.
+        guide: Tells false negatives in place of the model's similarities: a teacher's vectors of
+            the texts of each side, of length 1, in the order of the embeddings; empty without a
+            teacher.
     """
 
     own: Any
@@ -43,9 +42,9 @@ class Picks(NamedTuple):
 
 
 def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
-    """Return what tells examples, and their texts on the sides that are embedded, apart.
+    """Return the identities of examples and of their texts, int64 [examples, 1 + sides].
 
-    int64 [examples, 1 + sides]: the group, and the key of the text on each side.
+    A row holds the group, and the key of the text on each embedded side.
     """
     return np.concatenate(
         [
@@ -56,22 +55,17 @@ def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
 
 
 def teachers_vectors(granules: Iterable[Granule], sides: Sequence[str]) -> list[np.ndarray]:
-    """Return the vectors that a teacher gave the texts of each side, fp32 [examples, width]."""
+    """Return a teacher's vectors of the texts of each side, fp32 [examples, width]."""
     held = [granule.teacher for granule in granules]
     return [np.concatenate([teacher[name] for teacher in held]) for name in sides]
 
 
 class Candidates:
-    """The candidates that some examples bring.
+    """The candidates of some examples.
 
-    Args:
-        identities: Of the examples, see :func:`identities`: anchors, positives, and as many sides
-            of hard negatives as there are.
-        anchors: Whether anchors are candidates too.
-        teacher: Of the examples, see :func:`teachers_vectors`; empty where they are not wanted.
-
-    Attributes:
-        anchors: As given.
+    ``identities`` are of :func:`identities`: anchors, positives, and any sides of hard negatives.
+    ``teacher`` is of :func:`teachers_vectors`; empty if unused. With ``anchors``, anchors are
+    candidates too.
     """
 
     def __init__(
@@ -92,17 +86,16 @@ class Candidates:
 
     @property
     def count(self) -> int:
-        """How many candidates there are."""
+        """The number of candidates."""
         return self._examples * self._sides
 
     def picks(self, first: int, last: int) -> Picks:
-        """Return what the anchors of examples ``first`` to ``last - 1`` pick from.
+        """Return the candidates of the anchors of examples ``first`` to ``last - 1``.
 
-        Left out are all texts of other examples of the anchor's group, and all texts that equal
-        the anchor or its positive, its own hard negatives too; never its positive nor the anchor
-        itself. A group is no reason to leave out the example's own hard negatives.
-
-        Takes memory and time by the pairs that are left out, which are few, and not by all.
+        Excluded are all texts of other examples of the anchor's group, and all texts equal to the
+        anchor or its positive, the example's hard negatives too; never its positive nor the anchor
+        itself. The group does not exclude the example's own hard negatives. Memory and time grow
+        with the excluded pairs, which are few, not with all pairs.
         """
         own = np.arange(first, last)
         groups, anchor, positive = self._identities[first:last, :3].T
@@ -124,7 +117,6 @@ class Candidates:
         )
 
     def _guide(self, first: int, last: int) -> list[np.ndarray]:
-        """Return the teacher's vectors of the texts that are compared; see :class:`Picks`."""
         if not self._teacher or self.anchors:
             return self._teacher
         anchors, *others = self._teacher
@@ -132,14 +124,14 @@ class Candidates:
 
 
 class _Lookup:
-    """Finds the places of values in an array that holds them more than once."""
+    """Finds the places of values in an array with repeated values."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._order = np.argsort(values, kind="stable")
         self._sorted = values[self._order]
 
     def matches(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return all pairs of a wanted value's number and a place where it stands."""
+        """Return all pairs of a wanted value's number and a place of the value."""
         starts = np.searchsorted(self._sorted, wanted, "left")
         counts = np.searchsorted(self._sorted, wanted, "right") - starts
         numbers = np.repeat(np.arange(len(wanted)), counts)
@@ -149,23 +141,19 @@ class _Lookup:
 
 
 Targets = Picks | np.ndarray | list[np.ndarray]
-"""The scores of a loss that needs them, fp32 [examples], or [examples, 1 + hard negatives] where it
-needs those of the candidates; the vectors of a teacher of one that needs these, fp32 [examples,
-width] for each side; of any other, which texts the anchors may be compared with. The forms of a
-loss take all of them as tensors."""
+"""What a loss compares embeddings with. Scores are fp32 [examples], or [examples, 1 + hard
+negatives] for all candidates. A teacher's vectors are fp32 [examples, width] for each side. Other
+losses get the candidates of the anchors. The forms of a loss take all of them as tensors."""
 
 SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
     "scores": lambda granule: granule.scores,
     "candidate_scores": lambda granule: granule.candidate_scores,
 }
-"""What a granule has of the scores that a loss needs."""
+"""The scores of a granule, by the need of a loss."""
 
 
 def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequence[str]) -> Targets:
-    """Return what the embeddings of a granule are compared with, if its negatives are its own.
-
-    The sides are those that are embedded, as the loss takes them; there may be others.
-    """
+    """Return the targets of a granule whose negatives are its own, for the embedded sides."""
     needs = LOSSES.load(settings.name).needs
     if needs == "teacher":
         return teachers_vectors([granule], sides)

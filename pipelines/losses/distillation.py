@@ -33,16 +33,12 @@ class MarginMseSettings(ObjectiveSettings):
 def margin_mse(
     operations: Operations, sides: Sequence[Any], scores: Any, settings: MarginMseSettings
 ) -> Any:
-    """Return the mean squared error of how much the positive exceeds the hard negatives.
+    """Return the mean squared error of the positive's margin over the hard negatives.
+
+    Sides: anchors, positives, hard negatives. Scores: [examples, 1 + negatives], the teacher's.
 
     Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture
     Knowledge Distillation", 2020, arXiv:2010.02666; the MarginMSELoss of sentence-transformers.
-
-    Args:
-        operations: Of the framework.
-        sides: Anchors, positives, and each side of hard negatives.
-        scores: [examples, 1 + negatives], the teacher's.
-        settings: Give the temperature.
     """
     anchor, positive, *negatives = sides
     margins = [operations.cosines(anchor, positive - negative) for negative in negatives]
@@ -77,20 +73,14 @@ class ListwiseKlSettings(ObjectiveSettings):
 def listwise_kl(
     operations: Operations, sides: Sequence[Any], scores: Any, settings: ListwiseKlSettings
 ) -> Any:
-    """Return the divergence of the model's choice among an example's candidates from the teacher's.
+    """Return the divergence of the model's choice among candidates from the teacher's.
 
-    The Kullback-Leibler divergence of the softmax of the model's similarities from that of the
-    teacher's scores, in the mean of the examples.
+    It is the Kullback-Leibler divergence of the softmax of the model's similarities from that of
+    the teacher's scores, [examples, 1 + negatives], in the mean of the examples.
 
     Source: Lin et al., "In-Batch Negatives for Knowledge Distillation with Tightly-Coupled Teachers
     for Dense Retrieval", RepL4NLP 2021; the DistillKLDivLoss of sentence-transformers, which
     multiplies it by the square of the model's temperature.
-
-    Args:
-        operations: Of the framework.
-        sides: Anchors, positives, and each side of hard negatives.
-        scores: [examples, 1 + negatives], the teacher's.
-        settings: Give the temperatures.
     """
     anchor, *candidates = sides
     similarities = operations.columns([operations.cosines(anchor, side) for side in candidates])
@@ -137,7 +127,7 @@ class EmbeddingDistillationSettings(ObjectiveSettings):
         return self.reduction == "pca"
 
     def check_width(self, width: int, teacher: int | None = None) -> None:
-        """Refuse a teacher whose vectors are narrower than what is to equal them, too."""
+        """Refuse also a teacher with vectors narrower than the embeddings."""
         super().check_width(width, teacher)
         if teacher is not None and teacher < width:
             raise InputError(
@@ -153,21 +143,15 @@ def embedding_distillation(
     teacher: Sequence[Any],
     settings: EmbeddingDistillationSettings,
 ) -> Any:
-    """Return the mean distance of texts from where the teacher puts them, over texts and sides.
+    """Return the mean distance of embeddings from the teacher's, over texts and sides.
 
-    So a model learns from raw text alone: no pairs are needed. Vectors that are wider than the
-    model's embeddings are reduced, see :mod:`pipelines.runs.run`.
+    The model learns from raw text: no pairs are needed. The teacher's vectors have this width or
+    more: their first numbers count, scaled to length 1. Wider vectors are reduced beforehand, see
+    :mod:`pipelines.runs.run`.
 
     Sources: Reimers and Gurevych, "Making Monolingual Sentence Embeddings Multilingual using
     Knowledge Distillation", EMNLP 2020, arXiv:2004.09813; Kim et al., "EmbedDistill", 2023,
     arXiv:2301.12005; the EmbedDistillLoss and MSELoss of sentence-transformers.
-
-    Args:
-        operations: Of the framework.
-        sides: Embeddings, [examples, width] each.
-        teacher: The teacher's vectors of the same sides, of this width or wider: their first
-            numbers count, scaled to length 1.
-        settings: Name the distance.
     """
     own = operations.joined(sides)
     wanted = operations.cut(operations.joined(teacher), like=own)
@@ -197,10 +181,9 @@ def similarity_distillation(
     teacher: Sequence[Any],
     settings: SimilarityDistillationSettings,
 ) -> Any:
-    """Return the mean squared difference of the cosines of two texts, by the model and the teacher.
+    """Return the mean squared difference between the model's and the teacher's cosines.
 
-    All texts of a granule are compared with one another. So the teacher's vectors may have any
-    width.
+    It compares all texts of a granule with one another; the teacher's vectors may have any width.
 
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", ICCV 2019,
     arXiv:1907.09682, with cosines in place of their scaled products.

@@ -1,14 +1,13 @@
 """InfoNCE over cosine similarities: each anchor picks its positive among all of them.
 
-Hard negatives are more texts to pick from: each anchor sees those of all examples. Left out are
-false negatives, see :mod:`.candidates`; with a margin also what is nearly as similar to the anchor
-as its positive.
+Hard negatives are further candidates: each anchor sees those of all examples. False negatives are
+left out, see :mod:`.candidates`; with a margin also candidates nearly as similar to the anchor as
+its positive. Directions add comparisons: of a positive with all anchors, and within a side. The
+logits of an example are then its rows of several similarity tables, in one softmax or in one for
+each.
 
-Directions add comparisons: of a positive with all anchors, and within a side. The logits of an
-example are then its rows of several tables of similarities, in one softmax or in one for each.
-
-Sources: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive
-Coding", 2018, arXiv:1807.03748; the hard negatives as in the MultipleNegativesRankingLoss of
+Sources: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive Coding",
+2018, arXiv:1807.03748; the hard negatives as in the MultipleNegativesRankingLoss of
 sentence-transformers, after Henderson et al., 2017, arXiv:1705.00652; four directions in one
 softmax: Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning", 2023,
 arXiv:2308.03281; two, each with its own: Günther et al., "Jina Embeddings 2", 2023,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 Direction = Literal["query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"]
 FORWARD: Direction = "query_to_doc"
-"""The direction that is always there, and the only one that dllib has."""
+"""The direction that is always used, and the only one in dllib."""
 ORDER: Sequence[Direction] = (FORWARD, "doc_to_query", "query_to_query", "doc_to_doc")
 _WITH_THE_PAIR = (FORWARD, "doc_to_query")
 """The directions whose tables hold an example's similarity to its positive."""
@@ -117,7 +116,7 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether anchors are compared with documents, at one width, and nothing more is done."""
+        """Whether anchors are only compared with documents, at one width, without any option."""
         more = self.hardness_strength > 0 or self.false_negative_margin is not None
         return self.directions == (FORWARD,) and not more and not self.dimensions
 
@@ -157,7 +156,7 @@ def check_comparisons(config: Config) -> None:
 
 
 def _check_effects(settings: InBatchNegativesSettings) -> None:
-    """Refuse keys that say how something is done which is not done."""
+    """Refuse options of features that are off."""
     without = {
         "partition_mode": (len(settings.directions) == 1, "a second of objective.directions"),
         "hardness_mode": (not settings.hardness_strength, "objective.hardness_strength"),
@@ -176,12 +175,7 @@ def _check_effects(settings: InBatchNegativesSettings) -> None:
 class _Comparison:
     """The tables of logits of some examples, a row for each.
 
-    Args:
-        sides: Anchors, positives, hard negatives; the anchors are those of all examples if the
-            loss compares with them, and otherwise those of the examples at hand.
-        picks: What is right, and what is not looked at.
-        settings: What is compared.
-        operations: Of the framework.
+    The anchors are those of all examples if the loss compares with them, and otherwise their own.
     """
 
     def __init__(
@@ -221,7 +215,7 @@ class _Comparison:
         return table
 
     def _ends(self, sides: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return what is compared, and with what, by the two ends of a direction."""
+        """Return the sources and the targets of comparisons, by the ends of a direction."""
         settings, operations = self._settings, self._operations
         queries, *documents = sides
         # Nothing is joined that is one already: these may be the texts of a whole step.
@@ -233,7 +227,7 @@ class _Comparison:
         return sources, {"query": queries, "doc": texts}
 
     def _false(self, direction: Direction, table: Any) -> Any:
-        """Return where false negatives stand in the plain table of a direction, as truth values."""
+        """Return the false negatives in the plain table of a direction, as truth values."""
         operations, (source, _, target) = self._operations, direction.partition("_to_")
         if self._guides is None:
             cosines = operations.constant(table) * self._settings.temperature
@@ -244,7 +238,7 @@ class _Comparison:
         return others > self._most
 
     def _hardness(self, table: Any) -> Any:
-        """Return what is added to the plain table of documents: 0 but for some negatives."""
+        """Return the addend of the plain table of documents: 0 but for some negatives."""
         settings, operations = self._settings, self._operations
         factor = settings.hardness_strength * settings.temperature
         own, pair = self._own("doc"), operations.pairs(self._picks.own)
@@ -259,7 +253,7 @@ class _Comparison:
         return put_to_zero(pair) - put_to_zero(own)
 
     def _own(self, target: str) -> Any:
-        """Return where the texts of the example itself stand: all of a side of documents."""
+        """Return the places of the example's own texts, on all sides of ``target``."""
         sides = self._documents if target == "doc" else 1
         places = [
             self._operations.pairs(self._picks.own + side * self._examples) for side in range(sides)
@@ -267,7 +261,7 @@ class _Comparison:
         return self._operations.joined(places)
 
     def _excluded(self, target: str) -> Any:
-        """Return what is not looked at, counted within the target."""
+        """Return the excluded pairs, counted within the target."""
         excluded = self._picks.excluded
         if not self._settings.compares_anchors:
             return excluded
@@ -295,15 +289,10 @@ def bigdl(
 ) -> tuple[Any, Any]:
     """Return the similarities to pick from, and dllib's mean cross-entropy of picking the positive.
 
-    Args:
-        sides: Nodes of a graph: [granules, examples, width] each, of length 1.
-        examples: Of a granule.
-        settings: Give the temperature.
-
-    Returns:
-        A node [granules x examples, candidates], and the criterion that compares it with the
-        number of each example's own text, from 1. What an example does not see is excluded in
-        between, by the class `GranuleLosses` of :mod:`pipelines.engines.bigdl.jvm`.
+    The sides are nodes of a graph: [granules, examples, width] each, of length 1. Returned are a
+    node [granules x examples, candidates], and the criterion that compares it with the number of
+    each example's own text, from 1. In between, the class `GranuleLosses` of
+    :mod:`pipelines.engines.bigdl.jvm` excludes hidden candidates.
     """
     from bigdl.dllib.nn import criterion, layer
 
@@ -332,7 +321,7 @@ class SimcseSettings(InBatchNegativesSettings):
 
 
 def check_simcse(config: Config) -> None:
-    """Refuse a training in which both sides would have the same embedding."""
+    """Refuse a training without dropout, in which both sides would have the same embedding."""
     check_comparisons(config)
     if not config.training.dropout:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a loss is: what it needs, its settings, and its forms in the frameworks."""
+"""The declaration of a loss: its needs, its settings, and its forms in the frameworks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Form = Callable[[Any, Any, Any], Any]
 """A loss in a framework, which it imports when it is called.
 
-The forms of TensorFlow and PyTorch take the embeddings of the sides as a list, [examples, width]
-each, of length 1, in the order of the loss's ``sides``; what they are compared with, see
-:data:`pipelines.losses.candidates.Targets`; and the loss's own settings. They return the mean loss
-of the texts of the first side, the anchors, which may be fewer than those that they pick from.
+The forms of TensorFlow and PyTorch take the embeddings of the sides, a list of [examples, width],
+of length 1, in the order of the loss's ``sides``; their targets, see
+:data:`pipelines.losses.candidates.Targets`; and the loss's settings. They return the mean loss of
+the anchors, the texts of the first side, which may be fewer than their candidates.
 
-Those of a loss with a :class:`Reconstruction` take a view of the encoder instead, see
-:class:`pipelines.pretraining.torch_head.View`; the arrays that :attr:`Reconstruction.noise` made of
-some texts; and the settings. They return a sum that is that of parts of the texts, added up.
+Those of a loss with a :class:`Reconstruction` take instead a view of the encoder, see
+:class:`pipelines.pretraining.torch_head.View`; the arrays of :attr:`Reconstruction.noise` for some
+texts; and the settings. They return a sum over texts, to which parts of the texts add up.
 
-BigDL's takes the same sides as nodes of a graph, [granules, examples, width] each; the examples of
-a granule; and the settings. It returns a node, and the criterion of dllib that compares it with
-the targets.
+BigDL's takes the sides as nodes of a graph, [granules, examples, width] each; the examples of a
+granule; and the settings. It returns a node, and the criterion of dllib that compares it with the
+targets.
 """
 
 
@@ -46,22 +46,22 @@ NEEDS: Mapping[Need, str] = {
     "teacher": "any texts, and a teacher's vectors of them: section `teacher`",
     "singles": "single texts: `corpus.pairs: single`",
 }
-"""What a corpus must have, for people."""
+"""The requirements on a corpus, for people."""
 LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
-"""The same of scores that are labels."""
+"""The requirement of scores that are labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """What a loss has that acts on an encoder's tokens, with weights of its own.
+    """The parts of a loss that reconstructs texts from an encoder's tokens, with its own weights.
 
     Attributes:
-        uses: What it needs of an architecture, of its
+        uses: Its need among an architecture's
             :attr:`~pipelines.models.architecture.Architecture.rewrites`.
-        shapes: Of its own weights by name, for the spec of an encoder. They begin as BERT's do;
-            a prediction head is that of the start, if it has one.
-        noise: What it makes of a granule, given its texts, the ids of the vocabulary that are no
-            words, the settings, and what draws the noise: arrays by name, [texts, ...] each.
+        shapes: Of its weights by name, for the spec of an encoder. They begin as BERT's do; a
+            prediction head comes from the start, if it has one.
+        noise: Makes arrays by name, [texts, ...] each, of a granule's texts, the ids of the
+            vocabulary that are no words, the settings, and a generator.
         masks: Whether its noise needs a mask token.
         check_spec: Refuses, with an `InputError`, an encoder that it cannot train.
     """
@@ -75,25 +75,21 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a loss needs, and its forms.
+    """The needs of a loss, and its forms.
 
     Attributes:
-        name: As in the registry.
         summary: What is minimised, in a sentence of the documentation.
-        needs: Of the corpus, see :data:`NEEDS`. Scores, or a teacher's vectors, are then what
-            embeddings are compared with, and otherwise
-            :class:`~pipelines.losses.candidates.Picks`.
+        needs: Of the corpus, see :data:`NEEDS`. Scores or a teacher's vectors are then the targets
+            of embeddings, and otherwise :class:`~pipelines.losses.candidates.Picks`.
         sides: The texts of an example that it embeds, each under noise of its own; `negative`
-            stands for all hard negatives, a side each. Those that the lanes do not have are left
-            out.
+            stands for all hard negatives, a side each. Sides that the lanes lack are left out.
         uses_negatives: Whether examples see one another. Its settings may then have a key
             `negatives`, of which `step` asks for the examples of a whole step.
         settings: Its keys of the section `objective`.
-        forms: By framework; see :data:`Form`.
         labels: Whether scores must be 0 or 1.
         check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
             that follow from ``needs`` and ``forms``.
-        reconstruction: Of a loss that has an encoder write texts out again; None for others.
+        reconstruction: Of a loss that reconstructs texts.
     """
 
     name: str
@@ -108,7 +104,7 @@ class Loss:
     reconstruction: Reconstruction | None = None
 
     def form(self, framework: str) -> Form:
-        """Return the form of a framework; refuse one that it has none for."""
+        """Return the form of a framework; refuse a framework without one."""
         if framework not in self.forms:
             raise InputError(
                 "training.framework",
@@ -118,7 +114,7 @@ class Loss:
         return self.forms[framework]
 
     def check_with(self, config: Config) -> None:
-        """Refuse a corpus, framework or settings that it cannot work with, before Spark starts."""
+        """Refuse an unsuitable corpus, framework or settings, before Spark starts."""
         self.check(config)
         corpus = config.corpus
         if self.reconstruction and config.objective.dimensions:
@@ -148,10 +144,10 @@ class Loss:
 def configured_loss(
     settings: ObjectiveSettings, framework: str
 ) -> Callable[[Sequence[Any], Any], Any]:
-    """Return the loss that is configured, of the sides and the targets.
+    """Return the configured loss, a function of the sides and the targets.
 
-    With ``dimensions`` the weighted sum of the losses of embeddings that are cut to each of them
-    and scaled to length 1 again.
+    With ``dimensions`` it is the weighted sum of the losses of embeddings cut to each of them and
+    scaled to length 1 again.
 
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147.
     """
@@ -171,7 +167,7 @@ def configured_loss(
 
 
 def spans_steps(settings: ObjectiveSettings) -> bool:
-    """Return whether negatives come from all granules of a step, on whatever worker they are."""
+    """Return whether negatives come from all granules of a step, on any worker."""
     # Of a loss without the key they are those of the granule.
     step = getattr(settings, "negatives", "granule") == "step"
     return step and LOSSES.load(settings.name).uses_negatives

@@ -1,7 +1,7 @@
-"""What losses compute with: a few operations, the same in PyTorch and in TensorFlow.
+"""The operations of losses, the same in PyTorch and in TensorFlow.
 
-A loss is written once, over these and Python's operators. The graphs of BigDL have neither, so a
-form for it is written apart.
+A loss is written once, over these and Python's operators. BigDL's graphs have neither, so its forms
+are written apart.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 
 class Operations(Protocol):
-    """Operations on a framework's tensors; those that are not here are Python's operators.
+    """Operations on a framework's tensors, beyond Python's operators.
 
     Vectors are [texts, width]. Pairs are int64 [pairs, 2], rows and columns of a table.
     """
 
     mean: Callable[[Any], Any]
-    """Of all numbers."""
+    """The mean of all numbers."""
     total: Callable[[Any], Any]
     """The sum of all numbers."""
     exp: Callable[[Any], Any]
@@ -31,7 +31,7 @@ class Operations(Protocol):
         ...
 
     def rows(self, tensor: Any, numbers: Any) -> Any:
-        """Return some rows of a matrix, by their numbers."""
+        """Return rows of a matrix, by their numbers."""
         ...
 
     def joined(self, tensors: Sequence[Any], axis: int = 0) -> Any:
@@ -43,15 +43,15 @@ class Operations(Protocol):
         ...
 
     def chosen(self, values: Any, places: Any) -> Any:
-        """Return the values of a table, in one line, where a table of truth values says so."""
+        """Return the values of a table where a table of truth values is true, as a vector."""
         ...
 
     def cut(self, vectors: Any, width: int | None = None, like: Any = None) -> Any:
-        """Return the first numbers of vectors, scaled to length 1: ``width``, or as others have."""
+        """Cut vectors to ``width`` numbers, or to the width of ``like``; scale them to length 1."""
         ...
 
     def halves(self, vectors: Any) -> Sequence[Any]:
-        """Return both halves of vectors, the second with a zero at its end if it lacks a number."""
+        """Return both halves of vectors, the second padded with a zero if the width is odd."""
         ...
 
     def cosines(self, left: Any, right: Any) -> Any:
@@ -59,19 +59,19 @@ class Operations(Protocol):
         ...
 
     def products(self, left: Any, right: Any) -> Any:
-        """Return the inner products of all rows of the one with all rows of the other."""
+        """Return the inner products of all rows of one with all rows of the other."""
         ...
 
     def mean_of_others(self, table: Any) -> Any:
-        """Return the mean of a square table whose diagonal is zero, and does not count."""
+        """Return the mean of a square table without its diagonal, which is zero."""
         ...
 
     def largest(self, values: Any, otherwise: Any) -> Any:
-        """Return the largest number, and another where there is none."""
+        """Return the largest number, or ``otherwise`` if there is none."""
         ...
 
     def log_softmax(self, logits: Any) -> Any:
-        """Return the logarithms of the shares within each row."""
+        """Return the logarithm of the softmax of each row."""
         ...
 
     def log_one_plus(self, exponents: Any) -> Any:
@@ -79,7 +79,7 @@ class Operations(Protocol):
         ...
 
     def cross_entropy(self, logits: Any, right: Any) -> Any:
-        """Return the mean over the rows, of which the columns that are right are given."""
+        """Return the mean cross-entropy of the rows, given the right column of each."""
         ...
 
     def pairs(self, columns: Any) -> Any:
@@ -87,11 +87,11 @@ class Operations(Protocol):
         ...
 
     def between(self, pairs: Any, first: Any, last: Any) -> Any:
-        """Return of the pairs those whose column is there, counted from ``first``."""
+        """Return the pairs with a column in the range, counted from ``first``."""
         ...
 
     def put(self, table: Any, pairs: Any, value: float) -> Any:
-        """Return the table with a value at some places; the given one may be changed itself."""
+        """Return the table with a value at some places; may change the given table."""
         ...
 
     def without(self, table: Any, places: Any) -> Any:
@@ -100,7 +100,7 @@ class Operations(Protocol):
 
 
 class _Torch:
-    """Those of PyTorch."""
+    """The operations in PyTorch."""
 
     def __init__(self) -> None:
         import torch
@@ -171,7 +171,7 @@ class _Torch:
 
 
 class _TensorFlow:
-    """Those of TensorFlow, in a graph or outside of one."""
+    """The operations in TensorFlow, in a graph or outside of one."""
 
     def __init__(self) -> None:
         import tensorflow as tf
@@ -248,18 +248,16 @@ _OPERATIONS: Mapping[str, Callable[[], Operations]] = {"tensorflow": _TensorFlow
 
 @cache
 def operations_of(framework: str) -> Operations:
-    """Return the operations of ``tensorflow`` or ``torch``, which is imported."""
+    """Return the operations of ``tensorflow`` or ``torch``, importing it."""
     return _OPERATIONS[framework]()
 
 
 def both_forms(
     loss: Callable[[Operations, Sequence[Any], Any, Any], Any],
 ) -> dict[str, Callable[[Any, Any, Any], Any]]:
-    """Return the forms of a loss that is written over operations.
+    """Return the forms of a loss written over operations.
 
-    Args:
-        loss: Takes the operations, and what a :data:`pipelines.losses.loss.Form` does; gives a
-            scalar tensor.
+    It takes them before the arguments of a :data:`pipelines.losses.loss.Form`; returns a scalar.
     """
     return {framework: partial(_computed, loss, framework) for framework in _OPERATIONS}
 

@@ -1,4 +1,4 @@
-"""Losses of pairs with a score: what their cosine is to be, or which of two is to be the higher."""
+"""Losses of pairs with a score: the target of their cosine, or their order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cosine_regression_in_bigdl(
     """Return the cosine similarities, and dllib's mean squared error to the scores.
 
     The sides are nodes of a graph, [granules, examples, width] each, of length 1. Returned are a
-    node [granules x examples], and the criterion that compares it with the scores.
+    node [granules x examples] and the criterion.
     """
     from bigdl.dllib.nn import criterion, layer
 
@@ -66,8 +66,7 @@ def cosent(
 ) -> Any:
     """Return how far pairs with a higher score have no higher cosine similarity (CoSENT).
 
-    Every two pairs of a granule whose scores differ are compared, and how the scores differ does
-    not count, only which is higher.
+    Compares every two pairs of a granule with different scores, by their order only.
 
     Source: Su, "CoSENT: A more efficient sentence vector scheme than Sentence-BERT", 2022,
     kexue.fm/archives/8847; the CoSENTLoss of sentence-transformers.
@@ -104,10 +103,10 @@ class AngleSettings(CosentSettings):
 def angle(
     operations: Operations, sides: Sequence[Any], scores: Any, settings: AngleSettings
 ) -> Any:
-    """Return the loss of :func:`cosent`, whose gradient does not vanish where cosines are 1.
+    """Return the loss of :func:`cosent`, with a gradient that does not vanish at a cosine of 1.
 
-    The two halves of an embedding are real and imaginary parts of complex numbers. Added to the
-    cosine is the sine of the angle between the two texts' numbers, in the mean.
+    The halves of an embedding are the real and imaginary parts of complex numbers. The cosine is
+    increased by the mean sine of the angle between the two texts' numbers.
 
     Source: Li and Li, "AnglE-optimized Text Embeddings", ACL 2024, arXiv:2309.12871, in the form of
     the AnglELoss of sentence-transformers.
@@ -145,12 +144,10 @@ class ContrastiveSettings(ObjectiveSettings):
 def contrastive(
     operations: Operations, sides: Sequence[Any], labels: Any, settings: ContrastiveSettings
 ) -> Any:
-    """Return half the mean squared distance of pairs of label 1, or what others lack to the margin.
+    """Return half the mean square of label 1's distance and of label 0's shortfall to the margin.
 
-    The distance is 1 less the cosine.
-
-    Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction by Learning an Invariant Mapping",
-    CVPR 2006; the ContrastiveLoss of sentence-transformers.
+    The distance is 1 less the cosine. Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction
+    by Learning an Invariant Mapping", CVPR 2006; the ContrastiveLoss of sentence-transformers.
     """
     distance = 1 - operations.cosines(*sides)
     lacking = operations.relu(settings.margin - distance)
@@ -178,10 +175,10 @@ class OnlineContrastiveSettings(ContrastiveSettings):
 def online_contrastive(
     operations: Operations, sides: Sequence[Any], labels: Any, settings: OnlineContrastiveSettings
 ) -> Any:
-    """Return the sums of what :func:`contrastive` takes the mean of, of hard pairs only.
+    """Return the sums of the terms of :func:`contrastive`, over hard pairs only.
 
-    Hard are the pairs of label 1 that are further apart than the nearest of label 0, and those of
-    label 0 that are nearer than the furthest of label 1.
+    Hard are pairs of label 1 further apart than the nearest of label 0, and pairs of label 0 nearer
+    than the furthest of label 1.
 
     Source: the OnlineContrastiveLoss of sentence-transformers; hard triplets are picked alike by
     Hermans, Beyer and Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,

@@ -1,10 +1,8 @@
 """A margin between an anchor's distance to its positive and those to its hard negatives.
 
-The distance is 1 less the cosine. Other examples do not count.
-
-Source: Schroff, Kalenichenko and Philbin, "FaceNet: A Unified Embedding for Face Recognition and
-Clustering", CVPR 2015, arXiv:1503.03832; its margin of 0.2 between squared distances of unit
-vectors is 0.1 of a cosine.
+The distance is 1 less the cosine. Other examples do not count. Source: Schroff, Kalenichenko and
+Philbin, "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015,
+arXiv:1503.03832; its margin of 0.2 between squared distances of unit vectors is 0.1 of a cosine.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class TripletSettings(ObjectiveSettings):
 def triplet(
     operations: Operations, sides: Sequence[Any], picks: Picks, settings: TripletSettings
 ) -> Any:
-    """Return the mean of what is lacking to the margin, over examples and negatives."""
+    """Return the mean shortfall to the margin, over examples and negatives."""
     anchor, positive, *negatives = sides
     above = [operations.cosines(anchor, negative - positive) for negative in negatives]
     return operations.mean(operations.relu(operations.columns(above) + settings.margin))

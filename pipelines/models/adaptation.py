@@ -1,11 +1,9 @@
-"""Which weights are trained, how they and the others make an encoder, and LoRA's as a folder.
+"""Frozen weights and LoRA: which weights are trained, how they make an encoder, LoRA's folder.
 
-The weights of an encoder are arrays by name, and its forms are pure functions of them. So frozen
-parts and LoRA are two dicts: what is trained, and what never changes. :func:`effective` puts them
-together, in whatever framework the arrays are; gradients pass through it to what is trained.
-
-`peft`, transformers and sentence-transformers load the base of an adapter from where its folder
-says it is, and put the adapter on it.
+An encoder's weights are arrays by name, and its forms are pure functions of them. So training has
+two dicts: trained and frozen. :func:`effective` joins them in any framework; gradients pass through
+it to the trained ones. For an adapter, `peft`, transformers and sentence-transformers load the base
+model that its folder names, and apply the adapter.
 
 Source of LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
 arXiv:2106.09685. All matrices of the layers are the default, as in Dettmers et al., "QLoRA:
@@ -32,27 +30,21 @@ from pipelines.settings import EncoderSettings
 from pipelines.tokens.start import MODULES_FILE, folder_modules
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|block)\.(\d+)\.")
-"""The number of the layer that a weight is of, in the names of the families of encoders."""
+"""The number of a weight's layer, in the names of the families of encoders."""
 _EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|wpe)\.")
 _MATRIX = ".weight"
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-"""The two factors of a target in place of its ``.weight``, as `peft` calls them: the first makes
-few numbers of a layer's input, the second makes its output of these."""
+"""The factors of a target in place of its ``.weight``, in `peft`'s names: the first maps a layer's
+input to few numbers, the second maps these to its output."""
 
 
 OBJECTIVE = "objective."
-"""What the names begin with of weights that are trained beside the encoder's, and are no part of
-it: those of what an objective predicts with."""
+"""The prefix of an objective's weights: trained beside the encoder's, and no part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """What of an encoder is not trained.
-
-    Attributes:
-        weights: fp32 arrays by canonical name.
-        scale: What LoRA's product is multiplied by.
-    """
+    """Frozen weights of an encoder, fp32 by canonical name, and the factor of LoRA's product."""
 
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     scale: float = 1.0
@@ -65,16 +57,13 @@ NOTHING = Frozen()
 def split(
     encoder: EncoderSettings, weights: Mapping[str, np.ndarray], seed: int
 ) -> tuple[dict[str, np.ndarray], Frozen]:
-    """Return what is trained of an encoder, and what is not; :func:`effective` is the inverse.
+    """Return the trained and the frozen part of an encoder; :func:`effective` is the inverse.
 
-    Args:
-        encoder: Says which parts are frozen, and which matrices LoRA stands beside.
-        weights: All of the encoder's, in canonical order.
-        seed: LoRA's first factors follow from it; the second begin with zeros, so that the encoder
-            is as it was.
+    The weights are all of the encoder's, in canonical order. LoRA's first factors follow from the
+    seed. The second are zeros, so the encoder starts unchanged.
 
     Raises:
-        InputError: There are not so many layers, no such target, or nothing that is trained.
+        InputError: There are not so many layers, there is no such target, or nothing is trained.
     """
     frozen = _frozen_names(encoder, weights)
     lora = encoder.lora
@@ -92,12 +81,9 @@ def split(
 def effective(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scale: float
 ) -> dict[str, Any]:
-    """Return the weights of the encoder, by canonical name.
+    """Return the weights of the encoder, by canonical name, without those of an objective.
 
-    Args:
-        trained: Arrays, or tensors of a framework, by name; those of an objective are left out.
-        frozen: The same kind.
-        scale: See :class:`Frozen`.
+    Both mappings hold arrays, or tensors of one framework. For the scale see :class:`Frozen`.
     """
     weights = {name: value for name, value in trained.items() if _is_whole(name)}
     for name, value in frozen.items():
@@ -113,13 +99,13 @@ def effective(
 def changed(
     trained: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray], scale: float
 ) -> dict[str, np.ndarray]:
-    """Return the weights of the encoder that are not as they were; see :func:`effective`."""
+    """Return the changed weights of the encoder; see :func:`effective`."""
     weights = effective(trained, frozen, scale)
     return {name: value for name, value in weights.items() if value is not frozen.get(name)}
 
 
 def without_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is trained of the encoder itself."""
+    """Return the trained weights of the encoder itself."""
     return {name: value for name, value in trained.items() if not name.startswith(OBJECTIVE)}
 
 
@@ -133,18 +119,18 @@ def of_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a weight is of; None for one outside of the layers."""
+    """Return the number of a weight's layer; None outside of the layers."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a trained weight is one of the encoder's, as it is."""
+    """Return whether a trained weight is one of the encoder's, unfactored."""
     return not name.endswith((DOWN, UP)) and not name.startswith(OBJECTIVE)
 
 
 def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[str]:
-    """Return the weights of the parts that are not to be trained."""
+    """Return the names of the frozen weights."""
     numbers = {name: layer_of(name) for name in weights}
     layers = len({number for number in numbers.values() if number is not None})
     if encoder.freeze.layers > layers:
@@ -167,7 +153,7 @@ def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[s
 def _targets(
     encoder: EncoderSettings, weights: Mapping[str, np.ndarray], frozen: set[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the modules that LoRA adapts, with the shape of each one's matrix."""
+    """Return the modules that LoRA adapts, with the shapes of their matrices."""
     matrices = {
         name.removesuffix(_MATRIX): value.shape
         for name, value in weights.items()
@@ -216,21 +202,16 @@ def _factors(targets: Mapping[str, tuple[int, ...]], rank: int, seed: int) -> di
 CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _OF_THE_BASE = ("config.json", "model*.safetensors*")
-"""Files that would make the folder a whole model, whose base is not looked for."""
+"""Files that make a folder a whole model: libraries then do not look for its base."""
 
 
 def exports_adapter(encoder: EncoderSettings) -> bool:
-    """Return whether an adapter is to be written beside the model."""
+    """Return whether an adapter is written beside the model."""
     return encoder.lora.rank > 0 and encoder.lora.export == "adapter"
 
 
 def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> None:
-    """Refuse factors whose matrices `peft` would not find by their names in the model's files.
-
-    Args:
-        stored_name: From the canonical name of a weight to that in the files.
-        trained: Names of factors.
-    """
+    """Refuse factors whose matrices `peft` would not find by their names in the model's files."""
     for name in trained:
         module = name.removesuffix(DOWN).removesuffix(UP)
         if stored_name(f"{module}.weight") != f"{module}.weight":
@@ -248,15 +229,13 @@ def write_adapter(
     model: Location,
     base: Location,
 ) -> None:
-    """Write an adapter, whole or not at all.
+    """Write an adapter of factors by name, whole or not at all; replace an existing folder.
 
     Args:
-        folder: Replaced if it exists.
-        trained: The factors, by name.
-        scale: What their products are multiplied by.
-        model: A sentence-transformers folder of the merged model, all of which but the weights goes
-            into the folder: modules, tokenizer, prompts and card.
-        base: The folder of the model that the factors were trained on, as it is to be found later.
+        scale: Of the factors' products.
+        model: A sentence-transformers folder of the merged model. All but its weights is copied:
+            modules, tokenizer, prompts and card.
+        base: The folder of the model that the factors were trained on, as users will find it.
     """
     merged = local_folder(model)
     with storage.built_folder(folder) as aside:
@@ -271,7 +250,7 @@ def write_adapter(
 
 
 def _to_root(folder: Path) -> None:
-    """Move the transformer of a model to its root: an adapter elsewhere is not put on its base."""
+    """Move the transformer of a model to its root: libraries apply only an adapter in the root."""
     (_, path), *_ = folder_modules(folder)
     if not path:
         return
@@ -284,7 +263,7 @@ def _to_root(folder: Path) -> None:
 
 
 def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:
-    """Return what `peft` reads; keys that are left out have its defaults."""
+    """Return the configuration that `peft` reads; missing keys have its defaults."""
     ranks = {name.removesuffix(DOWN): len(one) for name, one in trained.items() if DOWN in name}
     (rank,) = set(ranks.values())
     return {

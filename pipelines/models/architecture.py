@@ -1,7 +1,7 @@
-"""What an architecture is made of, and which frameworks can compute it.
+"""The parts of an architecture, and the frameworks that can compute it.
 
-Each is declared, as an :class:`Architecture`, by the module `architecture` of its folder or of its
-family. Its forms are named only, so a framework is imported when a form of it is used.
+The module `architecture` of a folder or family declares an :class:`Architecture`. It names its
+forms, so a framework is imported when one of its forms is used.
 """
 
 from __future__ import annotations
@@ -20,27 +20,21 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config, EncoderSettings, TrainingSettings
 
 Modules: TypeAlias = Sequence[tuple[str, str]]
-"""Class and folder of each module of a sentence-transformers folder, in their order; none for a
-plain checkpoint."""
+"""Class and path of a sentence-transformers folder's modules; empty for a plain checkpoint."""
 NORMALISING = "Normalize"
-"""The module that scales embeddings to length 1, which any architecture may be followed by."""
+"""The module that scales embeddings to length 1; it may follow any architecture."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 Rewrite: TypeAlias = Literal["tokens", "decoder"]
-"""What an objective that has texts written out again may need of an architecture."""
+"""What a reconstruction objective may need of an architecture."""
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
-"""What ``training.framework`` can be."""
+"""Values of ``training.framework``."""
 ENGINES_WITH_FORMS = ("megatron", "mesh")
 """Values of ``training.engine`` that are forms too."""
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text a model reads, [CLS] and [SEP] included.
-
-    Attributes:
-        own: As it is.
-        most: What it can be set to.
-    """
+    """How many tokens of a text a model reads, and at most can, [CLS] and [SEP] included."""
 
     own: int
     most: int
@@ -52,12 +46,12 @@ class FolderFormat:
 
     Attributes:
         recognises: Whether a folder, with its modules, is of this architecture.
-        read: The spec and the weights in it. Raises InputError with the key ``encoder.start``.
-        write: Writes spec and weights into an existing folder, with the tokenizer of another;
-            returns the modules that it wrote. Normalising, prompts and the card are not its part.
-        lengths: Tokens that the model in a folder reads; read without its weights.
-        stored_name: The name in the files of a weight of the layers, of its canonical name.
-        to_embed: The weights for embedding alone, of those that were read.
+        read: Returns spec and weights. Raises InputError with the key ``encoder.start``.
+        write: Writes spec, weights and the tokenizer of another folder into an existing one;
+            returns its modules. Normalising, prompts and the card are written elsewhere.
+        lengths: Tokens that the model in a folder reads; needs no weights.
+        stored_name: The name in the files of a layer's weight, by its canonical name.
+        to_embed: Returns the weights for embedding, from those that were read.
     """
 
     recognises: Callable[[Path, Modules], bool]
@@ -75,14 +69,14 @@ class Division:
     """Which weights of an architecture can be divided, and how.
 
     Attributes:
-        axes: The axis along which the members of a stage divide a weight, by name; the others are
-            held by each of them.
-        evenly: What the number of members must divide, by what it is called.
-        layers: How many layers there are, to be divided into stages.
-        layer_of: The layer that a weight belongs to; None for those before the first.
-        check: Refuses an encoder that cannot be divided as it is to be trained, with an InputError
-            of the given key.
-        check_stages: Why the layers cannot be divided into stages, if they cannot.
+        axes: The axis along which the members of a stage divide a weight, by name; each member
+            holds the others whole.
+        evenly: Numbers that the number of members must divide, by what they are called.
+        layers: The number of layers to divide into stages.
+        layer_of: The layer of a weight; None for those before the first.
+        check: Refuses an encoder whose training cannot be divided; the InputError has the given
+            key.
+        check_stages: Why the layers cannot be divided into stages; None if they can.
     """
 
     axes: Callable[[Any], Mapping[str, int]]
@@ -99,28 +93,26 @@ class Architecture:
 
     Attributes:
         spec: Its spec, which knows its name.
-        models: What people know that starts from it, for the documentation.
-        check_settings: Refuses settings of a random start that do not go together.
+        models: Well-known models that start from it, for the documentation.
+        check_settings: Refuses incompatible settings of a random start.
         shape: The fields of a random start's spec that not all architectures have.
         random_lengths: Tokens that a random start reads, given ``tokens.max_length``.
         weight_shapes: Shape of every weight, in canonical order; matrices are [out, in]. The word
             embedding, :data:`pipelines.models.weights.WORDS`, is among them.
         random_weights: Fresh weights from a seed, the same on every machine.
-        folder: How it is read and written.
         described: The spec for people, as an addition to "a sentence encoder".
         described_settings: The settings of a random start for people.
-        forms: `module:attribute` by framework, for those that can compute it. `torch`,
-            `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
-            in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
-            sharded training, which else takes the encoder as one unit; it is needed with
-            `division`. `megatron` and `mesh` are for the engines of those names;
-            `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
-        division: How it is divided between the workers that hold it together, if it can be.
-        rewrites: What its form in PyTorch can do for objectives that have texts written out again:
-            `tokens` if its hidden states tell something of each token, and `decoder` if it is one
-            of the same layers too, see :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
+        forms: `module:attribute` by framework. For `torch`, `tensorflow`, `bigdl` and `openvino`
+            the module of that name (`dllib` for `bigdl`) in :mod:`pipelines.models.frameworks` says
+            what the attribute is. `torch_module` is for sharded training, which otherwise takes the
+            encoder as one unit; `division` needs it. `megatron` and `mesh` are for the engines of
+            those names; `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
+        division: How workers divide it; None if they cannot.
+        rewrites: What its form in PyTorch offers reconstruction objectives: `tokens` if its hidden
+            states describe each token, `decoder` if its layers also form a decoder, see
+            :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
-            ones, and leaves them out; else a tokenizer may add any number, or none.
+            ones, and leaves them out; otherwise a tokenizer may add any number, or none.
     """
 
     spec: type[EncoderSpec]
@@ -143,12 +135,12 @@ class Architecture:
             raise ValueError(f"architecture {self.spec.kind}: the form bigdl needs bigdl_memory")
 
     def form(self, name: str) -> Any:
-        """Return the form of a framework, which is imported."""
+        """Return the form of a framework, importing it."""
         module, _, attribute = self.forms[name].partition(":")
         return getattr(import_module(module), attribute)
 
     def check_form(self, name: str, key: str, choices: Iterable[str]) -> None:
-        """Refuse a framework, which the setting `key` chose of `choices`, without a form."""
+        """Refuse a framework without a form, which the setting `key` chose of `choices`."""
         if name not in self.forms:
             known = ", ".join(choice for choice in choices if choice in self.forms)
             raise InputError(
@@ -168,7 +160,7 @@ def form_of(spec: EncoderSpec, name: str) -> Any:
 
 
 def check_framework(architecture: Architecture, config: Config) -> None:
-    """Refuse a framework, or an engine with layers of its own, that has no form."""
+    """Refuse a framework, or an engine with layers of its own, without a form."""
     framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
     if not has_form_of_engine(architecture, engine):
@@ -180,5 +172,5 @@ def check_framework(architecture: Architecture, config: Config) -> None:
 
 
 def has_form_of_engine(architecture: Architecture, engine: str) -> bool:
-    """Return whether an architecture has what an engine needs beside the form of the framework."""
+    """Return whether an architecture has the forms that an engine needs beside the framework's."""
     return engine not in ENGINES_WITH_FORMS or engine in architecture.forms

@@ -1,4 +1,4 @@
-"""Arrays by name that are not in memory all at once, and the files that they stand in."""
+"""Arrays by name that are not all in memory at once, and their files."""
 
 from __future__ import annotations
 
@@ -30,19 +30,14 @@ _TYPES: Mapping[str, np.dtype[Any]] = {
     }.items()
 }
 _NAMES = {type_: name for name, type_ in _TYPES.items()}
-"""Types of numpy by what safetensors calls them, and the other way round."""
+"""numpy's types by safetensors' names, and the inverse."""
 _ALIGNMENT = 8
 _METADATA = {"format": "pt"}
 """Without it transformers refuses a file."""
 
 
 class LazyArrays(Mapping[str, np.ndarray]):
-    """fp32 arrays, each of which is made when it is asked for, and kept by nobody.
-
-    Args:
-        shapes: Of each array; they are known without it.
-        make: Gives the array of a name.
-    """
+    """fp32 arrays, each made on request and not kept; their shapes are known beforehand."""
 
     def __init__(self, shapes: Shapes, make: Callable[[str], np.ndarray]) -> None:
         self.shapes = shapes
@@ -64,14 +59,14 @@ class LazyArrays(Mapping[str, np.ndarray]):
 
 
 def shapes_of(arrays: Mapping[str, np.ndarray]) -> Shapes:
-    """Return the shapes of arrays, none of which is made for it."""
+    """Return the shapes of arrays, without making any."""
     if isinstance(arrays, LazyArrays):
         return arrays.shapes
     return {name: array.shape for name, array in arrays.items()}
 
 
 class _Place(NamedTuple):
-    """Where an array stands in a file, and what it is."""
+    """An array's place in a file."""
 
     offset: int
     type_: np.dtype[Any]
@@ -79,10 +74,9 @@ class _Place(NamedTuple):
 
 
 def stored_arrays(path: Path) -> LazyArrays:
-    """Return the arrays of a safetensors file, each mapped into memory when it is asked for.
+    """Return the arrays of a safetensors file, each mapped into memory on request.
 
-    Of an array no more is read than is looked at, and its memory goes with it. The file has to
-    stay where it is.
+    Only the parts in use are read, and freed with the array. The file has to stay in place.
 
     Raises:
         SafetensorError: It is damaged.
@@ -121,7 +115,7 @@ def stored_order(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a safetensors file, as the library does, with one array in memory after the other."""
+    """Write a safetensors file as the library does, with one array in memory at a time."""
     names, shapes = stored_order(arrays), shapes_of(arrays)
     header: dict[str, Any] = {"__metadata__": _METADATA}
     offset = 0
@@ -148,7 +142,6 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _type(arrays: Mapping[str, np.ndarray], name: str) -> np.dtype[Any]:
-    """Return the type in which an array is written."""
     if isinstance(arrays, LazyArrays):
         return _TYPES["F32"]
     kind: np.dtype[Any] = arrays[name].dtype

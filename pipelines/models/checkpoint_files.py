@@ -1,7 +1,7 @@
-"""The weights of a checkpoint folder, in whichever of the usual files they stand.
+"""The weights of a checkpoint folder, in any of the usual files.
 
-Safetensors, in one file or in several with an index, are preferred. Pickles (`.bin`) are read by
-PyTorch's restricted reader, which makes tensors and nothing else, and that is logged.
+Safetensors, in one file or in several with an index, come first. PyTorch's restricted reader, which
+makes only tensors, reads pickles (`.bin`), with a warning.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 PICKLE_FILE = "pytorch_model.bin"
 INDEX = ".index.json"
-"""What is added to the name of a file that is split into several."""
+"""The suffix of the index of a file that is split."""
 _BF16 = "BF16"
 NOT_WEIGHTS_ALONE = "is damaged, or asks for code to be run, which is never done"
-"""What is said of a pickle that PyTorch's restricted reader refuses."""
+"""The problem of a pickle that PyTorch's restricted reader refuses."""
 
 
 def read_checkpoint(folder: Path) -> Weights | None:
-    """Return all arrays of a folder by the names in its files; None if it has no file of weights.
+    """Return all arrays of a folder by the names in its files; None without a file of weights.
 
-    Arrays of bfloat16, which numpy does not have, come as fp32; others keep their type.
+    Arrays of bfloat16, which numpy lacks, become fp32; others keep their type.
 
     Raises:
-        InputError: With the key ``encoder.start``: a part is missing, or only PyTorch could read
-            it and is not installed.
+        InputError: With the key ``encoder.start``: a part is missing, or only PyTorch could read it
+            and is not installed.
     """
     if files := _files(folder, WEIGHT_FILE):
         return _merged(_safetensors(file) for file in files)
@@ -51,7 +51,7 @@ def read_checkpoint(folder: Path) -> Weights | None:
 
 
 def checkpoint_shapes(folder: Path) -> Shapes:
-    """Return shapes of a folder's arrays by the names in its safetensors; none of its pickles."""
+    """Return shapes of a folder's arrays by their names in safetensors; pickles are ignored."""
     shapes: Shapes = {}
     for file in _files(folder, WEIGHT_FILE):
         shapes |= stored_shapes(file)
@@ -59,7 +59,7 @@ def checkpoint_shapes(folder: Path) -> Shapes:
 
 
 def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
-    """Return a row of each array of a folder's safetensors whose name ends so; none in bfloat16."""
+    """Return a row of each array in safetensors whose name has the ending; bfloat16 is left out."""
     rows = []
     for file in _files(folder, WEIGHT_FILE):
         with safe_open(str(file), framework="numpy") as opened:
@@ -71,7 +71,7 @@ def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
 
 
 def _files(folder: Path, name: str) -> Sequence[Path]:
-    """Return the file of a name, or those that its index lists; none if there is neither."""
+    """Return the file of a name, or the files of its index; none without either."""
     if (folder / name).is_file():
         return [folder / name]
     index = folder / f"{name}{INDEX}"
@@ -110,10 +110,7 @@ def _widened(view: Mapping[str, Any]) -> np.ndarray:
 
 
 def _pickle(file: Path) -> Weights:
-    """Read the tensors of a state dict that PyTorch has pickled; bfloat16 as fp32.
-
-    What is damaged, holds something else, or asks for code to be run is a ValueError.
-    """
+    """Read a pickled state dict, bfloat16 as fp32; damage or code to run is a ValueError."""
     try:
         import torch
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Encoders as folders: sentence-transformers folders in and out, plain checkpoints in.
 
-What is shared is here: modules.json, normalising, prompts, the card, and what the settings add to
-a start. What an architecture has of its own is in the `folder.py` of its package.
+All architectures share modules.json, normalising, prompts, the card and the settings of a start,
+which are here. An architecture's own part is in the `folder.py` of its package.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
 
 
 def start_card(spec: EncoderSpec) -> str:
-    """Return what a start is, as Markdown; a trained model has :mod:`pipelines.model_card`."""
+    """Return the card of a start, as Markdown; a trained model has :mod:`pipelines.model_card`."""
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
     return (
         f"A sentence encoder {architecture_of(spec).described(spec)}, as a training with "
@@ -84,10 +84,9 @@ CARD_FILE = "README.md"
 
 
 def digest_model(folder: Location, *, without: Collection[str] = ()) -> str:
-    """Return a digest of the files of a model, but for its card, 16 hexadecimal digits.
+    """Return a digest of a model's files, 16 hexadecimal digits.
 
-    The card is written again whenever the model is measured, and the model stays what it is. Other
-    files may be left out too.
+    The card is left out, since every measurement rewrites it. So are the files in ``without``.
     """
     return storage.digest_folder(folder, without=(CARD_FILE, *without))
 
@@ -107,29 +106,28 @@ logger = logging.getLogger(__name__)
 KEY = "encoder.start"
 
 COSINE = "cosine"
-"""What embeddings are compared by."""
+"""The similarity of embeddings."""
 _SPARE_ROWS = 1024
-"""Word embeddings without a token that a model may have, to make a round number."""
+"""Rows of a word embedding beyond its tokens that a model may have, to reach a round number."""
 _RESIZE = "save it again with a row for each token of its tokenizer, or name another model"
 _COMPARED = 2**20
 """Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
-"""What a plain checkpoint does not say, and the settings do."""
+"""Fields that the settings give a plain checkpoint."""
 
 
 def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, Weights]:
     """Return the encoder that training starts from.
 
-    A checkpoint folder brings its shape, and a sentence-transformers folder its pooling too;
-    ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
-    are its own unless the settings say otherwise; see
-    :func:`~pipelines.models.start.model_length` and
+    A checkpoint folder gives the shape, and a sentence-transformers folder the pooling too;
+    ``encoder.pooling`` and ``encoder.normalise`` decide for others. Length and prompts are the
+    folder's unless the settings say otherwise; see :func:`~pipelines.models.start.model_length` and
     :func:`~pipelines.tokens.start.configured_prompts`.
 
     Raises:
-        InputError: The checkpoint cannot be read, or does not fit the vocabulary, of so many
-            entries, that the corpus was prepared with.
+        InputError: The checkpoint cannot be read, or does not fit the vocabulary of the prepared
+            corpus.
     """
     folder = start_folder(config)
     if folder is None:
@@ -141,7 +139,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
 
 
 def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
-    """Return the shape of :func:`start_encoder`, whose weights may take long to make."""
+    """Return the spec of :func:`start_encoder`, without making weights, which may take long."""
     folder = start_folder(config)
     if folder is None:
         return _random_start(config, vocabulary_size)
@@ -150,11 +148,11 @@ def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
 
 
 def check_start(config: Config) -> None:
-    """Look at the start, as far as that can be done before there is a vocabulary.
+    """Check the start, as far as that is possible without a vocabulary.
 
     Raises:
-        InputError: It cannot be read, the framework does not know its architecture, or it has not
-            the parts or the width that the settings name.
+        InputError: It cannot be read, the framework does not know its architecture, or it lacks the
+            parts or the width that the settings name.
     """
     folder = start_folder(config)
     if folder is None:
@@ -180,11 +178,11 @@ def check_start(config: Config) -> None:
 def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
     """Read a sentence-transformers folder or a plain Hugging Face checkpoint.
 
-    A plain checkpoint is given mean pooling and normalised embeddings.
+    A plain checkpoint gets mean pooling and normalised embeddings.
 
     Raises:
-        InputError: With the key ``encoder.start``, for what is of no registered architecture, or
-            is damaged, or holds numbers that are not finite.
+        InputError: With the key ``encoder.start``: the folder is of no registered architecture, is
+            damaged, or holds numbers that are not finite.
     """
     folder = local_folder(location(folder))
     try:
@@ -215,7 +213,7 @@ def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]
 
 
 def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
-    """Return the tokenizer of a folder; refuse one with tokens that have no word embedding."""
+    """Return the tokenizer of a folder; refuse tokens without a word embedding."""
     tokenizer = load_tokenizer(folder, KEY)
     tokens = rows_needed(tokenizer)
     if tokens > spec.vocabulary:
@@ -231,10 +229,9 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
 
 
 def weight_change(folder: Location, start: Location) -> float | None:
-    """Return how far the weights of a model are from those of its start, relative to their length.
+    """Return the distance of a model's weights from its start, relative to the start's length.
 
-    Arrays are compared by module and name, and read some rows at a time. None: the two have no
-    array in common.
+    Arrays are compared by module and name, some rows at a time. None: the two share no array.
     """
     moved = length = 0.0
     here, there = (_files_of_arrays(local_folder(one)) for one in (folder, start))
@@ -277,17 +274,10 @@ def write_encoder(
     tokenizer_folder: Location,
     card: str,
 ) -> None:
-    """Write a sentence-transformers folder, whole or not at all.
+    """Write a sentence-transformers folder, whole or not at all; replace an existing one.
 
-    It has the older key names, which every release since 3 reads, and those of a StaticEmbedding
-    every one since 3.2.
-
-    Args:
-        folder: Replaced if it exists.
-        spec: The shape.
-        weights: fp32, in canonical names.
-        tokenizer_folder: Holds the tokenizer's files.
-        card: The model card, Markdown.
+    It has the older key names, which every release since 3 reads; a StaticEmbedding's are read
+    since 3.2. The weights are fp32, in canonical names; the card is Markdown.
     """
     check_weights(spec, weights)
     write = architecture_of(spec).folder.write
@@ -308,7 +298,7 @@ def write_encoder(
 
 
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
-    """Return the encoder in a folder, with the pooling that is set if it says nothing of it."""
+    """Return the encoder in a folder; the settings give the pooling if the folder does not."""
     spec, weights = read_encoder(folder)
     if spec.lsa:
         raise InputError(
@@ -325,7 +315,7 @@ def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
 def _trained_spec(
     config: Config, folder: Path, whole: EncoderSpec, vocabulary_size: int
 ) -> EncoderSpec:
-    """Return the shape of what is trained of the encoder in a folder."""
+    """Return the trained shape of the encoder in a folder."""
     encoder = config.encoder
     check_vocabulary(config)
     # The setting's default says nothing of a checkpoint, which knows what it is.
@@ -354,7 +344,7 @@ def _trained_spec(
 
 
 def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
-    """Return the shape of the encoder with the layers that are to be kept."""
+    """Return the shape of the encoder with the kept layers."""
     count = config.encoder.keep_layers
     if count is None:
         return whole
@@ -364,7 +354,7 @@ def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
 
 
 def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Weights) -> Weights:
-    """Return the weights of the layers that are to be kept, or of words without layers."""
+    """Return the weights of the kept layers, or of words without layers."""
     count = config.encoder.keep_layers
     if count is None:
         return weights
@@ -391,7 +381,7 @@ def _refuse(folder: Path, problem: str) -> NoReturn:
 
 
 def _listed(modules: Modules) -> Iterator[dict[str, Any]]:
-    """Return the entries of modules.json."""
+    """Yield the entries of modules.json."""
     for index, (kind, path) in enumerate(modules):
         yield {
             "idx": index,

@@ -1,8 +1,8 @@
 """The modules of sentence-transformers around a transformer, and checks of its config.json.
 
-A size of 1e8 layers costs minutes and gigabytes once a model is built, and one of -1 layers trains
-without an error. So sizes are compared with the names and the shapes of the weights that are there,
-before anything is built. All that is refused is an InputError with the key ``encoder.start``.
+Building a model of 1e8 layers costs minutes and gigabytes, and one of -1 layers trains without an
+error. So sizes are compared with the names and shapes of stored weights before a model is built.
+All refusals are an InputError with the key ``encoder.start``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The library's older keys, which every release reads, and what newer ones call the mode."""
+"""The library's older keys, which every release reads, and the newer names of their modes."""
 _ACTIVATIONS: Mapping[str, Activation] = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.linear.Identity": "identity",
@@ -75,12 +75,12 @@ def refuse(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> NoReturn:
 
 
 def refusal(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> InputError:
-    """Return what is said of a transformer that cannot be the start."""
+    """Return the error of a transformer that cannot be the start."""
     return InputError(KEY, f"{folder} {problem}", remedy)
 
 
 def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
-    """Return what follows a transformer, as fields of a spec; nothing for a plain checkpoint."""
+    """Return the modules after a transformer as fields of a spec; none for a plain checkpoint."""
     if not modules:
         return {}
     kinds = [kind for kind, _ in modules]
@@ -99,10 +99,7 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
 
 
 def transformer_home(folder: Path, modules: Modules) -> Path:
-    """Return where the files of the transformer are: the folder itself, or that of its module.
-
-    A folder in which an adapter stands beside the weights is refused.
-    """
+    """Return the folder of the transformer's files; refuse an adapter beside the weights."""
     home = folder / modules[0][1] if modules else folder
     if (home / ADAPTER_FILE).is_file():
         raise InputError(
@@ -116,7 +113,7 @@ def transformer_home(folder: Path, modules: Modules) -> Path:
 def whole_weights(
     folder: Path, modules: Modules, spec: EncoderSpec, transformer: Weights
 ) -> Weights:
-    """Return the weights of a transformer and of the dense layers behind it, as the spec says."""
+    """Return the weights of a transformer and its dense layers, checked against the spec."""
     weights = dict(transformer)
     for number, home in enumerate(_dense_homes(folder, modules)):
         found = read_checkpoint(home)
@@ -135,11 +132,7 @@ def whole_weights(
 def write_head(
     folder: Path, spec: EncoderSpec, pooling: Pooling, weights: Mapping[str, np.ndarray]
 ) -> list[tuple[str, str]]:
-    """Write what follows a transformer into the root of its folder.
-
-    Returns:
-        Class and path of the modules, of the transformer too.
-    """
+    """Write what follows a transformer into its root; return class and path of all modules."""
     storage.write_json(
         folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False}
     )
@@ -161,7 +154,7 @@ def write_head(
 
 
 def told_length(home: Path, most: int) -> int:
-    """Return how many tokens the files beside a transformer tell, at most the places it has."""
+    """Return the length in the files beside a transformer, at most ``most`` tokens."""
     options = read_options(home, KEY, of_transformer=True)
     told = (
         tokenizer_arguments(home).get("model_max_length"),
@@ -241,12 +234,12 @@ _IMPLEMENTATIONS = {
     "attn_implementation": ATTENTIONS,
     "experts_implementation": ("eager", "grouped_mm", "batched_mm"),
 }
-"""What config.json may say of how a part is computed: other names are of code to download."""
+"""Known implementations in config.json: other names are of code to download."""
 _EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
 _SHARE = re.compile(r"(?:^|_)(?:dropout(?:_prob)?|pdrop)$")
 _COUNT = re.compile(r"(?:^|_)(?:layers?|heads?|groups?|blocks?|experts?)(?:_num)?$")
 _MOST = 16_384
-"""Layers, heads or groups of any model; more are a damaged file."""
+"""The most layers, heads or groups of any model; more indicate a damaged file."""
 _POSITIONS = re.compile(r"(?:^|[._])(?:position_embeddings?|embed_positions|wpe)\.weight$")
 
 
@@ -261,11 +254,7 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
-    """Refuse a size that is too small.
-
-    Raises:
-        TypeError: It is no whole number.
-    """
+    """Refuse a size that is too small; raise a TypeError if it is no whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{key} in {CONFIG_FILE} is {value!r}, no whole number")
     if value < least:
@@ -280,13 +269,9 @@ def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
 
 
 def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
-    """Refuse a number of layers that is none, or more than have weights.
+    """Refuse a number of layers below 1, or above the layers with weights.
 
-    Args:
-        folder: Of the checkpoint.
-        key: What its config.json calls them.
-        layers: The number.
-        names: Of the weights; where they name no layer, those are shared.
+    The key is config.json's. Names of weights without any layer are of shared layers.
     """
     check_size(folder, key, layers)
     stored = {number: name for name in names if (number := layer_of(name)) is not None}
@@ -299,7 +284,7 @@ def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> N
 
 
 def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse numbers that no model can have, whatever its type."""
+    """Refuse numbers that no model of any type can have."""
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
             _refuse(folder, key, value, "is no number")
@@ -313,7 +298,7 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
-    """Refuse more positions than a table of them has rows, if the weights have such a table."""
+    """Refuse more positions than the weights' position table, if there is one, has rows."""
     rows = [shape[0] for name, shape in shapes.items() if _POSITIONS.search(name)]
     if positions and rows and positions > max(rows):
         told = f"{positions} positions, and its weights {max(rows)}"
@@ -321,7 +306,7 @@ def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, An
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the keys and values of a configuration, and of those inside it."""
+    """Yield the keys and values of a configuration, and of those inside it."""
     for key, value in config.items():
         yield key, value
         if isinstance(value, Mapping):

@@ -1,15 +1,14 @@
-"""A smaller encoder that begins with parts of a larger one: some of its layers, or none.
+"""Smaller encoders made of parts of a larger one: some of its layers, or none.
 
 Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT", 2019,
 arXiv:1910.01108, section 3, whose student takes one layer of two.
 
-Without layers it is a static encoder, which begins with what the larger one makes of each word
-alone. It is weak, and a far better start for learning from that encoder than random numbers are:
-words that the training texts have seldom or never keep what they mean.
-
-Source: Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024,
-doi:10.5281/zenodo.17270888, with its weights by Zipf's law. There the vectors are turned to their
-principal axes, which a student whose targets are the encoder's own vectors must not be.
+Without layers it is a static encoder, made of the larger one's embedding of each single word. It is
+weak, but a far better start for distillation from that encoder than random numbers: words that are
+rare or missing in the training texts keep their meaning. Source: Tulkens and van Dongen,
+"Model2Vec: Fast State-of-the-Art Static Embeddings", 2024, doi:10.5281/zenodo.17270888, with its
+weights by Zipf's law. There the vectors are turned to their principal axes; here not, as a
+student's targets are the encoder's own vectors.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ WORDS_AT_ONCE = 4096
 
 
 def chosen_layers(layers: int, count: int) -> list[int]:
-    """Return the numbers of some layers, evenly spaced, with the first and the last among them.
+    """Return the numbers of ``count`` layers, evenly spaced, the first and the last included.
 
-    One alone is the last, whose hidden states are pooled.
+    A single one is the last, whose hidden states are pooled.
     """
     if count == 1:
         return [layers - 1]
@@ -51,11 +50,7 @@ def chosen_layers(layers: int, count: int) -> list[int]:
 def with_layers(
     spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
 ) -> tuple[EncoderSpec, Weights]:
-    """Return the encoder without the layers that :func:`chosen_layers` leaves out.
-
-    Raises:
-        InputError: See :func:`with_fewer_layers`.
-    """
+    """Return the encoder with its :func:`chosen_layers`; see :func:`with_fewer_layers`."""
     whole = _layered(spec, count)
     places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
     kept = {}
@@ -69,7 +64,7 @@ def with_layers(
 
 
 def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
-    """Return the shape of the encoder that keeps so many layers.
+    """Return the shape of the encoder with ``count`` layers.
 
     Raises:
         InputError: It has no layers that could be left out, or fewer.
@@ -78,7 +73,7 @@ def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
 
 
 def _layered(spec: EncoderSpec, count: int) -> BertSpec:
-    """Return the encoder's shape, if it has so many layers."""
+    """Return the encoder's spec; refuse one without so many layers."""
     if not isinstance(spec, BertSpec):
         raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
     if count > spec.layers:
@@ -87,7 +82,7 @@ def _layered(spec: EncoderSpec, count: int) -> BertSpec:
 
 
 def static_spec(spec: EncoderSpec) -> StaticSpec:
-    """Return the shape of the static encoder of another one."""
+    """Return the shape of an encoder's static encoder."""
     return StaticSpec(
         vocabulary=spec.vocabulary,
         hidden=spec.embedding_width,
@@ -98,14 +93,10 @@ def static_spec(spec: EncoderSpec) -> StaticSpec:
 
 
 def static_weights(spec: EncoderSpec, weights: Weights, folder: Path) -> Weights:
-    """Return the weights of the static encoder of another one, whose words it embeds on all cores.
+    """Return the weights of an encoder's static encoder; embeds its words on all cores.
 
-    Args:
-        spec: Of the other one.
-        weights: Its own, in canonical names.
-        folder: Of its tokenizer, which puts one special token before a text and one behind it. The
-            ids of WordPiece, BPE and Unigram are in the order of how frequent their words are,
-            which the law weighs them by.
+    The folder's tokenizer puts one special token before a text and one after it. The ids of
+    WordPiece, BPE and Unigram are in the order of word frequency, which Zipf's law takes.
 
     Raises:
         InputError: The tokenizer puts other special tokens around a text.

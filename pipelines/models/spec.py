@@ -12,21 +12,18 @@ from pipelines.catalog import ARCHITECTURES
 from pipelines.tokens.start import NO_PROMPTS, Prompts
 
 UNLIMITED = 2**31 - 1
-"""Tokens of a text that is never cut."""
+"""The length of models that read texts whole, in tokens."""
 
 Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
-"""How a text's hidden states become one, under sentence-transformers' names: their mean, the first,
-the last, or their mean weighted by their place, from 1 on."""
+"""How a text's hidden states become one, by sentence-transformers' names: their mean, the first,
+the last, or their mean weighted by place, from 1 on."""
 Activation: TypeAlias = Literal["tanh", "identity"]
 
 
 class DropoutRates(NamedTuple):
-    """Shares of the activations that training sets to zero.
+    """Shares of hidden states and of attention's probabilities that training sets to zero.
 
-    Attributes:
-        hidden: Of hidden states.
-        attention: Of attention's probabilities.
-        own: Whether they are the checkpoint's, which may say more than these two.
+    ``own`` rates are the checkpoint's, which may have more than these two.
     """
 
     hidden: float
@@ -36,13 +33,7 @@ class DropoutRates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A dense layer between pooling and normalising, as sentence-transformers' Dense module.
-
-    Attributes:
-        width: Of what it gives; it takes what the module before it gives.
-        bias: Whether it has one.
-        activation: What it ends with.
-    """
+    """A dense layer between pooling and normalising, a Dense module; the width is its output's."""
 
     width: int
     bias: bool = True
@@ -51,18 +42,16 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """What every architecture has; each derives a spec of its own.
+    """The fields of every architecture; each derives its own spec.
 
     Attributes:
         kind: Name of the architecture in :data:`pipelines.catalog.ARCHITECTURES`.
         vocabulary: Rows of the word embedding.
         hidden: Width of the layers, and of an embedding if no dense layer follows them.
-        dense: Dense layers that pooled hidden states pass, in their order.
+        dense: Dense layers after pooling, in order.
         normalise: Whether embeddings are scaled to length 1.
         max_length: Tokens that are read of a text, [CLS] and [SEP] included.
-        pad_token_id: Fills short texts.
-        prompts: What stands before texts.
-        lsa: Numbers behind those of the encoder, see :mod:`pipelines.models.lsa`; 0: none.
+        lsa: Numbers after those of the encoder, see :mod:`pipelines.models.lsa`; 0 for none.
     """
 
     kind: ClassVar[str]
@@ -83,15 +72,11 @@ class EncoderSpec:
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """What it was made to be trained with; None without dropout."""
+        """The dropout that the encoder is meant to be trained with; None without."""
         return None
 
     def dropout(self, share: float | None) -> DropoutRates | None:
-        """Return what it is trained with, None without dropout.
-
-        Args:
-            share: Wherever anything is dropped; None: its own.
-        """
+        """Return the dropout of training, at every place; a share of None is the encoder's own."""
         if share is None:
             return self.own_dropout
         return DropoutRates(share, share) if share else None
@@ -102,10 +87,10 @@ class EncoderSpec:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> EncoderSpec:
-        """Read what :meth:`to_json` wrote; without a kind it is a `bert`.
+        """Read the output of :meth:`to_json`; without a kind it is a `bert`.
 
-        Earlier releases wrote one set of fields for all architectures, with zeros where one has no
-        such thing; what a spec does not have is left out.
+        Earlier releases wrote one set of fields for all architectures, with zeros for missing
+        parts; fields that a spec lacks are ignored.
 
         Raises:
             ValueError: A value is missing, or of another type.

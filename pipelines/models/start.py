@@ -1,4 +1,4 @@
-"""What a model starts from: which architecture, how long its texts may be, and its tokenizer."""
+"""The start of a model: its architecture, the length of its texts, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """Return the architecture of the model in a folder; the first one if none recognises it.
-
-    That one's reading then says what is wrong with the folder.
-    """
+    """Return a folder's architecture; if none fits, the first, whose reader tells the problem."""
     architectures: list[Architecture] = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
     found = (one for one in architectures if one.folder.recognises(folder, modules))
     return next(found, architectures[0])
 
 
 def start_architecture(config: Config) -> Architecture:
-    """Return the architecture that is trained: that of the start, or the one that is set.
+    """Return the trained architecture: that of the start, or of the settings.
 
     Raises:
         InputError: There is no such start, or it is damaged.
@@ -49,9 +46,9 @@ def start_architecture(config: Config) -> Architecture:
 def model_length(config: Config) -> int:
     """Return how many tokens of a text the trained model reads, [CLS] and [SEP] included.
 
-    As many as ``encoder.max_length`` says, or else the start reads; ``tokens.max_length`` may ask
-    for more, since a model reads what it was trained on. A transformer that starts from nothing
-    reads no more than that either, since nothing would train the positions behind it.
+    By default the start's length, or ``tokens.max_length`` where that is more, since a model reads
+    what it was trained on; ``encoder.max_length`` overrides both. A random transformer reads no
+    more than the training length: nothing would train later positions.
 
     Raises:
         InputError: There is no such start, or it has fewer positions.
@@ -70,7 +67,7 @@ def model_length(config: Config) -> int:
 
 
 def longest_unasked(config: Config) -> int:
-    """Return how many tokens a model can read, of as many as anybody gets who names no number."""
+    """Return the model's longest length, at most the limit for settings that name no length."""
     return min(_start_lengths(config)[1], LONGEST_UNASKED)
 
 
@@ -87,15 +84,15 @@ def _start_lengths(config: Config) -> tuple[int, int]:
 
 
 def reading_limit(config: Config) -> int:
-    """Return how many tokens of a text training may read: as many as are set, or the model reads.
+    """Return how many tokens of a text training may read: the setting, or the model's length.
 
-    Unset it is no more than :data:`~pipelines.settings.preparing.LONGEST_UNASKED`.
+    Without the setting it is at most :data:`~pipelines.settings.preparing.LONGEST_UNASKED`.
     """
     return config.tokens.max_length or min(model_length(config), LONGEST_UNASKED)
 
 
 def check_tokenizer(config: Config) -> Path | None:
-    """Return the folder of the tokenizer that is named; None if one is to be trained.
+    """Return the folder of the configured tokenizer; None if one is to be trained.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.

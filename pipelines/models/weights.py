@@ -1,15 +1,13 @@
-"""Weights by canonical names, and how they are divided between the workers that hold an encoder.
+"""Weights by canonical names, and their division between the workers that hold an encoder.
 
-Weights are numpy arrays in fp32, by the names of Hugging Face's BERT without prefix. What weights
-an encoder has is up to its architecture.
+Weights are numpy arrays in fp32, by the names of Hugging Face's BERT without prefix. The
+architecture determines which weights an encoder has. If it can be divided, its :class:`Division`
+says by weight names which weights the members of a stage share and which layer a weight is of. What
+each worker holds follows from it, for any library.
 
-An architecture that can be divided declares a :class:`Division`, in terms of its weights' names
-alone: which of them the members of a stage have parts of, and which belongs to which layer. From it
-follows what each worker holds, whatever library computes.
-
-Query, key, value and the wide layer of a transformer are divided by their rows, what follows each
-by its columns, the words by rows; source: Shoeybi et al., "Megatron-LM: Training Multi-Billion
-Parameter Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
+Query, key, value and the wide layer of a transformer are divided by rows, the layers after them by
+columns, the words by rows; source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter
+Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Rows: TypeAlias = Callable[[int], slice]
 WORDS = "embeddings.word_embeddings.weight"
 """The word embedding, which every encoder has."""
 TERMS = "lsa.vectors"
-"""The vectors of terms that an encoder may have beside it; see :mod:`pipelines.models.lsa`."""
+"""The vectors of terms beside an encoder; see :mod:`pipelines.models.lsa`."""
 WEIGHT_FILE = "model.safetensors"
 INITIAL_DEVIATION = 0.02
 """Standard deviation of fresh matrices; source: BERT's `initializer_range`."""
@@ -49,7 +47,7 @@ def weight_shapes(spec: EncoderSpec) -> Shapes:
 
 
 def dense_shapes(spec: EncoderSpec) -> Shapes:
-    """Return shapes of the dense layers behind pooling, the same in all architectures."""
+    """Return shapes of the dense layers after pooling, the same in all architectures."""
     shapes: Shapes = {}
     width = spec.hidden
     for number, layer in enumerate(spec.dense):
@@ -61,7 +59,7 @@ def dense_shapes(spec: EncoderSpec) -> Shapes:
 
 
 def dense_name(number: int, part: str) -> str:
-    """Return the name of `weight` or `bias` of a dense layer behind pooling."""
+    """Return the name of `weight` or `bias` of a dense layer after pooling."""
     return f"dense.{number}.{part}"
 
 
@@ -71,16 +69,16 @@ def random_weights(spec: EncoderSpec, seed: int) -> Weights:
 
 
 def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
-    """Return fresh weights as BERT begins: normal matrices, zero biases, layer norms of one."""
+    """Return fresh weights as BERT's: normal matrices, zero biases, layer norms of one."""
     weights = fresh_arrays(weight_shapes(spec), seed)
     weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 
 
 def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
-    """Return normal matrices, zero biases, and layer norms of one, in the order of their shapes.
+    """Return normal matrices, zero biases, and layer norms of one, drawn in the order of shapes.
 
-    Names are as BERT's. The arrays follow from the numbers of the seed alone.
+    Names are as BERT's. The arrays depend only on the seed.
     """
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
     generator = np.random.Generator(np.random.Philox(seed if len(seed) > 1 else seed[0]))
@@ -97,7 +95,7 @@ def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
 
 
 def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
-    """Raise a ValueError with the first weight that is missing, too many, or of a wrong shape."""
+    """Raise a ValueError for the first missing or unknown weight, or a wrong shape or type."""
     shapes = weight_shapes(spec)
     for name, shape in shapes.items():
         if name not in weights:
@@ -118,7 +116,7 @@ def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def stored_shapes(path: Path) -> Shapes:
-    """Read the shapes of the arrays of a safetensors file, and none of the arrays."""
+    """Return the shapes of a safetensors file's arrays, without reading the arrays."""
     with safe_open(str(path), framework="numpy") as file:
         # The file is no mapping.
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -127,10 +125,7 @@ def stored_shapes(path: Path) -> Shapes:
 def load_weights(path: Path, rows: Rows | None = None) -> Weights:
     """Read a safetensors file; the arrays keep their type.
 
-    Args:
-        path: The file.
-        rows: The rows that are wanted of an array, by how many it has; no others are read, and
-            arrays of which there are none are left out.
+    ``rows`` maps an array's number of rows to those to read; arrays without any are left out.
     """
     if rows is None:
         return dict(load_file(str(path)))
@@ -145,7 +140,7 @@ def load_weights(path: Path, rows: Rows | None = None) -> Weights:
 
 
 def part_bounds(size: int, members: int, member: int) -> tuple[int, int]:
-    """Return first and last of a member's part of an axis; the parts differ by one at most."""
+    """Return the bounds of a member's part of an axis; parts differ by one at most."""
     return size * member // members, size * (member + 1) // members
 
 
@@ -158,7 +153,7 @@ def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) ->
 def part_shape(
     shape: Sequence[int], axis: int | None, members: int, member: int
 ) -> tuple[int, ...]:
-    """Return the shape of a member's part of a weight that is divided along an axis, if it is."""
+    """Return the shape of a member's part of a weight; whole without an axis."""
     if axis is None:
         return tuple(shape)
     first, last = part_bounds(shape[axis], members, member)
@@ -166,7 +161,7 @@ def part_shape(
 
 
 def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:
-    """Return the stage that holds a weight: the last one holds what comes behind the layers."""
+    """Return the stage that holds a weight; the last one holds what follows the layers."""
     if name in dense_shapes(spec):
         return placement.stages - 1
     layer = division.layer_of(name)
@@ -178,11 +173,7 @@ def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placem
 
 
 def check_division(division: Division | None, spec: EncoderSpec, config: Config) -> None:
-    """Refuse to divide what cannot be divided; do nothing where nothing is.
-
-    Raises:
-        InputError: Naming the key, and what would do.
-    """
+    """Refuse a division that the encoder does not support, by an InputError with key and remedy."""
     placement = config.training.placement
     if not placement.is_divided:
         return

@@ -1,11 +1,10 @@
-"""Objectives that have an encoder write texts out again, with weights of their own.
+"""Reconstruction objectives: they predict tokens of texts, with weights of their own.
 
-Each declares, in a :class:`pipelines.losses.loss.Reconstruction`, its weights, which are trained
-beside the encoder's and left out of the model; what it makes of the texts, as numpy arrays that
-follow from (seed, epoch, granule) alone; and a loss of these arrays and of the encoder's hidden
-states, see :class:`pipelines.pretraining.torch_head.View`.
-
-This module is loaded to read settings, so it imports arrays and frameworks where they are called.
+Each declares a :class:`pipelines.losses.loss.Reconstruction`: weights, trained beside the encoder's
+and left out of the model; noise, numpy arrays that depend only on (seed, epoch, granule); and a
+loss of these arrays and of the encoder's hidden states, see
+:class:`pipelines.pretraining.torch_head.View`. Settings are read from this module, so it imports
+arrays and frameworks inside functions.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _objective(
     torch: Any,
     reconstruction: Reconstruction,
 ) -> Loss:
-    """Declare an objective; all of them take single texts."""
+    """Declare an objective over single texts."""
     return Loss(
         name=name,
         summary=summary,
@@ -53,7 +52,7 @@ def _objective(
 
 
 class MlmSettings(ObjectiveSettings):
-    """How much is hidden."""
+    """How many tokens are masked."""
 
     mask_ratio: float = Field(
         default=0.15, gt=0, lt=1, description="Share of a text's tokens that are predicted."
@@ -70,7 +69,7 @@ def head_shapes(spec: EncoderSpec) -> Shapes:
 def mlm_noise(
     side: Side, ids: SpecialIds, settings: MlmSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the masked texts, and what was there."""
+    """Return the masked texts and the original tokens."""
     from pipelines.pretraining.start import are_words, masked, shares, some_of
 
     chosen = some_of(are_words(side, ids), settings.mask_ratio, draw)
@@ -83,7 +82,7 @@ def mlm_noise(
 
 
 def mlm(view: View, inputs: Arrays, settings: MlmSettings) -> Any:
-    """Return the cross entropy of words that were hidden, predicted from those around them.
+    """Return the cross entropy of masked words, predicted from those around them.
 
     Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language
     Understanding", NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -94,7 +93,7 @@ def mlm(view: View, inputs: Arrays, settings: MlmSettings) -> Any:
 
 
 def check_mlm(spec: EncoderSpec) -> None:
-    """Refuse dense layers behind the pooling, on which nothing here depends."""
+    """Refuse dense layers after the pooling, which this objective would not train."""
     if spec.dense:
         raise InputError(
             "objective.name",
@@ -119,18 +118,18 @@ MLM = _objective(
 
 
 class ClmSettings(ObjectiveSettings):
-    """It has no keys of its own."""
+    """No settings of its own."""
 
 
 def clm_noise(
     side: Side, ids: SpecialIds, settings: ClmSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the texts, and what follows each of their tokens; nothing is drawn."""
+    """Return the texts and each token's successor; nothing is drawn."""
     return {"token_ids": side.token_ids, "lengths": side.lengths, **_followers(side)}
 
 
 def _followers(side: Side) -> Arrays:
-    """Return what follows each token of a text, as targets; the last token is followed by none."""
+    """Return each token's successor, as targets; the last token has none."""
     from pipelines.pretraining.start import following, is_token, shares
 
     return {
@@ -151,7 +150,7 @@ def clm(view: View, inputs: Arrays, settings: ClmSettings) -> Any:
 
 
 def check_clm(spec: EncoderSpec) -> None:
-    """Refuse what sees the tokens that it is to predict, and dense layers that nothing trains."""
+    """Refuse encoders that see the tokens they predict, and dense layers that nothing trains."""
     from pipelines.models.hf.architecture import HfSpec
 
     if not isinstance(spec, HfSpec) or not _is_decoder(spec.config):
@@ -189,11 +188,11 @@ CLM = _objective(
 )
 
 _TSDAE_DECODER = 1
-"""Tells the decoder's dropout apart from the encoder's."""
+"""Distinguishes the decoder's dropout from the encoder's."""
 
 
 class TsdaeSettings(ObjectiveSettings):
-    """How much is deleted."""
+    """How many tokens are deleted."""
 
     deletion_ratio: float = Field(
         default=0.6, gt=0, lt=1, description="Share of a text's tokens that the encoder misses."
@@ -223,7 +222,7 @@ def _cross_prefix(layer: int) -> str:
 def tsdae_noise(
     side: Side, ids: SpecialIds, settings: TsdaeSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the texts with gaps, and as they were; at least one token of each is left."""
+    """Return the texts with deletions, which leave at least one word, and the originals."""
     from pipelines.pretraining.start import are_words, is_token, kept, some_of
 
     words = are_words(side, ids)
@@ -242,15 +241,15 @@ def tsdae_noise(
 def tsdae(view: View, inputs: Arrays, settings: TsdaeSettings) -> Any:
     """Return the cross entropy of each token, given those before it and the vector of its text.
 
-    A text with most of its tokens deleted becomes one vector, from which it is written again. The
-    decoder has the encoder's own layers, in which a token sees those before it alone, with a fresh
-    attention to the vector in each. There is one vector, so that attention has neither query nor
-    key. What the decoder gets is the embedding before it is scaled to length 1.
+    A text with most of its tokens deleted becomes one vector, from which the decoder reconstructs
+    it. The decoder has the encoder's layers, in which a token sees only earlier ones, each with a
+    new attention to the vector. A single vector needs neither query nor key. It is the embedding
+    before it is scaled to length 1.
 
     Source: Wang, Reimers and Gurevych, "TSDAE: Using Transformer-based Sequential Denoising
     Auto-Encoder for Unsupervised Sentence Embedding Learning", Findings of EMNLP 2021,
-    arXiv:2104.06979; the DenoisingAutoEncoderLoss of sentence-transformers. Tokens are deleted
-    here, and words there.
+    arXiv:2104.06979; the DenoisingAutoEncoderLoss of sentence-transformers, which deletes words and
+    not tokens.
     """
     from pipelines.models.bert.torch import CrossAttention, Dense, norm_weights
 
@@ -294,13 +293,13 @@ TSDAE = _objective(
 )
 
 RETROMAE_DECODER = "decoder."
-"""What the names of the decoder's weights begin with; they are those of one layer of BERT."""
+"""The prefix of the decoder's weights, which are those of one layer of BERT."""
 MOST_CHOICES = 128
-"""Choices of a text's tokens that its tokens draw theirs from, as in the authors' code."""
+"""Sets of missing tokens that the tokens of a text draw theirs from, as in the authors' code."""
 
 
 class RetromaeSettings(ObjectiveSettings):
-    """How much is hidden from the encoder and from the decoder."""
+    """How many tokens the encoder and the decoder miss."""
 
     encoder_mask_ratio: float = Field(
         default=0.3, gt=0, lt=1, description="Share of a text's tokens that the encoder predicts."
@@ -314,7 +313,7 @@ class RetromaeSettings(ObjectiveSettings):
 
 
 def retromae_shapes(spec: BertSpec) -> Shapes:
-    """Return the shapes of the prediction head, and of the decoder's layer."""
+    """Return the shapes of the prediction head and of the decoder's layer."""
     from pipelines.models.bert.spec import layer_shapes
 
     return head_shapes(spec) | layer_shapes(spec, RETROMAE_DECODER)
@@ -323,10 +322,9 @@ def retromae_shapes(spec: BertSpec) -> Shapes:
 def retromae_noise(
     side: Side, ids: SpecialIds, settings: RetromaeSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the masked texts, what they were, and what the decoder misses.
+    """Return the masked texts, the originals, and what the decoder misses.
 
-    ``missing`` is bool [texts, choices, width], and ``choices`` int64 [texts, width] names the one
-    of each token.
+    ``missing`` is bool [texts, choices, width]; ``choices``, int64 [texts, width], is by token.
     """
     from pipelines.pretraining.start import are_words, masked, repeated, shares, some_of
 
@@ -346,14 +344,13 @@ def retromae_noise(
 
 
 def retromae(view: View, inputs: Arrays, settings: RetromaeSettings) -> Any:
-    """Return the cross entropies of encoder and decoder, added up.
+    """Return the sum of the encoder's and the decoder's cross entropies.
 
-    A masked text becomes one vector, from which one weak layer finds all of the text. The encoder
-    predicts what was masked of its own input. The decoder's one layer gets much less of the text,
-    so that the vector must tell it: each token is predicted from its place, the vector, and a
-    choice of the other tokens that is its own ("enhanced decoding"). As in the authors' code both
-    share the prediction head, and the vector stands in the place of [CLS]. The decoder gets the
-    embedding before it is scaled to length 1.
+    A masked text becomes one vector, from which one weak layer reconstructs the whole text. The
+    encoder predicts its masked tokens. The decoder sees much less of the text and depends on the
+    vector: it predicts each token from its place, the vector, and a sample of other tokens drawn
+    for it ("enhanced decoding"). As in the authors' code both share the prediction head, and the
+    vector takes the place of [CLS]. It is the embedding before it is scaled to length 1.
 
     Source: Xiao, Liu, Shao and Cao, "RetroMAE: Pre-Training Retrieval-oriented Language Models Via
     Masked Auto-Encoder", EMNLP 2022, arXiv:2205.12035.

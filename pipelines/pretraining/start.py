@@ -1,12 +1,12 @@
-"""What an objective with weights of its own needs: its noise, and its weights at the start.
+"""The noise of reconstruction objectives, and their weights at the start.
 
-The head that predicts words from hidden states is as BERT's, RoBERTa's and ELECTRA's: a dense layer
-with GELU and a layer norm lead to the width of the word embedding, which is the output matrix too;
-a bias of each word follows.
+The head that predicts words is that of BERT, RoBERTa and ELECTRA: a dense layer with GELU and a
+layer norm lead to the width of the word embedding, which is the output matrix too; a bias of each
+word follows.
 
-Which tokens are hidden, replaced or deleted follows from (seed, epoch, granule) alone, by numpy's
-Philox, which is specified to the bit: it is the same on any number of workers, on any machine, and
-when a step is made once more.
+Masking, replacement and deletion depend only on (seed, epoch, granule), by numpy's Philox, which is
+specified to the bit. So noise is the same on any number of workers, on any machine, and when a step
+is repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipelines.tokens.start import start_folder
 from pipelines.tokens.vocabulary import SpecialIds, read_special_ids
 
 HEAD = "head."
-"""What the names of its weights begin with."""
+"""The prefix of the head's weights."""
 STORED: Mapping[str, tuple[str, ...]] = {
     f"{HEAD}dense.weight": (
         "cls.predictions.transform.dense.weight",
@@ -61,12 +61,12 @@ STORED: Mapping[str, tuple[str, ...]] = {
     ),
     f"{HEAD}bias": ("cls.predictions.bias", "lm_head.bias", "vocab_projector.bias"),
 }
-"""What checkpoints of BERT (some with TensorFlow's names), of RoBERTa and MPNet, and of DistilBERT
-call them."""
+"""The head's names in checkpoints of BERT (some with TensorFlow's names), of RoBERTa and MPNet, and
+of DistilBERT."""
 
 
 def head_shapes(spec: EncoderSpec) -> Shapes:
-    """Return shapes of the weights of the prediction head."""
+    """Return the shapes of the prediction head's weights."""
     _, word_width = weight_shapes(spec)[WORDS]
     return {
         f"{HEAD}dense.weight": (word_width, spec.hidden),
@@ -80,7 +80,7 @@ def head_shapes(spec: EncoderSpec) -> Shapes:
 def stored_head(
     shapes: Shapes, checkpoint: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray] | None:
-    """Return the head among the arrays of a checkpoint; None if none is whole, in these shapes."""
+    """Return the head among the arrays of a checkpoint; None unless it is whole and fits."""
     found = {}
     for name, known in STORED.items():
         arrays = (checkpoint[stored] for stored in known if stored in checkpoint)
@@ -92,18 +92,17 @@ def stored_head(
 
 
 _SITE = 1 << 20
-"""Tells this noise apart from that of dropout, which has a site for each side of an example."""
+"""Separates this noise from that of dropout, which has a site for each side of an example."""
 _AT_ONCE = 1 << 18
-"""Elements for which :func:`some_of` holds keys and ranks, about."""
+"""Elements for which :func:`some_of` holds keys and ranks at once, about."""
 MASKED, REPLACED = 0.8, 0.1
-"""Of the tokens that are to be predicted: those that become the mask token, and those that become
-any other. The rest is left, so that the encoder cannot tell which tokens are as they were.
-
-Source: Devlin et al., arXiv:1810.04805, section 3.1."""
+"""Shares of the tokens to predict that become the mask token, and that become any other token. The
+rest stay, so that the encoder cannot tell which tokens are original. Source: Devlin et al.,
+arXiv:1810.04805, section 3.1."""
 
 
 def generator(seed: int, epoch: int, granule: int) -> np.random.Generator:
-    """Return what draws all that is random in a granule of an epoch."""
+    """Return the generator of all noise in a granule of an epoch."""
     return np.random.Generator(np.random.Philox(noise_seed(seed, epoch, granule, _SITE)))
 
 
@@ -114,12 +113,12 @@ def is_token(side: Side) -> np.ndarray:
 
 
 def are_words(side: Side, ids: SpecialIds) -> np.ndarray:
-    """Return bool [texts, width], true for what is neither padding nor special."""
+    """Return bool [texts, width], true for tokens that are neither padding nor special."""
     return is_token(side) & ~np.isin(side.token_ids, ids.special)
 
 
 def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
-    """Choose a share of what is true in each row, bool [..., width]; at least one if any is."""
+    """Choose a share of the true values in each row, bool [..., width]; at least one if any."""
     # Keys and ranks take 24 times the memory of what is returned. Numbers are drawn in the order of
     # the rows, so those of one part after the other are those of all at once.
     rows = max(1, _AT_ONCE // max(1, math.prod(candidates.shape[1:])))
@@ -152,7 +151,7 @@ def masked(
 
 
 def kept(side: Side, stays: np.ndarray) -> Side:
-    """Return texts without the tokens that do not stay; at least one of each text does."""
+    """Return texts with only the tokens that stay, at least one in each."""
     lengths = stays.sum(axis=1).astype(np.int32)
     token_ids = np.zeros_like(side.token_ids)
     token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]] = side.token_ids[stays]
@@ -160,36 +159,33 @@ def kept(side: Side, stays: np.ndarray) -> Side:
 
 
 def following(tokens: np.ndarray) -> np.ndarray:
-    """Return at each place of [texts, width] what stands at the next; 0 or false at the last."""
+    """Return the successor at each place of [texts, width]; 0 or false at the last."""
     found = np.zeros_like(tokens)
     found[:, :-1] = tokens[:, 1:]
     return found
 
 
 def repeated(tokens: np.ndarray, count: int) -> np.ndarray:
-    """Return rows [texts, width] ``count`` times each, [texts, count, width], to be read alone."""
+    """Repeat rows [texts, width] ``count`` times: [texts, count, width], a read-only view."""
     texts, width = tokens.shape
     return np.broadcast_to(tokens[:, None], (texts, count, width))
 
 
 def shares(chosen: np.ndarray) -> np.ndarray:
-    """Return what each prediction counts in a mean over all that are chosen, fp32, 0 for others."""
+    """Return each prediction's weight in a mean over all chosen ones, fp32, 0 for others."""
     return chosen.astype(np.float32) / np.float32(max(int(chosen.sum()), 1))
 
 
 logger = logging.getLogger(__name__)
 
 _STREAM = 1
-"""Beside the run's seed, so that the numbers are not those of a random encoder."""
+"""Beside the run's seed: the draws differ from those of a random encoder."""
 
 
 def check_objective(config: Config, tokenizer: Location | None) -> None:
-    """Look at the start for what the objective needs, before anything is prepared.
+    """Check the start for what the objective needs, before anything is prepared.
 
-    Args:
-        config: The configuration.
-        tokenizer: The folder of the tokenizer that there will be; None if one is to be trained,
-            which has a mask token.
+    A tokenizer of None is to be trained, with a mask token.
 
     Raises:
         InputError: The objective cannot train this encoder, or needs a mask token.
@@ -207,7 +203,9 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
 
 
 def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
-    """Return what is trained beside the encoder, with its names in checkpoints, if there is any.
+    """Return the weights of the objective by their names in checkpoints; empty without any.
+
+    A prediction head comes from the start, if it has one.
 
     Raises:
         InputError: The objective cannot train this encoder.
@@ -224,19 +222,19 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
 
 
 def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
-    """Return what an objective begins with, whatever the start, with its names in checkpoints."""
+    """Return an objective's fresh weights, whatever the start, by their names in checkpoints."""
     arrays = fresh_arrays(dict(own.shapes(spec)), seed, _STREAM)
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
 
 
 def _loss(config: Config) -> Loss:
-    """Return what is minimised; several sources share it, if it has weights of its own."""
+    """Return the loss; several sources share it if it has weights of its own."""
     loss: Loss = LOSSES.load(config.by_source()[0].objective.name)
     return loss
 
 
 def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:
-    """Refuse an architecture that has not what an objective needs."""
+    """Refuse an architecture that lacks what an objective needs."""
     if own.uses not in architecture.rewrites:
         raise InputError(
             "objective.name",
@@ -246,7 +244,7 @@ def _check_architecture(name: str, own: Reconstruction, architecture: Architectu
 
 
 def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:
-    """Return the prediction head of the checkpoint that training starts from, if it has one."""
+    """Return the prediction head of the start; empty without one."""
     shapes = {name: shape for name, shape in own.shapes(spec).items() if name.startswith(HEAD)}
     if not shapes:
         return {}
@@ -261,10 +259,10 @@ def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> We
 
 
 def special_ids(config: Config, folder: Location) -> SpecialIds | None:
-    """Return the ids of a tokenizer's vocabulary that are no words, if the objective asks for them.
+    """Return a vocabulary's ids that are no words, if the objective needs them.
 
     Raises:
-        InputError: It needs a mask token, and there is none.
+        InputError: The objective needs a mask token, and there is none.
     """
     loss = _loss(config)
     own = loss.reconstruction

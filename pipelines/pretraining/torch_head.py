@@ -1,4 +1,4 @@
-"""Predicting words from hidden states in PyTorch, with no table of all words for all tokens."""
+"""Word prediction in PyTorch, without a table of all words for all tokens."""
 
 from __future__ import annotations
 
@@ -27,19 +27,16 @@ from pipelines.models.weights import WORDS
 from pipelines.pretraining.start import HEAD
 
 LOGITS = 2**24
-"""Logits that are held at once, if they are those of ``FEWEST`` tokens: 64 MiB in fp32."""
+"""Logits held at once, unless ``FEWEST`` tokens have more: 64 MiB in fp32."""
 FEWEST = 256
-"""Tokens whose logits are computed at once at least, so that a product is worth its start."""
+"""Tokens whose logits are computed at once, at least, so that a product pays for its start."""
 _EPSILON = 1e-12
 
 
 class Wanted(NamedTuple):
-    """The words that are to be found.
+    """The words to predict: rows and targets, int64 [words], and weights in the loss, fp32 [words].
 
-    Attributes:
-        rows: int64 [words], their tokens among all of a batch.
-        targets: int64 [words], what they are.
-        shares: fp32 [words], what each counts in the loss.
+    Rows number their tokens among all of a batch; targets are their ids.
     """
 
     rows: torch.Tensor
@@ -50,13 +47,10 @@ class Wanted(NamedTuple):
     def of(
         cls, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray, device: torch.device
     ) -> Wanted:
-        """Find those of a batch without padding.
+        """Return the words to predict in a batch without padding.
 
-        Args:
-            targets: int32 [texts, width].
-            shares: fp32 [texts, width]; 0 for what is not to be found.
-            lengths: int32 [texts], tokens of each text.
-            device: Where they are wanted.
+        Targets are int32 and shares fp32 [texts, width], with share 0 for tokens that are not
+        predicted. Lengths are int32 [texts].
         """
         is_token = np.arange(targets.shape[1]) < lengths[:, None]
         of_tokens = shares[is_token]
@@ -69,7 +63,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy over a vocabulary, some tokens at a time.
 
     The logits of all tokens and their gradient would be the largest arrays of a step. Those of some
-    tokens give their part of all gradients at once, and are let go.
+    tokens give their part of all gradients at once, and are freed.
 
     Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", 2024,
     arXiv:2410.10989, section 3.2 (FusedLinearCrossEntropy).
@@ -85,7 +79,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         shares: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the sum of the losses by their shares; compute the gradients too."""
+        """Return the sum of the losses weighted by shares; compute the gradients too."""
         rows, matrix = states.to(dtype), words.to(dtype)
         total = states.new_zeros(())
         at_states, at_bias = torch.zeros_like(states), torch.zeros_like(bias)
@@ -109,34 +103,28 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of states, words and bias."""
         states, words, bias = ctx.saved_tensors
         at_words = None if words is None else words * slope
         return states * slope, at_words, bias * slope, None, None, None
 
 
 def _parts(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """Return as many tokens at a time as have ``LOGITS``, or ``FEWEST``."""
+    """Yield slices of tokens that have ``LOGITS`` logits, or of ``FEWEST`` tokens."""
     size = max(LOGITS // vocabulary, FEWEST)
     for first in range(0, tokens, size):
         yield slice(first, first + size)
 
 
 _BESIDE = 1 << 20
-"""Beyond the places of dropout that an encoder has, which follow upon the same seeds."""
+"""Beyond an encoder's places of dropout, which follow upon the same seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """An encoder, and an objective's own weights, for some texts.
+    """An encoder and an objective's own weights, for some texts.
 
-    Attributes:
-        encoder: The encoder.
-        own: The objective's weights by name.
-        dtype: Of matrix products.
-        dropout: Share of activations that is dropped; None: the encoder's own.
-        seed: Whole numbers that the masks of dropout follow from.
-        activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
+    The type is that of matrix products. A dropout of None is the encoder's own; its masks follow
+    from the seed.
     """
 
     encoder: Encoder
@@ -148,12 +136,12 @@ class View:
 
     @property
     def spec(self) -> Any:
-        """Of the encoder's architecture."""
+        """The encoder's spec, of its architecture's class."""
         return self.encoder.spec
 
     @property
     def bert(self) -> Any:
-        """The :class:`.BertEncoder`, of an objective that needs a decoder."""
+        """The :class:`.BertEncoder`, for objectives that need a decoder."""
         return self.encoder.encode
 
     def batch(self, token_ids: np.ndarray, lengths: np.ndarray) -> Batch:
@@ -161,7 +149,7 @@ class View:
         return Batch.of(token_ids, lengths, self.encoder.device)
 
     def masks(self, *part: int) -> DropoutMasks | None:
-        """Return those of dropout, if there is any, of the encoder or a numbered part beside it."""
+        """Return the dropout masks of the encoder, or of a part beside it; None without dropout."""
         seed = (*self.seed, *(_BESIDE + number for number in part))
         return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
 
@@ -184,11 +172,9 @@ class View:
         return Wanted.of(targets, shares, lengths, self.encoder.device)
 
     def prediction_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """Return the cross entropy of the words that are to be found, by the prediction head.
+        """Return the prediction head's cross entropy of the wanted words, summed by their shares.
 
-        Args:
-            states: fp32 [words, hidden], of the tokens that stand for them.
-            wanted: What they are; the sum is by their shares.
+        The states are fp32 [words, hidden].
         """
         own = self.own
         weight, bias = (own[f"{HEAD}dense.{part}"].to(self.dtype) for part in ("weight", "bias"))
@@ -200,7 +186,7 @@ class View:
         return self._cross_entropy(inner, wanted, own[f"{HEAD}bias"])
 
     def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-        """Return the same without a head: the word embedding is the output matrix, without bias."""
+        """Return the cross entropy by the word embedding as output matrix, without head or bias."""
         words = self.encoder.weights[WORDS]
         return self._cross_entropy(states, wanted, words.new_zeros(len(words)))
 
@@ -217,11 +203,11 @@ class View:
 Layer = Mapping[str, torch.Tensor]
 """The decoder's weights, under BERT's names for a layer."""
 _QUERIES, _KEYS, _LAYER = 1, 2, 3
-"""Parts that have dropout of their own beside the encoder."""
+"""Parts beside the encoder that have dropout of their own."""
 
 
 def retromae_loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """Return the cross entropies of encoder and decoder, added up; `layer` is the decoder's."""
+    """Return the sum of both cross entropies, encoder's and decoder's; `layer` is the decoder's."""
     lengths, targets = inputs["lengths"], inputs["targets"]
     batch = view.batch(inputs["token_ids"], lengths)
     states = view.hidden_states(batch)
@@ -245,7 +231,7 @@ def retromae_loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) ->
 def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) -> torch.Tensor:
     """Return bool [texts, 1, width, width]: whether a token is predicted from the one at a place.
 
-    The vector at the first place is seen by all, and no token by itself.
+    All tokens see the vector at the first place; none sees itself.
     """
     of_token = np.take_along_axis(inputs["missing"], inputs["choices"][:, :width, None], 1)
     seen = ~of_token[:, :, :width] & ~np.eye(width, dtype=bool)
@@ -257,14 +243,9 @@ def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) 
 def decode(
     view: View, layer: Layer, batch: Batch, vectors: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """Run the decoder's one layer over the texts as they are; fp32 [tokens, hidden].
+    """Run the decoder's one layer over the original texts; fp32 [tokens, hidden].
 
-    Args:
-        view: Of the encoder, whose embeddings are the decoder's.
-        layer: The decoder's weights.
-        batch: The texts as they are.
-        vectors: fp32 [texts, hidden].
-        seen: Of :func:`visible`.
+    It shares the encoder's embeddings. Vectors: fp32 [texts, hidden]; ``seen``: :func:`visible`.
     """
     lengths = batch.lengths.long()
     queries = view.bert.first_states(
@@ -289,7 +270,7 @@ def _attended(
     keys: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what attention adds to the queries."""
+    """Return attention's addend of the queries."""
 
     def heads(name: str, states: torch.Tensor) -> torch.Tensor:
         rows = batch.rectangle(_dense(view, layer, f"attention.self.{name}", states))
@@ -302,6 +283,6 @@ def _attended(
 
 
 def _dense(view: View, layer: Layer, name: str, states: torch.Tensor) -> torch.Tensor:
-    """Return a product in the type of those of the encoder."""
+    """Return a product in the type of the encoder's products."""
     weight, bias = (layer[f"{name}.{part}"] for part in ("weight", "bias"))
     return linear(states.to(view.dtype), weight.to(view.dtype), bias.to(view.dtype))

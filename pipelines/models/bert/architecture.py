@@ -1,4 +1,4 @@
-"""The BERT family: what each member is made of; see :class:`.Architecture`."""
+"""The members of the BERT family, as :class:`.Architecture`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCEPTED = {
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
 }
-"""What config.json may say of what the forms take for granted."""
+"""Values of config.json that the forms assume."""
 
 
 def family_member(
@@ -38,13 +38,10 @@ def family_member(
     check_settings: Callable[[EncoderSettings], None] = spec.check_settings,
     without: tuple[str, ...] = (),
 ) -> Architecture:
-    """Make an architecture that shares BERT's forms.
+    """Return an architecture with BERT's forms, except ``without``, which lack its additions.
 
-    Args:
-        layout: How it stands in a folder.
-        models: What starts from it, for people.
-        check_settings: Refuses settings of a random start.
-        without: Names of the forms that do not know what it has beside BERT.
+    ``models`` are models that start from it, for people. ``check_settings`` refuses settings of a
+    random start.
     """
     return Architecture(
         spec=layout.spec,
@@ -71,10 +68,10 @@ BERT = family_member(
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaSpec(BertSpec):
-    """BERT whose positions are counted from behind the padding token's id.
+    """BERT whose positions count from after the padding token's id.
 
-    The rows of the position table before that are no part of the weights here. A text that spells
-    the padding token out uses the last of them, which training leaves at zero.
+    The weights here leave out the earlier rows of the position table. A text that spells the
+    padding token out uses the last of them, which training leaves at zero.
 
     Sources: Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019,
     arXiv:1907.11692; Conneau et al., "Unsupervised Cross-lingual Representation Learning at Scale",
@@ -185,14 +182,14 @@ ELECTRA = family_member(
 )
 
 MPNET_BUCKETS = 32
-"""Distances that attention tells apart: transformers counts so many, whatever config.json says."""
+"""Distances that attention tells apart: transformers' number, whatever config.json says."""
 MPNET_SKIPPED_ROWS = 2
-"""Of the position table: MPNet takes token 1 for padding, whatever config.json says."""
+"""Rows of the position table: MPNet takes token 1 for padding, whatever config.json says."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MPNetSpec(BertSpec):
-    """BERT without segments, whose attention also sees how far apart two tokens are.
+    """BERT without segments, whose attention also depends on the distance of two tokens.
 
     Source: Song, Tan, Qin, Lu and Liu, "MPNet: Masked and Permuted Pre-training for Language
     Understanding", NeurIPS 2020, arXiv:2004.09297.

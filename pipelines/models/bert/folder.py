@@ -1,4 +1,4 @@
-"""Encoders of the BERT family as folders: plain checkpoints, and transformers with Pooling."""
+"""Folders of the BERT family: plain checkpoints, and transformers with Pooling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pipelines.tokens.start import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
 _OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
-"""Of checkpoints that were made from TensorFlow's."""
+"""Names in checkpoints converted from TensorFlow's."""
 
 
 def folder_format(layout: Layout) -> FolderFormat:
@@ -52,7 +52,7 @@ def folder_format(layout: Layout) -> FolderFormat:
 
 
 def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
-    """Return whether a folder holds a transformer or a plain checkpoint of one of the types."""
+    """Return whether a folder holds a transformer or plain checkpoint of the layout's types."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
@@ -60,7 +60,7 @@ def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
 
 
 def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Weights]:
-    """Read a checkpoint, with the modules around it; refuse another architecture."""
+    """Read a checkpoint with the modules around it; refuse another architecture."""
     home = transformer_home(folder, modules)
     config = _config(home)
     if model_type(config) not in layout.classes:
@@ -84,7 +84,7 @@ def _write(
     weights: Mapping[str, np.ndarray],
     tokenizer_folder: Path,
 ) -> list[tuple[str, str]]:
-    """Write transformer and what follows it; return class and path of the modules."""
+    """Write the transformer and the modules after it; return class and path of each."""
     storage.write_json(folder / CONFIG_FILE, layout.to_config(spec))
     copy_tokenizer(tokenizer_folder, folder, spec.max_length)
     own = {layout.own_name(name): weights[name] for name in weight_shapes(spec)}
@@ -108,7 +108,7 @@ def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
 
 
 def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that config.json tells, all of which are possible."""
+    """Return the fields of a spec from config.json, after checking them."""
     check_implementations(folder, config)
     check_numbers(folder, config)
     for key in ("pruned_heads", "quantization_config"):
@@ -137,7 +137,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
-    """Return the weights of the spec without dense layers; leave out what else there is."""
+    """Return the weights of the spec without dense layers; ignore others."""
     found = read_checkpoint(folder)
     if found is None:
         refuse(folder, f"has no {WEIGHT_FILE}", WHOLE_COPY)
@@ -161,9 +161,9 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
 def _to_embed(
     layout: Layout, folder: Path, modules: Modules, spec: BertSpec, weights: Weights
 ) -> Weights:
-    """Add the place of the padding token, which texts may spell out, to its own vector.
+    """Add the padding token's position, which texts may spell out, to its own vector.
 
-    It is zero in all that training has made. Objectives that predict words read those as they are.
+    Training leaves it at zero. Objectives that predict words read the vectors unchanged.
     """
     token = spec.placeless_token
     if token is None:
@@ -177,7 +177,7 @@ def _to_embed(
 
 
 def _prefix(layout: Layout, folder: Path, found: Weights) -> str:
-    """Return what stands before the encoder's names: nothing, or what a model with a head has."""
+    """Return the prefix of the encoder's names: empty, or that of a model with a head."""
     words = layout.own_name(WORDS)
     there = sorted(name.removesuffix(words) for name in found if name.endswith(words))
     for usual in ("", layout.prefix):

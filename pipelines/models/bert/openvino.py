@@ -14,11 +14,11 @@ from pipelines.models.frameworks.openvino import integer, linear, pool, position
 from pipelines.models.weights import WORDS
 
 _ATTENTION_MASK = -1e9
-"""Added to the score of padding, whose probability then is exactly zero."""
+"""Added to the scores of padding: its probability becomes exactly zero."""
 
 
 def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any) -> Any:
-    """Return what the hidden states of each text are pooled to, [batch, hidden]."""
+    """Return the pooled hidden states of each text, [batch, hidden]."""
     positions = positions_of(token_ids)
     column, length = op.unsqueeze(positions, integer(0)), op.unsqueeze(lengths, integer(1))
     is_token = op.convert(op.less(column, length), "f32")
@@ -36,7 +36,7 @@ def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, le
 def _embedding_output(
     spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, positions: Any
 ) -> Any:
-    """[batch, tokens, hidden]: words, positions and segment, normalised."""
+    """Return [batch, tokens, hidden]: words, positions and segment, normalised."""
     words = op.gather(op.constant(weights[WORDS]), token_ids, integer(0))
     # A single sentence is all of the first segment, so its one vector is part of the table.
     segment = weights[SEGMENTS][0] if spec.type_vocabulary else np.float32(0)
@@ -53,7 +53,7 @@ def _embedding_output(
 
 
 def _places(token: int, behind: int, token_ids: Any, positions: Any) -> Any:
-    """Return rows of the position table, int32 [batch, tokens]; for a token the one behind it."""
+    """Return position table rows, int32 [batch, tokens]; ``behind`` for the placeless token."""
     is_placeless = op.equal(op.convert(token_ids, "i32"), integer(token))
     counted = op.convert(is_placeless, "i32")
     before = op.cum_sum(counted, integer(1), exclusive=True)
@@ -67,7 +67,7 @@ def _layer(
     hidden_states: Any,
     attention_bias: Any,
 ) -> Any:
-    """One layer of [batch, tokens, hidden]."""
+    """Return the output of a layer, [batch, tokens, hidden]."""
 
     def dense(name: str, values: Any) -> Any:
         weight, bias = weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
@@ -93,7 +93,7 @@ def _attention(
     """Return the values mixed by softmax of query times key, [batch, tokens, hidden].
 
     Queries, keys and values come from one product. Scores are divided by the root of the head's
-    width: scaling the query's weights gives the same, and costs nothing for each token.
+    width: scaling the query's weights gives the same at no cost per token.
     """
     size = spec.hidden // spec.heads
     scales = {"query": 1 / math.sqrt(size), "key": 1.0, "value": 1.0}

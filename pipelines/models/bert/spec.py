@@ -1,4 +1,4 @@
-"""The shape of an encoder of the BERT family, and what the settings say about a random start."""
+"""The shape of an encoder of the BERT family, its config.json, and settings of a random start."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pipelines.models.weights import INITIAL_DEVIATION, WORDS
 from pipelines.settings import EncoderSettings
 
 _FARTHEST = 128
-"""Tokens from which on all distances are one."""
+"""Distances from here on share a bucket, in tokens."""
 
 
 @lru_cache(maxsize=64)
 def relative_buckets(buckets: int, width: int) -> np.ndarray:
-    """Return the bucket of each query and key, int64 [width, width], of so many buckets.
+    """Return the bucket of each query and key, int64 [width, width].
 
-    Half of the buckets are for keys behind the query. Of either half the first half are for one
-    distance each, and the others grow by a factor.
+    Half of the buckets are for keys after the query. In each half, the first half hold one distance
+    each, and the others grow by a factor.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
     Transformer", JMLR 2020, arXiv:1910.10683, section 2.1; rounded as `transformers` does for
@@ -44,33 +44,29 @@ def relative_buckets(buckets: int, width: int) -> np.ndarray:
 
 
 RANDOM_POSITIONS = 512
-"""Rows of the position embedding of an encoder that starts from nothing."""
+"""Rows of the position embedding of a random start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertSpec(EncoderSpec):
     """An encoder of the BERT family, with absolute positions and exact GELU.
 
-    The other members of the family derive from it: they are BERT without some of its parts, with
-    one more, or under other names.
+    The other members derive from it: BERT without some parts, with one more, or with other names.
 
-    Source: Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep Bidirectional
-    Transformers for Language Understanding", NAACL 2019, arXiv:1810.04805.
+    Source: Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers
+    for Language Understanding", NAACL 2019, arXiv:1810.04805.
 
     Attributes:
-        layers: Transformer layers.
         heads: Attention heads, a divisor of ``hidden``.
         intermediate: Width between the two matrices of the feed-forward block.
-        positions: Rows of the position embedding, which are the places of a text that there can be.
-        pooling: How hidden states become an embedding.
+        positions: Rows of the position embedding: the places that a text can have.
         type_vocabulary: Rows of the segment embedding, of which the first is used; 0 without one.
-        layer_norm_epsilon: Added to the variance.
-        embedding_size: Width of words and positions; None: that of the layers. If it is another, a
-            dense layer leads to that.
+        embedding_size: Width of words and positions; None: that of the layers. A dense layer leads
+            from any other width to theirs.
         relative_buckets: Distances that attention tells apart by a learnt bias; 0 without one.
-        hidden_dropout: Share of hidden states that it was made to be trained without.
-        attention_dropout: Share of attention's probabilities.
-        model_type: What its config.json calls it.
+        hidden_dropout: The encoder's own dropout of hidden states.
+        attention_dropout: The same of attention's probabilities.
+        model_type: Its name in config.json.
     """
 
     kind: ClassVar[str] = "bert"
@@ -91,7 +87,7 @@ class BertSpec(EncoderSpec):
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """What it was made to be trained with; None without dropout."""
+        """The dropout that the encoder is meant to be trained with; None without."""
         rates = DropoutRates(self.hidden_dropout, self.attention_dropout, own=True)
         return rates if rates.hidden or rates.attention else None
 
@@ -122,7 +118,7 @@ def check_settings(encoder: EncoderSettings) -> None:
 
 
 def refuse_random(encoder: EncoderSettings) -> None:
-    """Refuse a random start, for architectures that are there for their checkpoints."""
+    """Refuse a random start of an architecture that starts from checkpoints only."""
     if encoder.start == "random":
         raise InputError(
             "encoder.kind",
@@ -142,7 +138,7 @@ def shape(encoder: EncoderSettings) -> dict[str, Any]:
 
 
 def random_lengths(training_length: int | None) -> Lengths:
-    """Return as many tokens as it is trained on: nothing would train the positions behind that."""
+    """Return the training length: nothing would train later positions."""
     return Lengths(training_length or RANDOM_POSITIONS, RANDOM_POSITIONS)
 
 
@@ -167,33 +163,32 @@ CONFIG_KEYS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "pad_token_id": "pad_token_id",
 }
-"""What BERT's config.json calls the fields of a spec."""
+"""The keys of BERT's config.json, by fields of a spec."""
 _USUAL_DROPOUT = 0.1
-"""What `transformers` takes where config.json says nothing, for each of the family."""
+"""The default of `transformers` for a config.json without the key, in the whole family."""
 
 
 def model_type(config: Mapping[str, Any]) -> Any:
-    """Return the type that config.json tells; BERT's where it tells none, as the oldest did not."""
+    """Return the type in config.json; BERT's without one, as in the oldest checkpoints."""
     return config.get("model_type", "bert")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How one member stands in a folder.
+    """How one member of the family stands in a folder.
 
     Attributes:
-        spec: Its spec, whose defaults count for what config.json does not tell.
-        classes: Classes of `transformers` by the values of config.json's ``model_type``.
-        keys: What config.json calls the fields of the spec; others have their defaults.
-        accepted: What config.json may say of what the forward pass takes for granted, the default
-            first, which is also written.
-        dropout: config.json's keys for the shares of hidden states and of attention's
-            probabilities that are dropped.
-        names: Parts of canonical names, and what stands for them in the file of weights.
+        spec: Its spec, whose defaults stand for keys that config.json lacks.
+        classes: Classes of `transformers` by config.json's ``model_type``.
+        keys: config.json's keys by fields of the spec; other fields have their defaults.
+        accepted: Values of config.json that the forward pass assumes; writes the first, the
+            default.
+        dropout: config.json's keys for the dropout of hidden states and of attention.
+        names: Parts of canonical names, and their replacements in the file of weights.
         prefix: What checkpoints with a head put before the names.
-        skipped_rows: Rows at the beginning of the position table that no text uses, by the id of
-            the padding token. They are left out when it is read, and written as zeros.
-        pooler: Whether a model without head has a layer that no embedding depends on.
+        skipped_rows: First rows of the position table, which no text uses, by the padding token's
+            id. They are dropped in reading and written as zeros.
+        pooler: Whether a model without a head has a layer that no embedding depends on.
     """
 
     spec: type[BertSpec]
@@ -207,7 +202,7 @@ class Layout:
     pooler: bool = True
 
     def own_name(self, name: str) -> str:
-        """Return what the file of weights calls a canonical name."""
+        """Return the name in the file of weights of a canonical name."""
         for canonical, own in self.names:
             name = name.replace(canonical, own)
         return name
@@ -227,7 +222,7 @@ class Layout:
         }
 
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a spec that config.json tells; a KeyError names what it lacks."""
+        """Return the fields of a spec from config.json; a KeyError names a missing key."""
         optional = {"type_vocabulary", "layer_norm_epsilon", "pad_token_id", "embedding_size"}
         told = {
             name: config[key]
@@ -244,12 +239,12 @@ class Layout:
         }
 
     def pad_token_id(self, config: Mapping[str, Any]) -> int:
-        """Return the padding token that config.json tells."""
+        """Return the padding token of config.json, or the spec's default."""
         told = config.get("pad_token_id")
         return self.spec.pad_token_id if told is None else int(told)
 
     def unknown(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what config.json says that the forward pass does not do."""
+        """Return the entries of config.json that the forward pass does not support."""
         told = {key: config.get(key, values[0]) for key, values in self.accepted.items()}
         return {key: value for key, value in told.items() if value not in self.accepted[key]}
 
@@ -259,11 +254,11 @@ SEGMENTS = "embeddings.token_type_embeddings.weight"
 PROJECTION = "embeddings_project"
 """The dense layer from the width of words to that of the layers."""
 RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
-"""What attention adds to scores by distance, of all layers [buckets, heads]."""
+"""Attention's bias of scores by distance, for all layers [buckets, heads]."""
 
 
 def layer_prefix(number: int) -> str:
-    """Return what the names of a layer's weights begin with."""
+    """Return the prefix of a layer's weights."""
     return f"encoder.layer.{number}."
 
 

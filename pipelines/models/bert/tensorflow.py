@@ -1,16 +1,14 @@
 """BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
 
-A batch is a rectangle of texts x width, of which a part is padding. Only attention needs the
-rectangle; matrix products, norms and activations take the tokens alone, one text behind another,
-and one row or some more that stand for all padding. So every product with a weight is one plain
-``matmul`` over what counts. What moves between the two are rows that lie together in memory, so a
-move is one ``gather``, and so is its gradient. TensorFlow's own gradient of a gather, and its
+Only attention needs the rectangle of texts x width. Matrix products, norms and activations take the
+tokens alone, text after text, and one or a few rows that stand for all padding. So every product
+with a weight is one plain ``matmul``. The rows that move between the two layouts are contiguous, so
+a move is one ``gather``, and so is its gradient. TensorFlow's gradient of a gather, and its
 ``transpose``, go number by number.
 
-On a CPU thread the matrix products leave TensorFlow little to win, and what is left is time spent
-walking over memory. So each of the element-wise parts is one compiled pass forward and one back,
-with its gradient written out, and sums over tokens are matrix products with a row of ones, which
-are several times as fast as a reduction.
+On a CPU thread the matrix products are near their best; the rest is memory traffic. So each
+element-wise part is one compiled pass forward and one back, with its gradient written out. Sums
+over tokens are products with a row of ones, several times as fast as a reduction.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def _compiled(function: Function) -> Function:
 
 
 def _with_gradient(function: Function) -> Function:
-    """Return the function, which returns its value and its gradient function, as one operation."""
+    """Turn a function that returns its value and its gradient function into one operation."""
     operation: Function = tf.custom_gradient(function)
     return operation
 
@@ -64,7 +62,7 @@ def add_and_normalise(
 
 
 def _sum_rows(values: tf.Tensor) -> tf.Tensor:
-    """Sum over the tokens, as fp32 [width]."""
+    """Return the sum over the tokens, fp32 [width]."""
     ones = tf.ones([1, tf.shape(values)[0]], values.dtype)
     return tf.cast(tf.reshape(tf.matmul(ones, values), [values.shape[-1]]), tf.float32)
 
@@ -121,7 +119,7 @@ def _add_and_normalise(
 
 
 def _mean(values: tf.Tensor) -> tf.Tensor:
-    """Mean over the width, in two stages of which the compiler vectorises the long one."""
+    """Return the mean over the width, in two stages: the compiler vectorises the long one."""
     width = values.shape[-1]
     lanes = math.gcd(width, 16)
     partial = tf.reduce_sum(tf.reshape(values, [-1, width // lanes, lanes]), 1)
@@ -151,24 +149,16 @@ def _norm_backward(
 
 
 _SIZES_PER_OCTAVE = 8
-"""Numbers of rows between one power of two and the next. Kernels are compiled for each anew, which
-takes some 0.3 s for MiniLM in bf16; twice as many would save 2 % of the rows."""
+"""Numbers of rows between two powers of two. Each number compiles its own kernels, in some 0.3 s
+for MiniLM in bf16; twice as many would save 2 % of the rows."""
 _LEAST_STEP = 16
 
 
 class Packing:
     """Where the tokens of a batch are in the rectangle and among the rows.
 
-    The gradients of what stands in the padding have to be zero, as they are where nothing that
-    stands there has a part in the loss.
-
-    Attributes:
-        places: int32 [rows], the slot of each row in the rectangle.
-
-    Args:
-        lengths: int32 [texts].
-        texts: How many.
-        width: Of the rectangle.
+    The gradients of padding must be zero, as they are where it has no part in the loss. Lengths are
+    int32 [texts]. ``places`` is int32 [rows], the slot of each row in the rectangle.
     """
 
     def __init__(self, lengths: tf.Tensor, texts: tf.Tensor, width: tf.Tensor) -> None:
@@ -185,20 +175,18 @@ class Packing:
 
     @property
     def positions(self) -> tf.Tensor:
-        """int32 [rows], the position of each row in its text."""
+        """The position of each row in its text, int32 [rows]."""
         return self.places % self._width
 
     def rectangle(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, size] as [texts, width, size]."""
+        """Return [rows, size] as [texts, width, size]."""
         slots = _moved(values, self._sources, self.places)
         return tf.reshape(slots, [self._texts, self._width, values.shape[-1]])
 
     def heads(self, parts: int, heads: int) -> Heads:
         """Return the moves between rows and the rectangles of attention's heads.
 
-        Args:
-            parts: Values of a head that stand in a row: query, key and value, or one of them.
-            heads: How many.
+        ``parts`` are a head's values in a row: 3 for query, key and value, or 1 for one of them.
         """
         part = tf.range(parts)
         head = tf.range(heads)
@@ -214,30 +202,28 @@ class Packing:
 class Heads:
     """Moves between rows [rows, parts x heads x size] and [parts, texts, heads, width, size].
 
-    Args:
-        there: int32 [parts x texts x heads x width], where each comes from among the rows.
-        back: int32 [rows x parts x heads], and the other way.
-        shape: Parts, texts, heads and width.
+    ``there`` is int32 [parts x texts x heads x width], the source of each among the rows; ``back``,
+    int32 [rows x parts x heads], is the inverse. ``shape`` is parts, texts, heads and width.
     """
 
     def __init__(self, there: tf.Tensor, back: tf.Tensor, shape: list[Any]) -> None:
         self._there, self._back, self._shape = there, back, shape
 
     def split(self, rows: tf.Tensor) -> tf.Tensor:
-        """From rows to heads."""
+        """Move rows to heads."""
         size = rows.shape[-1] // (self._shape[0] * self._shape[2])
         moved = _moved(tf.reshape(rows, [-1, size]), self._there, self._back)
         return tf.reshape(moved, [*self._shape, size])
 
     def joined(self, split: tf.Tensor) -> tf.Tensor:
-        """From heads to rows."""
+        """Move heads to rows."""
         size = split.shape[-1]
         moved = _moved(tf.reshape(split, [-1, size]), self._back, self._there)
         return tf.reshape(moved, [-1, self._shape[0] * self._shape[2] * size])
 
 
 def _rounded(count: tf.Tensor) -> tf.Tensor:
-    """So many or a few more, so that few different numbers come out."""
+    """Round a count up, so that few different numbers result."""
     octave = tf.floor(tf.math.log(tf.cast(count, tf.float32)) / tf.math.log(2.0))
     step = tf.maximum(tf.cast(tf.pow(2.0, octave), tf.int32) // _SIZES_PER_OCTAVE, _LEAST_STEP)
     return (count + step - 1) // step * step
@@ -254,7 +240,7 @@ def _moved(values: tf.Tensor, there: tf.Tensor, back: tf.Tensor) -> tuple[tf.Ten
 
 
 _ATTENTION_MASK = -1e9
-"""Added to the score of padding, whose probability then is exactly zero."""
+"""Added to the scores of padding: its probability becomes exactly zero."""
 
 
 def encode(
@@ -271,7 +257,7 @@ def encode(
 
 
 class _Pass:
-    """One forward pass, and what its parts share; see :class:`.Form` for the arguments."""
+    """A forward pass, and the state that its parts share; see :class:`.Form` for the arguments."""
 
     def __init__(
         self,
@@ -310,7 +296,7 @@ class _Pass:
         return pool(self._spec.pooling, vectors, self._is_token, self._lengths)
 
     def _embedding_output(self) -> tf.Tensor:
-        """[rows, width of words]: words, positions and segment, normalised."""
+        """Return [rows, width of words]: words, positions and segment, normalised."""
         token_ids = tf.gather(tf.reshape(self._token_ids, [-1]), self._packing.places)
         words = tf.gather(self._weights[WORDS], token_ids)
         positions = tf.convert_to_tensor(self._weights[POSITIONS])
@@ -324,7 +310,7 @@ class _Pass:
         return self._add_and_normalise("embeddings.", words, own)
 
     def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
-        """int32 [rows], rows of the position table; the one behind its last for a token."""
+        """Return position table rows, int32 [rows]; the row after the last for placeless ones."""
         token = self._spec.placeless_token
         if token is None:
             return self._packing.positions
@@ -335,7 +321,7 @@ class _Pass:
         return tf.where(tf.equal(token_ids, token), self._spec.positions, places)
 
     def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
-        """Attention, then the feed-forward block, each added to what it came from.
+        """Run attention, then the feed-forward block, each with a residual.
 
         Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
         add up over the layers, and a norm's mean and variance are sums over the whole width.
@@ -369,10 +355,10 @@ class _Pass:
         return self._context.joined(context)
 
     def _qkv(self, prefix: str, part: str, dtype: tf.DType) -> tf.Tensor:
-        """Return those of query, key and value as one: one product reads the hidden states once.
+        """Return query, key and value as one: one product reads the hidden states once.
 
         Scores are divided by the root of the head's width. Scaling the query's weights gives the
-        same, and costs nothing for each token.
+        same at no cost per token.
         """
         query, key, value = (
             tf.convert_to_tensor(self._weights[f"{prefix}attention.self.{name}.{part}"])

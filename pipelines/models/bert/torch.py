@@ -1,8 +1,7 @@
-"""BERT in PyTorch: attention, encoder, decoder, and modules that are gathered one by one.
+"""BERT in PyTorch: attention, encoder, decoder, and modules that are gathered layer by layer.
 
-The encoder may be the whole of it, or one worker's part where several hold it together. See
-:mod:`pipelines.models.frameworks.torch` and :mod:`pipelines.models.frameworks.torch_module` for
-what calls these classes.
+An encoder may be whole, or one worker's part of it. :mod:`pipelines.models.frameworks.torch` and
+:mod:`pipelines.models.frameworks.torch_module` call these classes.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ from pipelines.models.weights import WORDS, part_bounds, part_shape
 from pipelines.settings import TrainingSettings
 
 LONGEST_EXPLICIT = 128
-"""Texts of more tokens are attended by torch's fused operation; see :func:`attend`."""
+"""Longer texts, in tokens, use torch's fused attention; see :func:`attend`."""
 
 FLASH_TOKENS = 16_384
-"""Of a batch, from which on texts are attended without padding on a GPU: below, a step waits for
+"""Tokens of a batch from which attention on a GPU is unpadded. In smaller batches a step waits for
 the host, which takes longer to start that form."""
 FLASH_CAPABILITY = (8, 0)
-"""Of NVIDIA's GPUs, from which on PyTorch has FlashAttention for them; Ampere."""
+"""NVIDIA's least compute capability for which PyTorch has FlashAttention: Ampere."""
 FLASH_WIDTH, FLASH_STEP = 192, 8
-"""The widest head whose gradient it has on all of these, and what a width must be a multiple of."""
+"""The widest head with a gradient on all of these GPUs, and the step of head widths."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention heads that a worker computes, of all those of the encoder."""
+    """The attention heads that a worker computes, of all heads of the encoder."""
 
     total: int
     first: int
@@ -67,7 +66,7 @@ class Heads:
 
     @classmethod
     def of(cls, total: int, members: Members = ALONE) -> Heads:
-        """Return those of a member of some that share them out."""
+        """Return the heads of one member."""
         first, last = part_bounds(total, members.size, members.member)
         return cls(total, first, last - first)
 
@@ -80,30 +79,26 @@ def attend(
     site: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Mix the values, in the fastest form that gives what it must; [tokens, hidden] as ``qkv`` is.
+    """Mix the values in the fastest form for the device; [tokens, hidden] in the type of ``qkv``.
 
-    On a CPU thread short texts are attended fastest by batched matrix products. Milliseconds
-    forward and back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24
-    tokens a text, 15 and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and
-    48, 26 and 92 at 24, 64 and 128 in bf16, on a CPU without bf16 units. On one with them the
-    fused operation was the slow choice for 24 tokens too. It never holds the scores of all heads,
-    which is what counts for long texts.
+    On a CPU thread, batched matrix products are fastest for short texts. Milliseconds forward and
+    back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24 tokens a text, 15
+    and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and 48, 26 and 92 at 24,
+    64 and 128 in bf16, on a CPU without bf16 units. On one with them the fused operation was the
+    slow choice for 24 tokens too. It never holds the scores of all heads, which counts for long
+    texts.
 
-    On a GPU the fused operation is the fast one, and FlashAttention over texts without padding
-    faster still for large batches, where it is there; `docs/gpu.md` has the figures.
+    On a GPU the fused operation is fast. FlashAttention without padding is faster still for large
+    batches, where it exists; `docs/gpu.md` has the figures.
 
-    The fused operation draws the noise of dropout by itself. On a CPU it does so in an order that
-    depends on the threads, and where heads are divided between workers it cannot draw that of some
-    heads as if it were of all: masks are drawn before it then.
+    The fused operation draws dropout itself. On a CPU its order depends on the threads, and where
+    workers divide the heads it cannot draw their parts of the whole mask. In both cases masks are
+    drawn beforehand.
 
     Args:
-        qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values; of the heads
-            that are computed here.
-        batch: Where the texts are.
-        heads: Which those are.
-        masks: Of dropout; None without.
+        qkv: [tokens, 3 x hidden]: queries, scaled already, keys and values of this worker's heads.
         site: Number of the place of dropout.
-        bias: fp32 [heads, width, width] that is added to the scores of every text.
+        bias: fp32 [heads, width, width], added to the scores of every text.
     """
     is_cpu = qkv.device.type == "cpu"
     if masks is not None and masks.rates.attention:
@@ -120,14 +115,14 @@ def attend(
 
 
 def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
-    """Return fp32 [texts, heads, width, width]: each head has the mask that it has undivided."""
+    """Return fp32 [texts, heads, width, width]: each head has the mask of the undivided encoder."""
     shape = (batch.texts, heads.total, batch.width, batch.width)
     whole = masks.mask(site, shape, attention=True)
     return whole.narrow(1, heads.first, heads.count).contiguous()
 
 
 def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
-    """Return whether FlashAttention is there and worthwhile for these numbers on their device."""
+    """Return whether FlashAttention exists and pays for these numbers on their device."""
     width = qkv.shape[1] // (3 * heads)
     fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
     return qkv.dtype == torch.bfloat16 and fits and has_flash(qkv.device)
@@ -142,7 +137,7 @@ def has_flash(device: torch.device) -> bool:
 
 
 def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
-    """Attend by FlashAttention over texts that stand one behind the other.
+    """Attend by FlashAttention over concatenated texts.
 
     Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
     """
@@ -195,10 +190,9 @@ def explicit_attention(
 class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
     """Attention by batched matrix products, with its gradient written out.
 
-    Derived gradients would copy queries, keys and values once more. Matrix products are of the
-    type that comes in. Scores and probabilities are fp32 in between: bf16 has too few digits for a
-    sum over many tokens, and a CPU takes several times as long in it to hide padding and for
-    softmax's gradient.
+    A derived gradient would copy queries, keys and values once more. Matrix products have the
+    input's type. Scores and probabilities are fp32: bf16 has too few digits for a sum over many
+    tokens, and a CPU is several times slower in it at masking and at softmax's gradient.
     """
 
     @staticmethod
@@ -238,7 +232,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``qkv`` and of the bias, from that of the result."""
+        """Return the gradients of ``qkv`` and of the bias."""
         split, probs, mask = ctx.saved_tensors
         batch: Batch = ctx.batch
         _, texts, heads, width, size = split.shape
@@ -271,11 +265,11 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 _SITES_PER_LAYER = 3
-"""Where a layer drops: attention's probabilities, and what is added to either residual."""
+"""Places of dropout in a layer: attention's probabilities, and the addend of either residual."""
 _CROSS_SITES = 1 << 16
-"""Beyond the places of dropout that encoders have."""
+"""Beyond the encoder's places of dropout."""
 _LATER_SCORE = -1e9
-"""Added to the score of a later token, whose probability then is exactly zero in fp32."""
+"""Added to the scores of later tokens: their probability becomes exactly zero in fp32."""
 
 
 class Dense(NamedTuple):
@@ -286,15 +280,11 @@ class Dense(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a layer, as its matrix products take them; the norms are fp32.
+    """The weights of a layer, cast for its matrix products; the norms are fp32.
 
-    Attributes:
-        qkv: Query, scaled by the root of the head's width, key and value as one.
-        attention_output: Of the context.
-        attention_norm: Behind the first residual.
-        intermediate: Into the wide part of the feed-forward block.
-        output: And back.
-        output_norm: Behind the second residual.
+    ``qkv`` is one matrix, with the query scaled by the root of the head's width. The two norms
+    follow the two residuals. ``intermediate`` leads into the wide part of the feed-forward block,
+    ``output`` out of it.
     """
 
     qkv: Dense
@@ -308,13 +298,8 @@ class Layer(NamedTuple):
 class CrossAttention(NamedTuple):
     """A decoder layer's attention to the one vector of a text, fp32.
 
-    Whatever the query and the key, one vector gets all of the attention. So there is neither, and
-    every token of a text gets the same.
-
-    Attributes:
-        value: From the vector.
-        output: To what is added to the hidden states.
-        norm: Behind the sum.
+    A single vector gets all of the attention, whatever the query and the key. So there is neither,
+    and every token of a text gets the same addend.
     """
 
     value: Dense
@@ -325,8 +310,8 @@ class CrossAttention(NamedTuple):
 class BertEncoder(StageEncode):
     """Forward passes of BERT, or of a part of it; see :class:`.StageEncode`.
 
-    The casts are written out, since ``torch.autocast`` looks at the type of every operation, casts
-    activations that need no cast, and on a CPU also changes which operations are fp32.
+    Casts are explicit: ``torch.autocast`` inspects every operation, casts activations needlessly,
+    and on a CPU changes which operations are fp32.
     """
 
     def __init__(
@@ -350,9 +335,9 @@ class BertEncoder(StageEncode):
         *,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], as the first layer takes them; the same on all members.
+        """Return fp32 [tokens, hidden], the first layer's input; the same on all members.
 
-        Vectors, fp32 [tokens, width of words], may stand in the place of the words' own.
+        Vectors, fp32 [tokens, width of words], may replace those of the words.
         """
         if vectors is None:
             vectors = self._members.look_up(
@@ -386,17 +371,12 @@ class BertEncoder(StageEncode):
         masks: DropoutMasks | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run one layer: attention, then the feed-forward block, each added to what it came from.
+        """Run one layer: attention, then the feed-forward block, each with a residual.
 
         Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
-        add up over the layers, and a norm's mean and variance are sums over the whole width.
-
-        Args:
-            number: Of the layer, which its places of dropout follow from.
-            states: fp32 [tokens, hidden], the same on all members, as what is returned.
-            batch: The texts.
-            masks: Of dropout; None without.
-            bias: Of :func:`relative_bias`, for this member's heads.
+        add up over the layers, and a norm's mean and variance are sums over the whole width. The
+        states, fp32 [tokens, hidden], are the same on all members. The bias is that of
+        :func:`relative_bias`, for this member's heads.
         """
         states = self._run_attention(number, states, batch, masks, bias)
         return self._run_feed_forward(number, states, masks)
@@ -409,7 +389,7 @@ class BertEncoder(StageEncode):
         masks: DropoutMasks | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run the first half of a layer."""
+        """Run attention, the first half of a layer."""
         layer, members, site = self._layers[number], self._members, first_dropout_site(number)
         qkv = linear(members.enter(states).to(layer.qkv.weight.dtype), *layer.qkv)
         # BERT drops probabilities and not scores: a text then misses a token, as with a word left
@@ -423,7 +403,6 @@ class BertEncoder(StageEncode):
     def _run_feed_forward(
         self, number: int, states: torch.Tensor, masks: DropoutMasks | None
     ) -> torch.Tensor:
-        """Run the second half of a layer."""
         layer, members, site = self._layers[number], self._members, first_dropout_site(number)
         entered = members.enter(states).to(layer.intermediate.weight.dtype)
         # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to
@@ -445,17 +424,10 @@ class BertEncoder(StageEncode):
         *,
         activation_checkpointing: bool = False,
     ) -> torch.Tensor:
-        """Run the same layers as a decoder, in which a token sees those before it alone.
+        """Run the same layers as a decoder: a token sees only the tokens before it.
 
-        Args:
-            batch: The texts.
-            vectors: fp32 [texts, any width].
-            crosses: Of each layer.
-            masks: Of dropout; None without.
-            activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
-
-        Returns:
-            fp32 [tokens, hidden], each from the tokens up to it and the vector of its text.
+        Vectors are fp32 [texts, any width], ``crosses`` one for each layer. Each of the returned
+        states, fp32 [tokens, hidden], depends on the tokens up to it and the vector of its text.
         """
         states = self.first_states(batch, masks)
         bias = self._causal_bias(batch)
@@ -488,7 +460,7 @@ class BertEncoder(StageEncode):
         return self._run_feed_forward(number, states, masks)
 
     def _causal_bias(self, batch: Batch) -> torch.Tensor:
-        """Return what is added to the scores, fp32 [heads, width, width]."""
+        """Return the addend of the scores, fp32 [heads, width, width], that hides later tokens."""
         later = torch.full((batch.width, batch.width), _LATER_SCORE, device=batch.lengths.device)
         hidden = later.triu(1).expand(self._spec.heads, -1, -1)
         relative = relative_bias(self._spec, self._weights, batch)
@@ -500,7 +472,7 @@ def layer_weights(
 ) -> Layer:
     """Return the weights of a layer, cast, with query, key and value as one matrix.
 
-    One product of three times the width is faster than three, and reads the hidden states once.
+    One product of three times the width is faster than three: it reads the hidden states once.
     """
     prefix = layer_prefix(number)
     # Scores are divided by the root of the head's width. Scaling the query's weights gives the
@@ -534,9 +506,9 @@ def embedded_inputs(
     batch: Batch,
     masks: DropoutMasks | None,
 ) -> torch.Tensor:
-    """Return fp32 [tokens, hidden], as layers take them: normalised, with positions and segment.
+    """Return the first layer's input, fp32 [tokens, hidden]: normalised, with places and segment.
 
-    The words are fp32 [tokens, width of words], their vectors or others in their place.
+    The words are fp32 [tokens, width of words]: their vectors, or others in their place.
     """
     positions, places = weights[POSITIONS][: batch.width], batch.positions
     if spec.placeless_token is not None:
@@ -554,7 +526,7 @@ def embedded_inputs(
 
 
 def _places(token: int, batch: Batch) -> torch.Tensor:
-    """Return rows of the position table, int64 [tokens]; the one behind its last for a token."""
+    """Return rows of the position table, int64 [tokens]; the row after its last for ``token``."""
     is_placeless = batch.token_ids == token
     before = is_placeless.cumsum(0) - is_placeless.long()
     firsts = torch.arange(len(before), device=before.device) - batch.positions
@@ -565,10 +537,7 @@ def _places(token: int, batch: Batch) -> torch.Tensor:
 def relative_bias(
     spec: BertSpec, weights: Mapping[str, torch.Tensor], batch: Batch
 ) -> torch.Tensor | None:
-    """Return what attention adds to scores by how far a key is from its query, if it does.
-
-    It is fp32 [heads, width, width].
-    """
+    """Return the relative bias of the scores, fp32 [heads, width, width]; None without one."""
     if not spec.relative_buckets:
         return None
     buckets = relative_buckets(spec.relative_buckets, batch.width)
@@ -582,17 +551,17 @@ def first_dropout_site(layer: int) -> int:
 
 
 def norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
-    """Return those of the layer norm in a block."""
+    """Return the layer norm of a block."""
     return Dense(weights[f"{prefix}LayerNorm.weight"], weights[f"{prefix}LayerNorm.bias"])
 
 
 def layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
-    """Return values [..., width] with mean 0 and variance 1 each, scaled and shifted."""
+    """Normalise values [..., width] to mean 0 and variance 1; scale and shift them."""
     return functional.layer_norm(values, norm.weight.shape, *norm, spec.layer_norm_epsilon)
 
 
 class EmbeddingUnit(Unit):
-    """What is before the first layer, and what all layers share: weights of the given shapes."""
+    """The embeddings, and the relative bias that all layers share."""
 
     def __init__(self, spec: BertSpec, shapes: Shapes, members: Members) -> None:
         super().__init__(shapes)
@@ -602,7 +571,7 @@ class EmbeddingUnit(Unit):
     def forward(
         self, sides: Sequence[Inputs]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """Return fp32 [tokens, hidden] of each side, and what attention adds to its scores."""
+        """Return fp32 [tokens, hidden] and the bias of the scores, of each side."""
         encoder = BertEncoder(self._spec, self.weights, torch.float32, self._part)
         return (
             [encoder.first_states(*side) for side in sides],
@@ -611,7 +580,7 @@ class EmbeddingUnit(Unit):
 
 
 class LayerUnit(Unit):
-    """A layer of an encoder that members may hold together, with weights of the given shapes."""
+    """A layer of an encoder that members may hold together."""
 
     def __init__(
         self,
@@ -636,8 +605,8 @@ class LayerUnit(Unit):
     ) -> list[torch.Tensor]:
         """Return fp32 [tokens, hidden] of each side, from the same.
 
-        Where activations are checkpointed, what the weights are cast and joined to is not kept
-        either, so that one layer is whole at a time.
+        With checkpointed activations the cast and joined weights are not kept either, so only one
+        layer is whole at a time.
         """
         return run_checkpointed(
             self._run, hidden_states, sides, biases, checkpointed=self._checkpointed
@@ -682,7 +651,7 @@ class BertModule(EncoderModule):
 
     @property
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """Those of all units."""
+        """The weights of all units."""
         return {name: value for unit in self.own_units() for name, value in unit.weights.items()}
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:

@@ -1,7 +1,6 @@
-"""What the architectures share in OpenVINO: the ends of the graph, and a few nodes.
+"""Encoders in OpenVINO: the ends of the graph that architectures share, and a few nodes.
 
-The graph is written in OpenVINO's operations, and nothing is converted, so neither PyTorch nor an
-exporter is needed.
+The graph is written in OpenVINO's operations. So neither PyTorch nor an exporter is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Mo
 
 
 def positions_of(token_ids: Any) -> Any:
-    """Return the numbers of the columns, int32 [tokens], as many as there are when it runs."""
+    """Return the numbers of the columns, int32 [tokens], in the width at run time."""
     width = op.gather(op.shape_of(token_ids, output_type="i32"), integer(1), integer(0))
     return op.range(integer(0), width, integer(1), output_type="i32")
 
@@ -59,10 +58,8 @@ def positions_of(token_ids: Any) -> Any:
 def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
     """Return the mean of each text's vectors without its padding, [batch, hidden].
 
-    Args:
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding, or what tokens are weighted by.
-        counts: [batch, 1], what is divided by.
+    Vectors are fp32 [batch, tokens, hidden]; ``is_token`` is fp32 [batch, tokens], 0 for padding,
+    or the weights of tokens; ``counts``, [batch, 1], are the divisors.
     """
     total = op.reduce_sum(op.multiply(vectors, op.unsqueeze(is_token, integer(2))), integer(1))
     return op.divide(total, op.convert(counts, "f32"))
@@ -100,12 +97,12 @@ _POOLINGS: Mapping[Pooling, Callable[[Any, Any, Any], Any]] = {
 
 
 def linear(values: Any, weight: np.ndarray, bias: np.ndarray | np.float32) -> Any:
-    """Return the product with a matrix [out, in], and its bias [out]."""
+    """Return the product with a matrix [out, in], plus its bias [out]."""
     return op.add(op.matmul(values, op.constant(weight), False, True), op.constant(bias))
 
 
 def integer(value: int) -> Any:
-    """Return a constant."""
+    """Return an int32 constant."""
     return op.constant(np.int32(value))
 
 
@@ -115,9 +112,9 @@ PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 def open_backend(
     spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
 ) -> TokenEmbedder:
-    """See :func:`pipelines.models.inference.backends.token_embedder`; it computes on the CPU alone.
+    """See :func:`pipelines.models.inference.backends.token_embedder`; for the CPU only.
 
-    With ``bf16`` the library keeps the activations between the matrix products in bf16 too.
+    With ``bf16`` the library keeps the activations between matrix products in bf16 too.
     """
     assert device == "cpu", "GPUs are for torch"
     compiled = ov.Core().compile_model(

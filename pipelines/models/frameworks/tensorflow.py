@@ -1,6 +1,6 @@
-"""What the architectures share in TensorFlow: a pure function over weights in canonical names.
+"""Encoders in TensorFlow, shared by all architectures: a pure function over canonical weights.
 
-It works the same under a gradient tape, in a distribution strategy and in a version 1 graph.
+It works under a gradient tape, in a distribution strategy and in a version 1 graph.
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ PRECISIONS = {"fp32": tf.float32, "bf16": tf.bfloat16}
 class Dropout:
     """Dropout in one forward pass, which counts its places.
 
-    The masks follow from the seed and the number of the place alone, so a pass that is computed
-    once more has the same.
-
-    Args:
-        rates: Shares of the values that are dropped; None without dropout.
-        seed: int32 [2]; needed with dropout.
+    Masks depend only on the seed, int32 [2], and the number of the place, so a recomputed pass has
+    the same. Rates of None switch dropout off.
     """
 
     def __init__(self, rates: DropoutRates | None, seed: tf.Tensor | None) -> None:
@@ -43,7 +39,7 @@ class Dropout:
         self._sites = 0
 
     def __call__(self, values: tf.Tensor, *, attention: bool = False) -> tf.Tensor:
-        """Drop values at the next place; attention's probabilities have a share of their own."""
+        """Drop values at the next place; attention's probabilities have a rate of their own."""
         share = self._rates.attention if attention else self._rates.hidden
         if not share:
             return values
@@ -71,10 +67,9 @@ class Form(Protocol):
 
 
 def configure_threads(threads: int) -> None:
-    """Give TensorFlow so many threads in this process.
+    """Set TensorFlow's threads in this process.
 
-    To be called before TensorFlow computes: after that the number stays what it is, which is
-    logged if it is another.
+    Call it before TensorFlow computes. Later the number cannot change, and a difference is logged.
     """
     threading = tf.config.threading
     numbers = (
@@ -91,13 +86,10 @@ def configure_threads(threads: int) -> None:
 
 
 def limit_gpus(device: str) -> None:
-    """Give TensorFlow one GPU or none in this process, and no more memory of it than it needs.
+    """Give TensorFlow one GPU or none in this process, with memory only as it needs it.
 
-    It would take all memory of every GPU that it sees, also of those of other workers. To be called
-    before TensorFlow computes.
-
-    Args:
-        device: ``cuda:0`` and so on, counted among those that TensorFlow sees; or ``cpu``.
+    By default it takes all memory of every visible GPU, also those of other workers. Call it before
+    TensorFlow computes. The device is ``cuda:0`` and so on, counted among visible GPUs, or ``cpu``.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -122,23 +114,17 @@ def forward(
     dropout: float | None = 0.0,
     seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Embed sentences. To be called inside a ``tf.function``; runs on an executor.
+    """Embed sentences; fp32 [batch, embedding width]. Runs on an executor, in a ``tf.function``.
 
-    Matrix products are in ``precision``; all else is fp32 in both, hidden states, norms and pooling
-    among it. What stands in the padding has no influence on the result.
+    Matrix products have the given precision, ``fp32`` or ``bf16``. All else is fp32: hidden states,
+    norms and pooling. Padding has no influence on the result.
 
     Args:
-        spec: The shape.
         weights: Variables or tensors, fp32, in canonical names.
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
-        precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped, at the architecture's places; None: what
-            the encoder was made to be trained with.
-        seed: int32 [2]; the masks follow from it alone. Needed with dropout.
-
-    Returns:
-        fp32 [batch, embedding width].
+        dropout: Share of dropped activations; None: the encoder's own.
+        seed: int32 [2], the only source of the masks; needed with dropout.
     """
     encode: Form = form_of(spec, "tensorflow")
     embeddings = encode(
@@ -186,10 +172,8 @@ def _weighted_mean(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) 
 def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return the mean of each text's vectors without its padding, [batch, hidden].
 
-    Args:
-        vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding, or what tokens are weighted by.
-        counts: int32 [batch], what is divided by.
+    Vectors are fp32 [batch, tokens, hidden]; ``is_token`` is fp32 [batch, tokens], 0 for padding,
+    or the weights of tokens; ``counts``, int32 [batch], are the divisors.
     """
     total = tf.reduce_sum(vectors * is_token[:, :, None], axis=1)
     return total / tf.cast(counts, tf.float32)[:, None]
@@ -204,13 +188,13 @@ _POOLINGS: Mapping[Pooling, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tenso
 
 
 WIDTH_MULTIPLE = 8
-"""Batches are padded to a multiple, so that a graph is compiled for few shapes."""
+"""Batches are padded to a multiple of it, so that a graph is compiled for few shapes."""
 
 
 def open_backend(
     spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
 ) -> TokenEmbedder:
-    """See :func:`pipelines.models.inference.backends.token_embedder`; for the CPU alone."""
+    """See :func:`pipelines.models.inference.backends.token_embedder`; for the CPU only."""
     assert device == "cpu", "GPUs are for torch"
     configure_threads(threads)
     limit_gpus(device)
@@ -230,7 +214,7 @@ def open_backend(
 
 
 def pad(token_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pad both ways: tokens to a multiple, and texts, with one-token ones, to a power of two."""
+    """Pad tokens to a multiple, and texts, by texts of one token, to a power of two."""
     texts, longest = token_ids.shape
     height = 1 << (texts - 1).bit_length()
     width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

@@ -1,15 +1,12 @@
-"""What the architectures share in PyTorch: a pure function over weights in canonical names.
+"""Encoders in PyTorch, shared by all architectures: a pure function over canonical weights.
 
-Any engine can put its own leaves in: plain tensors, a module's parameters, gathered shards. All
-that it does is seen by autograd, so their gradients come as those of any module.
+Engines put in their own leaves: plain tensors, a module's parameters or gathered shards. Autograd
+sees every operation. Most operations take one token at a time. So tokens form one matrix, text
+after text, and no matrix product sees padding. Attention and means need a rectangle of texts x
+width.
 
-Most of an encoder works on one token at a time, so tokens stand in a matrix of their own, one text
-after the other, and no matrix product sees padding. Attention and means need a rectangle of texts
-x width; where all texts are equally long, that is the same memory.
-
-PyTorch multiplies fp32 matrices on a CPU by MKL, and bf16 ones by oneDNN. MKL uses AVX-512 on
-processors of Intel alone; on others that have it, oneDNN's fp32 products are twice as fast, and
-are taken.
+On a CPU, PyTorch multiplies fp32 matrices by MKL and bf16 ones by oneDNN. MKL uses AVX-512 only on
+Intel's processors. On others with AVX-512, oneDNN's fp32 products, twice as fast, are used.
 """
 
 from __future__ import annotations
@@ -42,16 +39,16 @@ if TYPE_CHECKING:
     from pipelines.models.inference.batches import TokenEmbedder
 
 _ATTENTION_MASK = -1e9
-"""Added to the score of padding, whose probability then is exactly zero in fp32."""
+"""Added to the scores of padding: its probability becomes exactly zero in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """Where the padding of a batch is.
+    """The padding of a batch.
 
     Attributes:
-        places: int64 [tokens], where each token stands in the rectangle of texts x width.
-        sources: int64 [texts x width], the token of each place, and any for padding.
+        places: int64 [tokens], the place of each token in the rectangle of texts x width.
+        sources: int64 [texts x width], the token of each place; any token for padding.
         attention_bias: fp32 [texts, 1, 1, width], added to attention's scores.
     """
 
@@ -61,7 +58,7 @@ class Padding:
 
     @classmethod
     def of(cls, is_token: np.ndarray, device: torch.device) -> Padding:
-        """From bool [texts, width], true for tokens."""
+        """Return the padding of bool [texts, width], true for tokens."""
         places = np.flatnonzero(is_token)
         sources = np.zeros(is_token.size, np.int64)
         sources[places] = np.arange(len(places))
@@ -75,16 +72,15 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Texts as the encoder takes them.
+    """A batch of texts, as the encoder takes it.
 
     Attributes:
-        texts: How many.
-        width: Tokens of the longest.
+        width: Tokens of the longest text.
         token_ids: int64 [tokens], of all texts without padding.
         positions: int64 [tokens], of each token in its text.
-        lengths: fp32 [texts], tokens of each.
+        lengths: fp32 [texts], tokens of each text.
         firsts: int64 [texts], where each text begins.
-        bounds: int32 [texts + 1], the same and where the last one ends.
+        bounds: int32 [texts + 1], ``firsts`` and the end of the last text.
         padding: None if all texts are equally long.
     """
 
@@ -99,12 +95,10 @@ class Batch:
 
     @classmethod
     def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
-        """Take the padding away, on the host.
+        """Remove the padding, on the host.
 
-        Args:
-            token_ids: int32 [texts, any width], padded with any valid id.
-            lengths: int32 [texts], tokens of each text, at least 1.
-            device: Where the encoder's weights are.
+        Token ids: int32 [texts, any width], padded with any valid id. Lengths: int32 [texts], at
+        least 1.
         """
         texts, width = len(lengths), int(lengths.max())
         is_token = np.arange(width) < lengths[:, None]
@@ -168,7 +162,7 @@ _POOLINGS: Mapping[Pooling, Callable[[torch.Tensor, Batch], torch.Tensor]] = {
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor, on a CPU in the same memory; a GPU is not waited for."""
+    """Return an array as a tensor: on a CPU in the same memory, on a GPU without waiting for it."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -178,7 +172,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def linear(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return what :func:`torch.nn.functional.linear` gives, but for rounding."""
+    """Return :func:`torch.nn.functional.linear`, equal up to rounding."""
     if not _is_for_onednn(states, weight):
         return functional.linear(states, weight, bias)
     product: torch.Tensor = _Linear.apply(states, weight, bias)
@@ -188,9 +182,9 @@ def linear(
 def summed_linear(
     members: Members, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply by a matrix of which each member has some columns; the same on all members.
+    """Multiply by a matrix whose columns are divided among members; the result is the same on all.
 
-    The sum over the members is made in fp32, and the bias is added once, behind it.
+    The sum over members is in fp32. The bias is added once, after it.
     """
     if members.size == 1:
         return linear(states, weight, bias)
@@ -201,7 +195,7 @@ def summed_linear(
 def multiplied(
     left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``left`` times the transposed ``right``, of which nobody asks for the gradient."""
+    """Return ``left`` times the transposed ``right``, without a gradient."""
     if not _is_for_onednn(left, right):
         return functional.linear(left, right, bias)
     return _by_onednn(left, right, bias)
@@ -227,13 +221,13 @@ def _by_onednn(
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """oneDNN's product with its gradient, of which PyTorch knows nothing."""
+    """oneDNN's product with its gradient, which PyTorch does not derive."""
 
     @staticmethod
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """See :func:`linear`; keep only what a gradient that is asked for needs."""
+        """See :func:`linear`; keep only what the requested gradients need."""
         needs_states, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
         return _by_onednn(states, weight, bias)
@@ -255,17 +249,12 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 
 class DropoutMasks:
-    """Masks of dropout, which follow from the seed and the number of the place alone.
+    """Dropout masks that depend only on the seed and the number of the place.
 
-    What the process's own generators have drawn has no part in it, so a granule has the same masks
-    on whatever worker it is computed, and when its layers are computed once more. The masks of a
-    CPU and of a GPU differ, and those of GPUs of different kinds may.
+    PyTorch's global generators play no part. A granule gets the same masks on any worker, and when
+    its layers are recomputed. Masks differ between CPU and GPU, and may between kinds of GPU.
 
-    Args:
-        rates: Shares of the values that are dropped; in steps of 1/65536 where masks are drawn
-            before they are used.
-        seed: Whole numbers.
-        device: Where the masks are wanted.
+    Rates are shares of dropped values, in steps of 1/65536 where masks are drawn before use.
     """
 
     def __init__(self, rates: DropoutRates, seed: Sequence[int], device: torch.device) -> None:
@@ -281,8 +270,8 @@ class DropoutMasks:
     def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
         """Return values under the mask of a place.
 
-        On a GPU PyTorch's own kernel draws the mask, multiplies, and keeps a byte for each value.
-        Which value gets which number depends on their type there, so all are made fp32 before.
+        On a GPU, PyTorch's kernel draws the mask, multiplies, and keeps a byte for each value. The
+        draw depends on the values' type there, so all are made fp32 first.
         """
         if self._device.type == "cpu":
             return values * self.mask(site, values.shape)
@@ -291,9 +280,9 @@ class DropoutMasks:
 
     @contextmanager
     def seeded(self, site: int, *, host: bool = False) -> Iterator[None]:
-        """Have the device's own generator draw what a place is to have, and put it back.
+        """Seed the device's generator for a place, and restore it afterwards.
 
-        With `host` the same is done with the generator of the CPU, which has a part in it.
+        With `host`, do the same with the CPU's generator.
         """
         generators = [_own_generator(self._device)]
         if host and self._device.type != "cpu":
@@ -308,9 +297,9 @@ class DropoutMasks:
                 generator.set_state(state)
 
     def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
-        """Return fp32 that values are multiplied by, 0 or the reciprocal of the share that is kept.
+        """Return the fp32 factors of a mask: 0, or the reciprocal of the kept share.
 
-        Sixteen random bits decide about a value: torch's own dropout draws several times as long.
+        Sixteen random bits decide about a value: torch's dropout draws several times as long.
         """
         share = self.rates.attention if attention else self.rates.hidden
         dropped = min(round(share * 2**16), 2**16 - 1)
@@ -329,11 +318,7 @@ def dropout_masks(
 ) -> DropoutMasks | None:
     """Return the masks of a forward pass; None without dropout.
 
-    Args:
-        spec: Of the encoder.
-        share: What is dropped; None: what the encoder was made to be trained with.
-        seed: Whole numbers; needed with dropout.
-        device: Where the masks are wanted.
+    A share of None is the encoder's own dropout. Dropout needs a seed.
     """
     rates = spec.dropout(share)
     if rates is None:
@@ -344,12 +329,12 @@ def dropout_masks(
 
 
 def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
-    """Return values under the mask of a place of dropout; as they are without dropout."""
+    """Return values under the mask of a place; unchanged without dropout."""
     return values if masks is None else masks.drop(site, values)
 
 
 def _own_generator(device: torch.device) -> Any:
-    """Return the one that PyTorch's operations draw from."""
+    """Return the generator that PyTorch's operations draw from."""
     if device.type == "cpu":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -358,15 +343,15 @@ def _own_generator(device: torch.device) -> Any:
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KEPT_KERNELS = 64
-"""Compiled kernels that oneDNN and ideep each keep. Every number of rows has its own, and they
-would keep 1,024: more than 1 GB after 300 steps of ever other lengths. To compile one again takes
-less time than it takes to have so much memory."""
+"""Compiled kernels that oneDNN and ideep each keep. Every number of rows has its own, and by
+default they keep 1,024: more than 1 GB after 300 steps of varying lengths. Compiling one again
+takes less time than allocating so much memory."""
 
 _States = TypeVar("_States")
 
 
 class Encode(ABC):
-    """The forward pass of an architecture, over weights that are ready for it.
+    """The forward pass of an architecture, over prepared weights.
 
     See :func:`embed` for the keyword arguments.
     """
@@ -397,15 +382,15 @@ class Encode(ABC):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], those behind the last layer."""
+        """Return fp32 [tokens, hidden], the states after the last layer."""
 
     @abstractmethod
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return fp32 [texts, hidden], from those."""
+        """Return fp32 [texts, hidden], pooled from hidden states."""
 
 
 class StageEncode(Encode):
-    """The same of an architecture that can be divided into stages, or of one stage of it."""
+    """The forward pass of an architecture with stages, or of one stage."""
 
     def hidden_states(
         self,
@@ -425,7 +410,7 @@ class StageEncode(Encode):
     def first_states(
         self, batch: Batch, masks: DropoutMasks | None, *, sparse_words: bool = False
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+        """Return fp32 [tokens, hidden], the first layer's input; for the first stage."""
 
     @abstractmethod
     def run_layers(
@@ -436,23 +421,23 @@ class StageEncode(Encode):
         *,
         activation_checkpointing: bool = False,
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden] behind the layers of the stage."""
+        """Return fp32 [tokens, hidden], after the layers of the stage."""
 
 
 Form: TypeAlias = Callable[[Any, Mapping[str, torch.Tensor], torch.dtype, Part], Encode]
-"""What an architecture registers for `torch`: makes weights ready, once for the several forward
-passes of a granule.
+"""What an architecture registers for `torch`: prepares weights once for the forward passes of a
+granule.
 
-It takes the spec of the whole encoder; fp32 weights on one device, in canonical names; the type of
-the matrix products; and which part of the encoder these weights are, :data:`.WHOLE` for an
-architecture without a division. One that can be divided into stages makes a :class:`StageEncode`.
+Takes the spec of the whole encoder, fp32 weights on one device in canonical names, the type of
+matrix products, and the part of the encoder (:data:`.WHOLE` without a division). An architecture
+with stages returns a :class:`StageEncode`.
 """
 
 
 def run_checkpointed(run: Callable[..., _States], *inputs: Any, checkpointed: bool) -> _States:
-    """Compute a layer, of which its inputs alone are kept for its gradient where that is asked.
+    """Run a layer; if ``checkpointed``, keep only its inputs for the gradient.
 
-    Masks of dropout come from seeds of their own, so torch's generators need not be kept.
+    Dropout masks have seeds of their own, so torch's generators need not be kept.
     """
     if not checkpointed:
         return run(*inputs)
@@ -462,7 +447,7 @@ def run_checkpointed(run: Callable[..., _States], *inputs: Any, checkpointed: bo
 
 @dataclass(frozen=True)
 class Encoder:
-    """Weights in canonical names that are ready for forward passes; see :func:`prepare`."""
+    """Weights in canonical names, ready for forward passes; see :func:`prepare`."""
 
     spec: EncoderSpec
     weights: Mapping[str, torch.Tensor]
@@ -470,15 +455,14 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.weights[WORDS].device
 
 
 def configure_threads(threads: int) -> None:
-    """Give PyTorch so many threads in this process.
+    """Set PyTorch's threads in this process, and flush denormal numbers to zero.
 
-    Numbers that are too small for fp32's full precision become zero: the moments of words that
-    have not been seen for long pass through them, and CPUs are slow there.
+    The moments of words not seen for long pass through them, and CPUs are slow there.
     """
     # Threads take this over from the one that starts them, so it comes first.
     torch.set_flush_denormal(True)
@@ -486,17 +470,17 @@ def configure_threads(threads: int) -> None:
 
 
 def bound_kernel_caches() -> None:
-    """Have PyTorch keep :data:`KEPT_KERNELS` in memory; to be called before it computes anything.
+    """Have PyTorch keep :data:`KEPT_KERNELS` in memory; call it before PyTorch computes anything.
 
-    By the variables of oneDNN ("Primitive Cache" in its developer guide) and of ideep, which
-    stands between PyTorch and it. One that is set already stays.
+    Sets the variables of oneDNN ("Primitive Cache" in its developer guide) and of ideep, the layer
+    between PyTorch and it, unless they are set already.
     """
     for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(variable, str(KEPT_KERNELS))
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions for products in bf16, and need not emulate them."""
+    """Return whether a device has bf16 instructions, and need not emulate them."""
     if device.type == "cuda":
         return bool(torch.cuda.get_device_capability(device) >= BF16_CAPABILITY)
     return computes_in_bf16()
@@ -510,11 +494,8 @@ def prepare(
 ) -> Encoder:
     """Cast and join weights, once for the several forward passes of a granule.
 
-    Args:
-        spec: The shape of the whole encoder.
-        weights: fp32 on one device, in canonical names.
-        precision: ``fp32`` or ``bf16``, of the matrix products.
-        part: Which of the encoder these weights are.
+    The spec is that of the whole encoder; the weights are fp32 on one device, in canonical names.
+    The precision, ``fp32`` or ``bf16``, is that of matrix products.
     """
     form: Form = form_of(spec, "torch")
     return Encoder(spec, weights, form(spec, weights, PRECISIONS[precision], part))
@@ -532,19 +513,17 @@ def embed(
 ) -> torch.Tensor:
     """Embed sentences; fp32 [batch, embedding width]. Runs on an executor.
 
-    Matrix products are in the precision of the encoder; all else is fp32, hidden states, norms and
-    pooling among it. What stands in the padding has no influence on the result.
+    Matrix products have the encoder's precision. All else is fp32: hidden states, norms and
+    pooling. Padding has no influence on the result.
 
     Args:
-        encoder: The weights.
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
-        dropout: Share of activations that is dropped, at the architecture's places; None: what
-            the encoder was made to be trained with.
+        dropout: Share of dropped activations; None: the encoder's own.
         seed: Two numbers that the masks follow from; needed with dropout.
-        activation_checkpointing: Keeps the input of each layer only, and computes the layer once
-            more for its gradient; with the same masks, as those follow from the seed.
-        sparse_words: Makes the gradient of the word embeddings a sparse tensor.
+        activation_checkpointing: Keep only the input of each layer, and recompute the layer, with
+            the same masks, for its gradient.
+        sparse_words: Make the gradient of the word embeddings a sparse tensor.
     """
     batch = Batch.of(token_ids, lengths, encoder.device)
     masks = dropout_masks(encoder.spec, dropout, seed, encoder.device)
@@ -557,9 +536,9 @@ def embed(
 def finished(
     spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
 ) -> torch.Tensor:
-    """Return embeddings from what an architecture pools, fp32 [texts, hidden]: what all share.
+    """Return embeddings, fp32 [texts, embedding width], from pooled states [texts, hidden].
 
-    They are fp32 [texts, embedding width], of length 1 if the spec says so.
+    They have length 1 if the spec says so.
     """
     vectors = with_dense(spec, weights, pooled)
     return functional.normalize(vectors, dim=-1) if spec.normalise else vectors
@@ -568,7 +547,7 @@ def finished(
 def with_dense(
     spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
 ) -> torch.Tensor:
-    """Return the same before it is scaled to length 1."""
+    """Return embeddings before they are scaled to length 1."""
     for number, layer in enumerate(spec.dense):
         bias = weights[dense_name(number, "bias")] if layer.bias else None
         pooled = linear(pooled, weights[dense_name(number, "weight")], bias)

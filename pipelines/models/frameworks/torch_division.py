@@ -1,9 +1,9 @@
-"""What several workers that hold an encoder together do with their parts. Runs on executors.
+"""The parts of workers that hold an encoder together, and their exchanges. Runs on executors.
 
-Each member of a stage computes with its own part of the matrices, as plain tensors and with the
-kernels of the undivided encoder. What goes into divided matrices is the same on all members, and
-what comes out of the second of two is a sum over them: one exchange of activations on the way
-there, and one of their gradients on the way back. A worker that holds all of it exchanges nothing.
+Each member of a stage computes with its part of the matrices, as plain tensors and by the kernels
+of the undivided encoder. The input of divided matrices is the same on all members. The output of
+the second of two is a sum over members: one exchange of activations forward, and one of gradients
+back. A worker that holds the whole encoder exchanges nothing.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, arXiv:1909.08053, whose f and g are :meth:`Members.enter` and
@@ -26,11 +26,8 @@ from pipelines.models.weights import part_bounds
 class Members:
     """The workers that hold a stage together.
 
-    Attributes:
-        group: Their process group; None for a worker that holds it alone.
-        size: How many they are.
-        member: Which of them this worker is.
-        seconds: In their exchanges so far, waiting for others included; a GPU only queues them.
+    Without a process group, one worker holds it alone. ``seconds`` is the time in their exchanges
+    so far, waiting included; a GPU only queues them.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -40,20 +37,20 @@ class Members:
         self.seconds = 0.0
 
     def enter(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states as they are, whose gradient is the sum of the members'."""
+        """Return states unchanged; their gradient is the sum of the members'."""
         return states if self.size == 1 else _Enter.apply(states, self)
 
     def add_up(self, parts: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the members' tensors in fp32, of which each has the whole gradient."""
+        """Return the sum of the members' tensors in fp32; each gets the whole gradient."""
         return parts if self.size == 1 else _AddUp.apply(parts.float(), self)
 
     def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """Return this member's part of what each of them has."""
+        """Return this member's part of a tensor that all members hold."""
         first, last = part_bounds(tensor.shape[axis], self.size, self.member)
         return tensor.narrow(axis, first, last - first)
 
     def add_up_in_place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace a tensor without a gradient by the sum of the members'."""
+        """Replace a tensor without a gradient by the sum of the members' tensors."""
         if self.size > 1:
             began = time.perf_counter()
             processes.all_reduce(tensor, group=self.group)
@@ -69,14 +66,13 @@ class Members:
         sparse: bool,
         padding: int | None = None,
     ) -> torch.Tensor:
-        """Return rows [n, width] of a table that is divided by its rows.
+        """Return rows [n, width] of a table of ``total`` rows, which are divided among members.
 
         Args:
-            rows: Those of this member.
-            ids: int64 [n], numbers of rows of the whole table.
-            total: Rows of the whole table.
-            sparse: Makes the gradient of the rows a sparse tensor.
-            padding: The number of a row that has no gradient.
+            rows: This member's rows.
+            ids: int64 [n], row numbers in the whole table.
+            sparse: Make the gradient of the rows a sparse tensor.
+            padding: The number of a row without a gradient.
         """
         if self.size == 1:
             return functional.embedding(ids, rows, padding_idx=padding, sparse=sparse)
@@ -120,21 +116,16 @@ class _AddUp(torch.autograd.Function):  # type: ignore[misc]
 
 
 ALONE = Members()
-"""Of a worker that holds all of the encoder."""
+"""The members of a worker that holds the whole encoder."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What of an encoder a worker computes.
-
-    Attributes:
-        layers: Those of its stage; None for all.
-        members: That hold the stage together.
-    """
+    """A worker's part of an encoder: the layers of its stage, None for all, and its members."""
 
     layers: range | None = None
     members: Members = ALONE
 
 
 WHOLE = Part()
-"""All of it."""
+"""The whole encoder."""

@@ -1,10 +1,8 @@
 """Encoders in PyTorch as modules, for libraries that split parameters by module.
 
-A unit is gathered when its ``forward`` begins and let go when it ends, so it takes all sides of a
-granule at once.
-
-Modules are made without memory for their parameters, on PyTorch's device `meta`, for libraries to
-split them first: :func:`allocate` gives memory to what is left to hold.
+A unit is gathered when its ``forward`` begins and released when it ends, so it takes all sides of a
+granule at once. Parameters begin on PyTorch's device `meta`, without memory, so that libraries
+split them first: :func:`allocate` then gives memory to the remainder.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from pipelines.settings import TrainingSettings
 
 
 class Inputs(NamedTuple):
-    """A side of a granule, on the device, and its dropout; None without."""
+    """A side of a granule on the device, with its dropout masks."""
 
     batch: Batch
     masks: DropoutMasks | None
@@ -49,7 +47,7 @@ class Unit(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
 
 class FinishingUnit(Unit):
-    """What follows the architecture's part."""
+    """The dense layers and the normalising after the architecture's part."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__(dense_shapes(spec))
@@ -62,16 +60,16 @@ class FinishingUnit(Unit):
 
 
 class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not followed
-    """An encoder; computes what :func:`pipelines.models.frameworks.torch.embed` does."""
+    """An encoder that computes :func:`pipelines.models.frameworks.torch.embed`."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.finish = FinishingUnit(spec)
 
     def units(self) -> Iterator[torch.nn.Module]:
-        """Yield what is gathered at once, in the order of a forward pass.
+        """Yield the modules that are gathered as one, in the order of a forward pass.
 
-        Parameters that are in none of them are gathered for the whole of it.
+        Parameters outside of them are gathered for the whole pass.
         """
         yield from self.own_units()
         if self.finish.weights:
@@ -102,7 +100,7 @@ class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not 
 
 
 class WholeUnit(Unit):
-    """All of an encoder, by its form in PyTorch."""
+    """A whole encoder as one unit, by its form in PyTorch."""
 
     def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
         super().__init__(architecture_of(spec).weight_shapes(spec))
@@ -127,12 +125,12 @@ class WholeModule(EncoderModule):
         self.whole = WholeUnit(spec, training)
 
     def own_units(self) -> Iterator[Unit]:
-        """Yield the one unit."""
+        """Yield the single unit."""
         yield self.whole
 
     @property
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """Those of the unit."""
+        """The weights of the unit."""
         return self.whole.weights
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
@@ -142,19 +140,17 @@ class WholeModule(EncoderModule):
 
 
 ModuleForm: TypeAlias = Callable[[Any, TrainingSettings, Members], EncoderModule]
-"""What an architecture may register for `torch_module`: its own module, of this member's part if
-it has a division; see :func:`encoder_module` for the arguments."""
+"""What an architecture may register for `torch_module`: its module, with this member's part if it
+has a division; see :func:`encoder_module` for the arguments."""
 
 
 def encoder_module(
     spec: EncoderSpec, training: TrainingSettings, members: Members = ALONE
 ) -> EncoderModule:
-    """Make the module of a spec's architecture, whose parameters have no memory.
+    """Return the module of a spec's architecture, whose parameters have no memory.
 
-    Args:
-        spec: The shape of the whole encoder.
-        training: Precision of the matrix products, and whether activations are checkpointed.
-        members: That hold it together, of which this worker has its part.
+    The spec is that of the whole encoder; this worker gets its part among the members. The settings
+    give the precision, and whether activations are checkpointed.
     """
     architecture = architecture_of(spec)
     if "torch_module" not in architecture.forms:
@@ -164,7 +160,7 @@ def encoder_module(
 
 
 def allocate(module: torch.nn.Module, device: torch.device) -> None:
-    """Give memory on a device to the parameters of a module that have none, and are of no value."""
+    """Give memory on a device to parameters without any; their values are undefined."""
     # What `to_empty` does to all tensors; libraries that split parameters know of it.
     module._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
 

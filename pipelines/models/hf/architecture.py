@@ -1,7 +1,7 @@
-"""Encoders of the library `transformers`: their shape, their folders, and how they are divided.
+"""Encoders of the library `transformers`: their shape, their folders, and their division.
 
-A model is divided by the library's own plan of its type, which names the matrices that are divided
-by their rows and those by their columns.
+The library's plan of a model's type divides it: it names the matrices that are divided by rows and
+those by columns.
 """
 
 from __future__ import annotations
@@ -51,17 +51,15 @@ _OF_A_FILE = (
     "torch_dtype",
     "transformers_version",
 )
-"""What config.json says of the checkpoint that it came with, and not of the model's shape."""
+"""Keys of config.json that describe the checkpoint and not the model's shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HfSpec(EncoderSpec):
-    """An encoder, or a decoder that is used as one, of the library `transformers`.
+    """An encoder of `transformers`, or a decoder that is used as one.
 
-    Attributes:
-        config: Its config.json, as JSON text with sorted keys.
-        pooling: How hidden states become an embedding.
-        largest_dropout: The largest share that it was made to be trained without, anywhere in it.
+    Its config.json is JSON text with sorted keys. ``largest_dropout`` is the largest one, at any
+    place, that it is meant to be trained with.
     """
 
     kind: ClassVar[str] = "hf"
@@ -72,7 +70,7 @@ class HfSpec(EncoderSpec):
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """What it was made to be trained with; None without dropout."""
+        """The dropout that the encoder is meant to be trained with; None without."""
         share = self.largest_dropout
         return DropoutRates(share, share, own=True) if share else None
 
@@ -84,12 +82,12 @@ class HfSpec(EncoderSpec):
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Return the text of a config.json by which equal models have equal specs."""
+    """Return the text of a config.json; equal models have equal texts."""
     return json.dumps({key: config[key] for key in sorted(config) if key not in _OF_A_FILE})
 
 
 def recognises(folder: Path, modules: Modules) -> bool:
-    """Return whether a folder holds a transformer that tells its type."""
+    """Return whether a folder holds a transformer whose config.json has a type."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
@@ -122,7 +120,7 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
 def write(
     folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
 ) -> list[tuple[str, str]]:
-    """Write transformer and what follows it; return class and path of the modules."""
+    """Write the transformer and the modules after it; return class and path of each."""
     architecture = _library(folder).write_weights(folder, spec, weights)
     storage.write_json(
         folder / CONFIG_FILE,
@@ -133,7 +131,7 @@ def write(
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
-    """Return how many tokens the model in a folder reads, and the positions that it knows."""
+    """Return how many tokens the model in a folder reads, and its positions."""
     home = transformer_home(folder, modules)
     config = records.read_object(home / CONFIG_FILE)
     positions = _library(folder).read_shape(home, config).positions or UNLIMITED
@@ -153,12 +151,12 @@ def division_axes(spec: HfSpec) -> Mapping[str, int]:
 
 @lru_cache(maxsize=16)
 def _of_library(function: str, config: str) -> Any:
-    """Return what a function of the library's module says of a config.json, by a model of it."""
+    """Return the cached result of a function of the library's module for a config.json."""
     return getattr(_library(), function)(config)
 
 
 def _library(folder: Path = Path()) -> Any:
-    """Import the module that imports transformers and PyTorch, for the model in a folder."""
+    """Import the module that needs transformers and PyTorch, for the model in a folder."""
     try:
         return import_module("pipelines.models.hf.torch_library")
     except ImportError as error:
@@ -170,7 +168,7 @@ def _library(folder: Path = Path()) -> Any:
 
 
 def _refuse_random(*unused: Any) -> NoReturn:
-    """Refuse a random start: settings of ours do not describe these models."""
+    """Refuse a random start: this package's settings do not describe these models."""
     raise InputError(
         "encoder.kind",
         "`hf` starts from a checkpoint only",

@@ -1,11 +1,11 @@
-"""Encoders of `transformers` in PyTorch; see :class:`pipelines.models.frameworks.torch.Form`.
+"""Encoders of `transformers` in PyTorch, as functions and as modules that are gathered by layer.
 
-Encoders of `transformers` as modules: each layer of the library's model is gathered on its own.
+See :class:`pipelines.models.frameworks.torch.Form`. As modules, each layer of the library's model
+is gathered alone. The library runs its layers itself, so all sides of a granule are one batch: a
+layer that computed side after side would have its whole gradient kept until the last.
 
-The library runs its layers itself, one after the other, so all sides of a granule are one batch: a
-layer that computed one side after the other would have its whole gradient kept until the last.
-What stands in the padding has no influence, but noise has: with dropout, and for models with
-weights that no embedding depends on, the encoder is gathered at once.
+Padding has no influence, but noise has: with dropout, and for models with weights that no embedding
+depends on, the encoder is gathered at once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from pipelines.settings import TrainingSettings
 class HfEncoder(Encode):
     """Forward passes of a model, or of a part of it; see :class:`.Encode`.
 
-    Casts are those of ``torch.autocast``. Dropout is the library's own, from PyTorch's generator,
-    which is seeded for each forward pass and put back after it.
+    Casts are those of ``torch.autocast``. Dropout is the library's, from PyTorch's generator, which
+    is seeded for each forward pass and restored after it.
     """
 
     def __init__(
@@ -86,23 +86,19 @@ class HfEncoder(Encode):
 
 
 class _Linear(torch.nn.Linear):  # type: ignore[misc]
-    """The library's layer, multiplied as all others are here."""
+    """The library's layer, by :func:`pipelines.models.frameworks.torch.linear`."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """See :func:`pipelines.models.frameworks.torch.linear`."""
         return linear(states, self.weight, self.bias)
 
 
 def empty_on(
     config: str, dropout: float | None, device: torch.device, members: Members = ALONE
 ) -> Any:
-    """Return a model that multiplies as all others do here, without memory for its weights.
+    """Return a model with this package's linear layers, without memory for its weights.
 
-    Args:
-        config: Text of a config.json.
-        dropout: Share that is dropped; None: as config.json says.
-        device: Of its buffers.
-        members: That hold it together; it has this one's part.
+    ``config`` is the text of a config.json; a dropout of None is as it says. The device is that of
+    buffers. Of a model that members hold together, this one's part is returned.
     """
     model = empty_model(config, dropout)
     if members.size > 1:
@@ -116,12 +112,7 @@ def empty_on(
 
 
 class _Model:
-    """A model of the library without weights of its own; see :func:`empty_on`.
-
-    Attributes:
-        module: The model.
-        words: Its word embedding.
-    """
+    """A model of the library without weights, and its word embedding; see :func:`empty_on`."""
 
     def __init__(
         self,
@@ -149,10 +140,9 @@ class _Model:
 
     @contextmanager
     def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Give the model its weights for a while; what ``functional_call`` does too.
+        """Lend the model its weights, as ``functional_call`` does.
 
-        That function cannot be used alone: layers that are computed once more for their gradients
-        run long after it has returned.
+        That function does not suffice: recomputed layers run long after it has returned.
         """
         if self._held is weights:
             yield
@@ -209,12 +199,12 @@ def _model(
     device: torch.device,
     members: Members,
 ) -> _Model:
-    """Kept between forward passes: building one takes longer than a small batch."""
+    """Return a cached model: building one takes longer than a small batch."""
     return _Model(config, dropout, checkpointed=checkpointed, device=device, members=members)
 
 
 def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and which of them are tokens, int64 [texts, width], padded at the right."""
+    """Return token ids and the mask of tokens, int64 [texts, width], padded on the right."""
     count = len(batch.token_ids)
     ones = torch.ones(count, 1, dtype=torch.int64, device=batch.token_ids.device)
     attention_mask = batch.rectangle(ones)[:, :, 0]
@@ -234,7 +224,7 @@ def hf_module(spec: HfSpec, training: TrainingSettings, members: Members) -> Enc
 
 
 class HfModule(EncoderModule):
-    """A model of the library, gathered layer by layer; what is in no layer stays."""
+    """A model of the library, gathered layer by layer; the rest stays."""
 
     def __init__(self, spec: HfSpec, model: Any, training: TrainingSettings) -> None:
         super().__init__(spec)
@@ -280,7 +270,7 @@ class HfModule(EncoderModule):
 
 
 def _layer_path(name: str) -> str | None:
-    """Return the path of the layer that a weight is of; None for one outside of the layers."""
+    """Return the path of a weight's layer; None outside of the layers."""
     number = layer_of(name)
     if number is None:
         return None

@@ -1,12 +1,10 @@
 """Models of the library `transformers`: built without memory, read, written and divided.
 
-Code from a checkpoint's folder is never run.
-
-Models are divided by the library's tensor parallel plans. A plan says of each linear layer, by the
-path of its module, whether it is divided by rows (``colwise``: what it gives is divided) or by
-columns (``rowwise``: what it takes is), and of which weights of others each member sees a part of
-the gradient. A member's model is the library's own with a part of each matrix: attention finds the
-number of its heads from what it is given.
+Code from a checkpoint's folder is never run. The library's tensor parallel plans divide the models.
+By module path, a plan divides a linear layer by rows (``colwise``: its output is divided) or by
+columns (``rowwise``: its input is divided). It also names other weights of whose gradient each
+member sees a part. A member's model is the library's with a part of each matrix: attention derives
+its number of heads from its input.
 
 Source: ``base_model_tp_plan`` of the library's configurations, and "Megatron-LM", see
 :mod:`pipelines.models.frameworks.torch_division`.
@@ -56,20 +54,16 @@ from pipelines.models.weights import WORDS, Weights, part_shape
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED = -1
-"""Of XLNet's positions."""
+"""XLNet's number of positions, which has no bound."""
 UNUSED = "pooler."
-"""What begins the names of weights that no hidden state depends on."""
+"""The prefix of weights that no hidden state depends on."""
 
 
 class Shape(NamedTuple):
     """What other parts must know of a model.
 
-    Attributes:
-        vocabulary: Rows of the word embedding.
-        hidden: Width of the hidden states.
-        pad_token_id: Fills short texts.
-        positions: Tokens that it knows places for; None if there is no bound.
-        dropout: The largest share that it drops anywhere in training.
+    The vocabulary is the number of word embeddings, hidden the width of the states. Positions are
+    None without a bound. Dropout is the largest share in training.
     """
 
     vocabulary: int
@@ -80,11 +74,10 @@ class Shape(NamedTuple):
 
 
 def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
-    """Return what config.json tells.
+    """Return the shape of the model of a config.json.
 
     Raises:
-        InputError: With the key ``encoder.start``: it is of no text encoder or decoder that the
-            library knows.
+        InputError: With the key ``encoder.start``: the library knows no such text model.
     """
     found = _config(folder, config)
     text = found.get_text_config()
@@ -99,7 +92,7 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
 
 
 def _positions(config: Any) -> int | None:
-    """Return tokens that a model knows places for; None if there is no bound."""
+    """Return the number of positions of a model; None without a bound."""
     positions = getattr(config, "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else None
 
@@ -129,7 +122,7 @@ def _config(folder: Path, config: Mapping[str, Any]) -> Any:
 
 
 def _check_sizes(folder: Path, config: Any) -> None:
-    """Refuse sizes that the weights in a folder do not have, before a model of them is built."""
+    """Refuse sizes that a folder's weights do not have, before a model is built."""
     shapes = checkpoint_shapes(folder)
     for key in ("hidden_size", "vocab_size", "num_attention_heads"):
         check_size(folder, key, getattr(config, key, 1))
@@ -146,11 +139,9 @@ def config_of(text: str) -> Any:
 
 
 def empty_model(text: str, dropout: float | None = 0.0) -> Any:
-    """Return a model whose parameters have no memory and whose buffers have.
+    """Return a model of a config.json whose parameters have no memory and whose buffers have.
 
-    Args:
-        text: A config.json.
-        dropout: Share that is dropped wherever the model drops anything; None: its own.
+    The share of dropout applies wherever the model drops anything; None keeps its own.
     """
     config = config_of(text)
     config.use_cache = False
@@ -163,7 +154,7 @@ def empty_model(text: str, dropout: float | None = 0.0) -> Any:
 
 
 def _dropouts(config: Any) -> dict[str, float]:
-    """Return the shares that a configuration says are dropped, by its keys."""
+    """Return the shares of dropout in a configuration, by its keys."""
     return {
         key: value
         for key, value in config.to_dict().items()
@@ -172,11 +163,11 @@ def _dropouts(config: Any) -> dict[str, float]:
 
 
 _SEE_ALL = frozenset({"bert-generation", "cpmant", "xlnet"})
-"""Of the types that the library has as causal models alone, those whose tokens see later ones."""
+"""Types that the library has only as causal models, whose tokens see later ones nonetheless."""
 
 
 def is_decoder(text: str) -> bool:
-    """Return whether each token of the model of a config.json sees those before it alone."""
+    """Return whether each token of the model of a config.json sees only earlier ones."""
     config = config_of(text)
     kind, own = type(config), config.get_text_config()
     # The library has encoders as language models too, if they are told that they are decoders.
@@ -192,7 +183,7 @@ def is_decoder(text: str) -> bool:
 def own_names(model: Any) -> dict[str, str]:
     """Return the model's names of the weights that embeddings depend on, by canonical names.
 
-    They are the same but for the word embedding, which comes first.
+    Only the word embedding, which comes first, has another name.
     """
     names = [name for name, _ in model.named_parameters() if not name.startswith(UNUSED)]
     inputs = model.get_input_embeddings()
@@ -211,7 +202,7 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
     """Return the weights under canonical names, as the library loads them.
 
     Raises:
-        InputError: With the key ``encoder.start``: some are missing, or of another shape.
+        InputError: With the key ``encoder.start``: weights are missing, or of another shape.
     """
     if not any(folder.glob("*.safetensors")):
         logger.warning("%s has no safetensors: it is read by torch.load(weights_only=True)", folder)
@@ -236,9 +227,9 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
 
 
 def write_weights(folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray]) -> str:
-    """Write the weights as the library names them in files; return the class of the model.
+    """Write the weights under the library's names; return the class of the model.
 
-    What no embedding depends on is written as zeros, since the library would miss it.
+    Weights that no embedding depends on become zeros, since the library would miss them.
     """
     model = empty_model(spec.config)
     names = own_names(model)
@@ -271,7 +262,7 @@ def _loaded(folder: Path, spec: HfSpec) -> tuple[Any, Mapping[str, Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's bars and reports to itself."""
+    """Silence the library's progress bars and reports."""
     bars, level = library_logging.is_progress_bar_enabled(), library_logging.get_verbosity()
     library_logging.disable_progress_bar()
     library_logging.set_verbosity_error()
@@ -284,7 +275,7 @@ def _quiet() -> Iterator[None]:
 
 
 BY_ROWS, BY_COLUMNS = "colwise", "rowwise"
-"""The library names what is divided of the transposed matrix."""
+"""The library's names of divisions, which speak of the transposed matrix."""
 GRADIENT_IN_PARTS = "replicated_with_grad_allreduce"
 _STYLES = frozenset({BY_ROWS, BY_COLUMNS, GRADIENT_IN_PARTS})
 _NUMBER = re.compile(r"\.\d+\.")
@@ -295,12 +286,12 @@ DIVIDED_TYPES = (
     *("jais2", "llama", "ministral", "ministral3", "mistral", "nanochat", "nemotron", "olmo"),
     *("phi", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "ultrabert", "vaultgemma"),
 )
-"""Those whose gradients in two parts were held against the whole model's, which no look at a plan
-can replace: some types compute across the numbers that members have parts of."""
+"""Types whose divided gradients were compared with the whole model's. The plan alone does not tell:
+some types compute across numbers that members have parts of."""
 
 
 def why_undivided(text: str) -> str | None:
-    """Return why the model of a config.json cannot be divided, if it cannot."""
+    """Return why the model of a config.json cannot be divided; None if it can."""
     config = config_of(text)
     plan = getattr(config, "base_model_tp_plan", None) or {}
     kind = f"`model_type: {config.model_type}`"
@@ -338,7 +329,7 @@ def _axes(model: Any, styles: Mapping[str, str]) -> dict[str, int]:
 
 
 def divided_numbers(text: str) -> dict[str, int]:
-    """Return what members must share evenly."""
+    """Return the numbers that members must share evenly, by what they are called."""
     config = config_of(text).get_text_config()
     heads = config.num_attention_heads
     return {
@@ -349,7 +340,7 @@ def divided_numbers(text: str) -> dict[str, int]:
 
 
 def divide(model: Any, text: str, members: Members) -> None:
-    """Make a model of :func:`empty_model` that of one member: with a part of each matrix."""
+    """Reduce a model of :func:`empty_model` to one member's, with a part of each matrix."""
     styles, names = _styles(config_of(text), model), own_names(model)
     axes = {names[canonical]: axis for canonical, axis in _axes(model, styles).items()}
     words = _divided_words(model)
@@ -374,9 +365,9 @@ def divide(model: Any, text: str, members: Members) -> None:
 
 
 class _Enter:
-    """Has states enter what members compute together; a hook of a block of divided layers.
+    """Passes states to what members compute together; a hook of a block of divided layers.
 
-    Once for all of its layers, whose gradients are added up before they are exchanged.
+    One exchange serves the whole block: the gradients of its layers are added up first.
     """
 
     def __init__(self, members: Members) -> None:
@@ -391,22 +382,22 @@ class _Enter:
 
 
 class _ColumnsLinear(torch.nn.Linear):  # type: ignore[misc]
-    """A layer of whose matrix each member has some columns."""
+    """A layer with some columns of the matrix on each member."""
 
     members: Members
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the same on all members."""
+        """Return the product, the same on all members."""
         return summed_linear(self.members, states, self.weight, self.bias)
 
 
 class _DividedWords(torch.nn.Embedding):  # type: ignore[misc]
-    """The word embedding, of which each member has some rows."""
+    """The word embedding, with some rows on each member."""
 
     members: Members
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the same on all members."""
+        """Return the words' vectors, the same on all members."""
         found = self.members.look_up(
             self.weight,
             ids.flatten(),
@@ -418,13 +409,13 @@ class _DividedWords(torch.nn.Embedding):  # type: ignore[misc]
 
 
 class _EnteredWeights:
-    """A layer that each member has as a whole, and applies to its part of the states alone."""
+    """A layer that each member holds whole, and applies only to its part of the states."""
 
     members: Members
     _parameters: dict[str, torch.Tensor | None]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return the layer's own, with weights whose gradient is the sum of the members'."""
+        """Run the layer with weights whose gradient is the sum of the members'."""
         before = dict(self._parameters)
         try:
             for name, own in before.items():
@@ -437,25 +428,25 @@ class _EnteredWeights:
 
 
 def _styles(config: Any, model: Any) -> dict[str, str]:
-    """Return what the plan says of the modules that it names, by their paths."""
+    """Return the plan's entries by the paths of the modules that they name."""
     plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     paths = (path for path, _ in model.named_modules())
     return {path: plan[_generic(path)] for path in paths if _generic(path) in plan}
 
 
 def _generic(path: str) -> str:
-    """Return a path as plans have it, for all layers."""
+    """Return a path as plans write it, for all layers."""
     return _NUMBER.sub(".*.", path)
 
 
 def _blocks(styles: Mapping[str, str]) -> list[str]:
-    """Return the paths of what has layers that take whole states, and give parts."""
+    """Return the paths of blocks whose layers take whole states and give parts."""
     of_rows = (path.rpartition(".")[0] for path, style in styles.items() if style == BY_ROWS)
     return list(dict.fromkeys(of_rows))
 
 
 def _beside(model: Any, styles: Mapping[str, str]) -> set[str]:
-    """Layers with weights of their own within those blocks that the plan does not name."""
+    """Return layers in those blocks that have weights and are not in the plan."""
     return {
         f"{path}.{inner}"
         for path in _blocks(styles)
@@ -465,6 +456,6 @@ def _beside(model: Any, styles: Mapping[str, str]) -> set[str]:
 
 
 def _divided_words(model: Any) -> torch.nn.Embedding | None:
-    """Return the word embedding, if it is one of PyTorch's own; others are held by each member."""
+    """Return the word embedding if it is PyTorch's class; each member holds any other whole."""
     words = model.get_input_embeddings()
     return words if type(words) is torch.nn.Embedding else None

@@ -1,6 +1,6 @@
-"""The backends by which token ids are embedded, and the one that is taken here.
+"""The backends that embed token ids, and the choice among them. Runs on an executor or the driver.
 
-A backend computes; its module is imported when it is chosen. Runs on an executor, or on the driver.
+A backend's module is imported when it is chosen.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import TERMS, Weights
 
 Precision = Literal["auto", "fp32", "bf16"]
-"""``auto``: bf16 on a GPU or CPU with the instructions for it, otherwise fp32."""
+"""``auto``: bf16 on a GPU or CPU with instructions for it, otherwise fp32."""
 
 GPU_BACKEND = "torch"
-"""The backend that can compute on a GPU."""
+"""The backend for GPUs."""
 
 
 def token_embedder(
@@ -34,15 +34,10 @@ def token_embedder(
 ) -> TokenEmbedder:
     """Return a function over padded batches of token ids. Runs on an executor.
 
-    What a backend has is a function of the same arguments but for its own name.
-
-    Args:
-        spec: The shape.
-        weights: fp32, in canonical names.
-        backend: A name of :data:`BACKENDS`, or ``auto``.
-        threads: CPU threads, if the backend has not begun in this process.
-        precision: Of the matrix products; see :data:`Precision`.
-        device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+    A backend, of :data:`BACKENDS` or ``auto``, is a function of the same arguments except its name.
+    The weights are fp32, in canonical names. Threads count if the backend has not begun in this
+    process. For the precision of matrix products see :data:`Precision`. The device is ``cpu``, or a
+    GPU of the backend `torch` (``cuda:0``).
     """
     open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
     own_spec, own_weights = without_terms(spec, weights)
@@ -57,11 +52,9 @@ def token_embedder(
 
 
 def choose_backend(name: str, kind: str | None = None) -> str:
-    """Return the backend of a name, or for ``auto`` the first that is installed and has a form.
+    """Return the backend of a name; for ``auto`` the first that is installed and has a form.
 
-    Args:
-        name: Of the backend, or ``auto``.
-        kind: The model's architecture; None if its fit is known.
+    The kind is the model's architecture; None if its fit is known.
 
     Raises:
         InputError: There is no such backend, it has no form of the architecture, or its package is

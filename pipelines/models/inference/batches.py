@@ -12,22 +12,16 @@ import pyarrow as pa
 from pipelines.tokens.encoding import Encoded
 
 TokenEmbedder = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Token ids int32 [batch, tokens], padded with 0, and lengths int32 [batch], at least 1, to fp32
-[batch, hidden]."""
+"""Maps token ids int32 [batch, tokens], padded with 0, and lengths int32 [batch], at least 1, to
+fp32 [batch, hidden]."""
 
 BATCH_TOKENS = 1024
-"""Tokens of one forward pass on a CPU: the activations of more no longer stay in a core's own
-cache."""
+"""Tokens of a forward pass on a CPU: the activations of more exceed a core's own cache."""
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Token ids of texts, one text after the other.
-
-    Attributes:
-        ids: int32 [tokens].
-        lengths: int32 [texts], at least 1 each.
-    """
+    """Concatenated token ids of texts, int32 [tokens], and lengths, int32 [texts], at least 1."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -40,7 +34,7 @@ class TokenRows:
 
     @classmethod
     def distinct(cls, encoded: Encoded) -> tuple[TokenRows, np.ndarray]:
-        """Return the different rows of a column without nulls, and which of them each text has."""
+        """Return the distinct rows of a column without nulls, and the number of each text's row."""
         found = encoded.ids.dictionary_encode()
         different = found.dictionary
         _, offsets, data = different.buffers()
@@ -50,13 +44,10 @@ class TokenRows:
 
 
 def batches(rows: TokenRows, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the numbers, int64, of rows of similar length that make up a batch.
+    """Yield batches: the numbers, int64, of rows of similar length.
 
-    The longest come first, so that a batch that is too large for the memory fails at once.
-
-    Args:
-        rows: The texts.
-        batch_tokens: Tokens of a batch, padding included; a longer text is a batch alone.
+    The longest come first, so that a batch too large for the memory fails at once. The limit of
+    tokens includes padding; a longer text is a batch alone.
     """
     order = np.argsort(-rows.lengths, kind="stable")
     start = 0
@@ -67,12 +58,9 @@ def batches(rows: TokenRows, batch_tokens: int) -> Iterator[np.ndarray]:
 
 
 def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return token ids of some rows, int32 [places, longest], padded with 0.
+    """Return the token ids of rows, int32 [places, longest], padded with 0.
 
-    Args:
-        rows: The texts.
-        starts: int64 [texts], where each begins.
-        places: Numbers of the rows.
+    The starts, int64 [texts], are those of all rows; the places are the numbers of the wanted ones.
     """
     lengths = rows.lengths[places]
     column = np.arange(int(lengths.max()))
@@ -83,13 +71,9 @@ def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarra
 def embed_rows(
     embed: TokenEmbedder, rows: TokenRows, *, hidden: int, batch_tokens: int = BATCH_TOKENS
 ) -> np.ndarray:
-    """Embed texts in batches of similar length; fp32 [texts, hidden], in their order.
+    """Embed texts, special tokens included, in batches of similar length; return them in order.
 
-    Args:
-        embed: Embeds one padded batch.
-        rows: The texts, special tokens included.
-        hidden: Width of an embedding.
-        batch_tokens: Tokens of one forward pass.
+    The embeddings are fp32 [texts, hidden]. A forward pass has ``batch_tokens``.
     """
     embeddings = np.empty((len(rows.lengths), hidden), np.float32)
     starts = np.cumsum(rows.lengths, dtype=np.int64) - rows.lengths

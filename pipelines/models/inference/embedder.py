@@ -1,7 +1,7 @@
 """Embeds texts in this process. Runs on an executor.
 
-A backend computes, see :mod:`.backends`. All that comes before it is shared: token ids, equal texts
-once, and batches of similar length.
+All backends, see :mod:`.backends`, share the steps before them: token ids, equal texts once, and
+batches of similar length.
 """
 
 from __future__ import annotations
@@ -29,19 +29,11 @@ from pipelines.tokens.start import NO_PROMPTS, Prompts
 GPU_BATCH_TOKENS = 65536
 
 TEXTS_AT_ONCE = 8192
-"""Texts that are tokenised and sorted together, which bounds the memory for their ids."""
+"""Texts that are tokenised and sorted together; it bounds the memory for their ids."""
 
 
 class TextEmbedder:
-    """Texts to embeddings.
-
-    Args:
-        encoder: Makes token ids.
-        embed_tokens: Embeds batches of them.
-        hidden: Width of an embedding.
-        batch_tokens: Tokens of one forward pass.
-        prompts: The model's.
-    """
+    """Embeds texts, as ``hidden`` numbers each, in forward passes of ``batch_tokens``."""
 
     def __init__(
         self,
@@ -62,10 +54,7 @@ class TextEmbedder:
     ) -> np.ndarray:
         """Embed texts, those of equal tokens once; fp32 [texts, hidden], in their order.
 
-        Args:
-            texts: Strings, or a column without nulls.
-            prompt_name: Which prompt stands before each of them; see
-                :meth:`~pipelines.tokens.start.Prompts.before`.
+        A column has no nulls. For prompts see :meth:`~pipelines.tokens.start.Prompts.before`.
         """
         column = text_column(texts)
         encoder = PromptedEncoder(self._encoder, self.prompts.before(prompt_name))
@@ -80,11 +69,11 @@ class TextEmbedder:
         return embeddings
 
     def queries(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
-        """Embed texts that are to find others, by the model's prompt for queries."""
+        """Embed search queries, with the model's prompt for queries."""
         return self(texts, self.prompts.sides[0])
 
     def documents(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
-        """Embed texts that are to be found, by the model's prompt for documents."""
+        """Embed documents to be found, with the model's prompt for documents."""
         return self(texts, self.prompts.sides[1])
 
 
@@ -97,18 +86,13 @@ def load_embedder(
     device: str = "cpu",
     batch_tokens: int | None = None,
 ) -> TextEmbedder:
-    """Load an encoder folder. Runs on an executor.
+    """Load a folder that :func:`~pipelines.models.folder.read_model` reads. Runs on an executor.
 
-    Args:
-        folder: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        backend: See :func:`.token_embedder`, as for the next three.
-        threads: CPU threads.
-        precision: Of the matrix products.
-        device: ``cpu``, or a GPU.
-        batch_tokens: Tokens of one forward pass; what suits the device unless given.
+    For backend, threads, precision and device see :func:`.token_embedder`. ``batch_tokens`` are
+    those of a forward pass; by default they suit the device.
 
     Raises:
-        InputError: The folder holds no encoder that can be read, or the backend is not there.
+        InputError: The folder holds no encoder that can be read, or the backend is missing.
     """
     folder = local_folder(location(folder))
     spec, weights, tokenizer = read_model(folder)

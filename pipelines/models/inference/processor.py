@@ -1,4 +1,4 @@
-"""What this machine's processor can do, by what Linux tells of it. Runs anywhere."""
+"""The abilities of this machine's processor, as Linux reports them. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
 BF16_CAPABILITY = (8, 0)
-"""CUDA's compute capability from which on GPUs have units for bf16; source: CUDA C++ Programming
-Guide, "Compute Capabilities"."""
+"""CUDA's compute capability from which on GPUs have bf16 units; source: CUDA C++ Programming Guide,
+"Compute Capabilities"."""
 _WIDEST = {
     # What compilers call x86-64-v4 and v3, and MKL's kernels need.
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -17,12 +17,12 @@ _WIDEST = {
 
 
 def computes_in_bf16(information: Path = CPU_INFORMATION) -> bool:
-    """Return whether a CPU multiplies matrices in bf16; one of which nothing is known does not."""
+    """Return whether a CPU multiplies matrices in bf16; an unknown CPU does not."""
     return _tells(information, r"\b(avx512_bf16|amx_bf16|bf16)\b")
 
 
 def mkl_ignores_avx512(information: Path = CPU_INFORMATION) -> bool:
-    """Return whether a CPU has AVX-512, which Intel's MKL leaves unused on CPUs of others.
+    """Return whether a CPU has AVX-512, which Intel's MKL leaves unused on others' CPUs.
 
     MKL then takes kernels for AVX2, of half the width; before its version of 2020, those for SSE.
     """

@@ -1,10 +1,10 @@
-"""The terms of a prepared corpus. Runs on the driver, by which a bounded sample is read.
+"""The terms of a prepared corpus. Runs on the driver, which reads a bounded sample.
 
 Source: Deerwester, Dumais, Furnas, Landauer and Harshman, "Indexing by latent semantic analysis",
-Journal of the American Society for Information Science 41(6), 1990. Counts are weighed before as
-there is usual: the logarithm of the count times the inverse document frequency, in documents of
+Journal of the American Society for Information Science 41(6), 1990. As usual there, counts are
+weighted first: the logarithm of the count times the inverse document frequency, in documents of
 length 1. Of a token's row of V S^(1/2) only the direction is kept. Its length is the inverse
-document frequency to the power of 0.75, so that a text can be the plain mean of its tokens.
+document frequency to the power of 0.75, so that a text is the plain mean of its tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pipelines.tokens.vocabulary import load_tokenizer, read_special_ids
 
 KEY = "encoder.lsa.dimensions"
 MOST_TEXTS = 50_000
-"""Pairs whose words are counted. Which tokens go together is known long before."""
+"""Pairs whose words are counted: fewer would do to know which tokens go together."""
 POWER = 0.75
 """Of the inverse document frequency. From 0.5 to 1 it makes little difference; see the page on
-measurements, which all that is chosen here comes from."""
+measurements, the source of all constants here."""
 _SEED, _ITERATIONS = 0, 7
 """Of the decomposition: Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM
 Review 53(2), 2011."""
@@ -58,9 +58,9 @@ def check_terms(config: Config, spec: EncoderSpec) -> None:
 
 
 def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSettings) -> np.ndarray:
-    """Return the vectors of the terms of a prepared corpus, fp32 [vocabulary, dimensions].
+    """Return the vectors of a corpus's terms, which are tokens, fp32 [vocabulary, dimensions].
 
-    Of a larger one :data:`MOST_TEXTS` pairs are taken. The terms are of the tokens of an encoder.
+    At most :data:`MOST_TEXTS` pairs are sampled.
     """
     tokenizer = prepared.tokens.tokenizer
     encoder = open_encoder(load_tokenizer(tokenizer), spec.max_length)
@@ -93,17 +93,11 @@ def find_term_vectors(
     weight: float,
     left_out: Collection[int] = (),
 ) -> np.ndarray:
-    """Return the vectors of the tokens of a corpus; takes seconds for 50,000 texts.
+    """Return the vectors of a corpus's tokens, fp32 [vocabulary, dimensions].
 
-    Args:
-        rows: Token ids of its texts.
-        vocabulary: Number of different ids.
-        dimensions: Numbers of a vector. Where texts or tokens are fewer, the last ones are 0.
-        weight: Squared length of the mean vector of one of the texts, on average.
-        left_out: Ids that say nothing about a text, as those of special tokens.
-
-    Returns:
-        fp32 [vocabulary, dimensions]; zeros for what is left out and what no text has.
+    Left-out ids, such as special tokens, and ids without a text have zeros. With fewer texts or
+    tokens than dimensions, the last numbers are 0. ``weight`` is the squared length of a text's
+    mean vector, on average. Takes seconds for 50,000 texts.
     """
     from scipy import sparse
 
@@ -126,10 +120,7 @@ def find_term_vectors(
 
 
 def _directions(counts: Any, rareness: np.ndarray, dimensions: int) -> np.ndarray:
-    """Return directions of tokens, of length 1, fp64 [vocabulary, dimensions].
-
-    They come from how often a text has a token, sparse [texts, vocabulary], and how rare it is.
-    """
+    """Return unit vectors, fp64 [vocabulary, dimensions], of sparse counts [texts, vocabulary]."""
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 

@@ -1,9 +1,9 @@
-"""The terms of latent semantic analysis beside an encoder: what they add, and their folders.
+"""The terms of latent semantic analysis beside an encoder: their vectors, and their modules.
 
-No module of the library's puts two embeddings of a text side by side. One that pools tokens in two
-ways does: the terms are the `mean` of its tokens, and the encoder's embedding is what it is told to
-be the vector of the first token, `cls`. Naming what a Dense module writes is possible from release
-5.4 on; an earlier one refuses to load the folder.
+No module of sentence-transformers concatenates two embeddings of a text. A Pooling of two modes
+does: the terms are the `mean` of its tokens, and the encoder's embedding is passed as the vector of
+the first token, `cls`. Naming a Dense module's output needs release 5.4; earlier ones refuse to
+load the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipelines.models.weights import TERMS, WEIGHT_FILE, Weights, save_weights
 
 VECTORS = "WordEmbeddings"
 BEHIND = (NORMALISING, VECTORS, DENSE, POOLING)
-"""What stands between an encoder's last module and the normalising that every folder ends with."""
+"""The modules between an encoder's last one and the final normalising."""
 _EMBEDDING, _FIRST = "sentence_embedding", "cls_token_embeddings"
 
 Spec = TypeVar("Spec", bound=EncoderSpec)
@@ -39,18 +39,15 @@ def with_terms(
 
 
 def without_terms(spec: Spec, weights: Mapping[str, np.ndarray]) -> tuple[Spec, Weights]:
-    """Return the encoder alone, of one that may have terms beside it."""
+    """Return the encoder without terms, if it has any."""
     return replace(spec, lsa=0), {name: weights[name] for name in weights if name != TERMS}
 
 
 def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
-    """Return what embeds token ids by an encoder and by the terms beside it. Runs on an executor.
+    """Return an embedder of token ids by an encoder and its terms. Runs on an executor.
 
-    Its embeddings are of length 1: the encoder's numbers, and behind them the mean of the tokens'.
-
-    Args:
-        embed: The encoder's embeddings, of length 1.
-        vectors: Of the terms, fp32 [vocabulary, dimensions].
+    Its embeddings are the encoder's, of length 1, followed by the mean of the tokens' vectors, of
+    fp32 [vocabulary, dimensions]; both together are scaled to length 1.
     """
 
     def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -65,14 +62,11 @@ def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
 
 
 def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
-    """Move the transformer out of the root of a folder, where other libraries look for a model.
+    """Move the transformer out of a folder's root; return the modules afterwards.
 
-    They know no module but the transformer and its pooling, and would compute embeddings without
-    the terms. In a folder that has no config.json they find nothing.
-
-    Args:
-        folder: That holds a transformer and what follows it, and nothing else.
-        modules: Of that folder; those of after are returned.
+    Other libraries look for a model in the root. They know only the transformer and its pooling,
+    and would compute embeddings without the terms. Without a config.json in the root they find
+    nothing. The folder holds a transformer and what follows it, and nothing else.
     """
     (kind, path), *others = modules
     if path:
@@ -86,7 +80,7 @@ def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
 
 
 def part_modules(modules: Modules) -> tuple[Modules, Modules]:
-    """Return the modules of the encoder alone, and those of the terms, if there are some."""
+    """Return the modules of the encoder alone, and those of its terms, if any."""
     kinds = tuple(kind for kind, _ in modules)
     if VECTORS not in kinds:
         return modules, ()
@@ -95,14 +89,10 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 
 
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
-    """Read the vectors of the terms beside an encoder, fp32 [vocabulary, dimensions].
-
-    Args:
-        folder: Of the model.
-        modules: The second of :func:`part_modules`.
+    """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`.
 
     Raises:
-        InputError: With the key ``encoder.start``: the modules are others than are written here.
+        InputError: With the key ``encoder.start``: the modules are not of this package.
     """
     homes = {kind: folder / path for kind, path in modules}
     found = None
@@ -118,14 +108,7 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
 def write_terms(
     folder: Path, spec: EncoderSpec, vectors: np.ndarray, before: int
 ) -> list[tuple[str, str]]:
-    """Write the modules of the terms into the folder of an encoder; return class and path of each.
-
-    Args:
-        folder: Existing.
-        spec: With terms.
-        vectors: Theirs.
-        before: How many modules the encoder has.
-    """
+    """Write the terms' modules after ``before`` modules of an encoder; return class and path."""
     modules = [(kind, f"{before + place}_{kind}") for place, kind in enumerate(BEHIND)]
     homes = {kind: folder / path for kind, path in modules}
     homes[NORMALISING].mkdir()

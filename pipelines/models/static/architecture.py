@@ -1,8 +1,8 @@
-"""Static encoders: what they are made of, and how they stand in a sentence-transformers folder.
+"""Static encoders: their parts, and their sentence-transformers folders.
 
 The StaticEmbedding module of sentence-transformers tokenises without special tokens, and embeds a
-text as the mean of all its tokens' vectors. How many tokens of a text are read stands in its
-tokenizer, which the module uses as it is.
+text as the mean of all its tokens' vectors. Its tokenizer, which it uses unchanged, holds the
+length.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"
 ENDS = 2
-"""The special tokens around a text: a length counts them, and the tokenizer of a StaticEmbedding,
-which adds none, does not."""
+"""The special tokens around a text. A length counts them; the tokenizer of a StaticEmbedding adds
+none and does not."""
 
 _FOLDER = "0_StaticEmbedding"
-"""Releases before 5 take what stands in the root for a transformer."""
+"""Releases before 5 take a module in the root for a transformer."""
 _NAMES = ("embedding.weight", "embeddings")
-"""Of the matrix, as sentence-transformers writes it, and as model2vec does."""
+"""The matrix's names in sentence-transformers and in model2vec."""
 _ROWS, _FACTORS = "mapping", "weights"
-"""What model2vec may write beside its matrix: the row and the weight of each token."""
+"""model2vec's optional arrays beside its matrix: the row and the weight of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSpec(EncoderSpec):
-    """Static token embeddings, which have no weights but the word embedding.
+    """Static token embeddings, whose only weights are the word embedding.
 
     A text is embedded as the mean of its tokens' vectors without the first and the last token's
     ([CLS] and [SEP]), and a text of no other tokens as zeros. Source: Wieting, Bansal, Gimpel and
@@ -71,8 +71,8 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
     """Read a folder whose first module is a StaticEmbedding.
 
     Raises:
-        InputError: With the key ``encoder.start``, for further modules than Normalize, weights
-            other than one matrix, and a tokenizer without a special token at either end.
+        InputError: With the key ``encoder.start``: further modules than Normalize, weights other
+            than one matrix, or a tokenizer without a special token at either end.
     """
     (_, path), *others = modules
     kinds = [kind for kind, _ in others]
@@ -112,12 +112,12 @@ def write(
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
-    """Return how many tokens the model in a folder reads, and that it may read them all."""
+    """Return how many tokens the model in a folder reads; it may read any number."""
     return Lengths(_length(folder / dict(modules)[STATIC_MODULE]), UNLIMITED)
 
 
 def _word_rows(folder: Path, weights: Weights) -> np.ndarray:
-    """Return the vector of each token, as sentence-transformers makes it of what a file holds."""
+    """Return each token's vector, as sentence-transformers makes it of the stored arrays."""
     own, quantised = _NAMES
     found = {own: (), quantised: (_ROWS, _FACTORS)}
     name = next((one for one in found if one in weights), "")
@@ -132,7 +132,7 @@ def _word_rows(folder: Path, weights: Weights) -> np.ndarray:
 
 
 def _length(home: Path) -> int:
-    """Return how many tokens the tokenizer in the module's folder leaves, special ones included."""
+    """Return the tokenizer's truncation length, special tokens included."""
     path = home / TOKENIZER_FILE
     truncation = records.read_object(path).get("truncation") if path.is_file() else None
     if truncation and truncation.get("direction") == "Left":

@@ -16,7 +16,7 @@ from pipelines.models.weights import WORDS
 def encode(
     spec: StaticSpec, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
 ) -> Any:
-    """Return the mean of what is between the first and the last token; zeros if nothing is."""
+    """Return the mean between the first and the last token; zeros if nothing is there."""
     words = op.gather(op.constant(weights[WORDS]), token_ids, integer(0))
     column = op.unsqueeze(positions_of(token_ids), integer(0))
     length = op.unsqueeze(lengths, integer(1))

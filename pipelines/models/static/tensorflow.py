@@ -19,9 +19,9 @@ def encode(
     dtype: tf.DType,
     dropout: Dropout,
 ) -> tf.Tensor:
-    """Return the mean of what is between the first and the last token; zeros if nothing is.
+    """Return the mean between the first and the last token; zeros if nothing is there.
 
-    All of it is fp32, as there are no matrix products. Dropout takes values of the token vectors.
+    There are no matrix products, so all of it is fp32. Dropout acts on the token vectors.
     """
     # Every text begins with [CLS], so one slice leaves it out. [SEP] is at a different place in
     # each: the count leaves that one out.

@@ -16,8 +16,7 @@ from pipelines.models.weights import WORDS
 class StaticEncoder(Encode):
     """Means of token vectors; see :class:`pipelines.models.frameworks.torch.Encode`.
 
-    There are no matrix products, so all of it is fp32, and no layers whose activations could be
-    checkpointed.
+    There are no matrix products, so all of it is fp32, and no layers to checkpoint.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class StaticEncoder(Encode):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], the token vectors, of which dropout takes values."""
+        """Return the token vectors under dropout, fp32 [tokens, hidden]."""
         words = functional.embedding(batch.token_ids, self._words, sparse=sparse_words)
         return dropped(masks, 0, words)
 
