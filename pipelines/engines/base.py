@@ -160,7 +160,7 @@ class Engine(ABC):
         return 0
 
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what a session started for a run needs beyond its conf so far; both by whole keys."""
+        """Return what a run's new session needs beyond the given conf; both by whole keys."""
         return {}
 
     def extra_submit_conf(self, config: Config) -> Mapping[str, str]:

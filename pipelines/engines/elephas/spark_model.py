@@ -1,10 +1,10 @@
-"""Elephas's Spark model and worker, with one Spark job and one parameter server for a whole run.
+"""Elephas's Spark model and worker, with one Spark job and one parameter server for a run.
 
-In the library's own synchronous mode every epoch is a Spark job, and all workers' weights pass
-through the driver's JVM at its end. Its worker turns a partition into one array and calls Keras's
-``fit`` on it, with a fresh optimiser at every turn. Here the workers of every mode live as long as
-the run, make their steps by the loops of this package, and send their arrays to the parameter
-server. The encoder as a Keras model is there since Elephas trains nothing else.
+In the library's own synchronous mode every epoch is a Spark job, and all weights pass through the
+driver's JVM at its end. Its worker turns a partition into one array and calls Keras's ``fit`` on
+it, with a fresh optimiser each time. Here the workers of every mode live as long as the run, make
+their steps by the loops of this package, and send their arrays to the parameter server. The encoder
+is also a Keras model, since Elephas trains nothing else.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
 
     Args:
         json: The model, as Elephas writes it.
-        task: Of rank 0; the others differ by their rank alone.
+        task: Of rank 0; the others differ only by rank.
     """
 
     def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
@@ -89,13 +89,9 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
         self._task = task
 
     def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
-        """Train from the first step to the last.
+        """Train from the first step to the last, and yield nothing.
 
-        Args:
-            data_iterator: The rank of the worker.
-
-        Returns:
-            Nothing: losses and errors go to the driver's monitor.
+        `data_iterator` holds the worker's rank. Losses and errors go to the driver's monitor.
 
         Raises:
             PipelineError: Spark has started a lost worker a second time.
@@ -129,7 +125,7 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
         return forward(self.spec, named, token_ids, lengths)
 
     def take(self, weights: Weights) -> None:
-        """Take weights by their names."""
+        """Load weights by their names."""
         self.set_weights([weights[name] for name in weight_shapes(self.spec)])
 
     def get_config(self) -> dict[str, Any]:
@@ -143,9 +139,9 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
 
 
 def encoder_model(spec: EncoderSpec, weights: Weights, training: TrainingSettings) -> EncoderModel:
-    """Return a model with weights, compiled, since Elephas takes no other.
+    """Return a model with weights, compiled, since Elephas accepts no other.
 
-    The optimiser stands for what the workers do by themselves; Keras does not run it.
+    The optimiser stands for the workers' own; Keras does not run it.
     """
     model = EncoderModel(spec)
     model.take(weights)
@@ -185,12 +181,12 @@ class GranuleSocketFactory(_GranuleFactory, ClientServerFactory):  # type: ignor
 class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library has no types
     """Trains a run from a checkpoint; its master network holds the result. Runs on the driver.
 
-    Listens from the start, so :meth:`close` must be called in the end.
+    It listens from the start, so :meth:`close` must be called in the end.
 
     Args:
-        task: Of rank 0; the others differ by their rank alone.
+        task: Of rank 0; the others differ only by rank.
         host: Address by which the executors reach the driver.
-        identity: With which connections to the parameter server are encrypted, if they are.
+        identity: Encrypts the connections to the parameter server; None for plain ones.
     """
 
     def __init__(
@@ -225,11 +221,9 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         )
 
     def fit(self, rdd: RDD[int], **kwargs: Any) -> None:
-        """Trains, without the lines that the library prints.
+        """Train, without the library's printed lines.
 
-        Args:
-            rdd: A partition per worker, that holds its rank.
-            kwargs: None are known.
+        Each partition of `rdd` holds a worker's rank.
         """
         self._fit(rdd, **kwargs)
 
@@ -239,7 +233,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
 
     @contextmanager
     def run_parameter_server(self) -> Iterator[None]:
-        """Lets the parameter server serve, and ends it after errors too."""
+        """Serve parameters inside the block, and end after errors too."""
         self.parameter_server.start()
         try:
             yield

@@ -280,14 +280,14 @@ class SideInputs(NamedTuple):
 
 
 class GranuleInputs(NamedTuple):
-    """A granule as the session is fed with it: embedded sides, and the objective's target arrays."""
+    """A granule as the session is fed with it: embedded sides, and the objective's targets."""
 
     sides: list[SideInputs]
     targets: list[Any]
 
 
 def graph_width(width: int, positions: int) -> int:
-    """Return the width that a side is padded to, at most `positions`, so that few graphs suffice."""
+    """Return a side's padded width, at most `positions`; few widths mean few graphs."""
     octave = max(1 << (width.bit_length() - 1), _NARROWEST)
     step = max(octave // _SIZES_PER_OCTAVE, _NARROWEST)
     return min(-(-width // step) * step, positions)
@@ -594,7 +594,7 @@ class _Chief:
     def step(
         self, work: StepWork, replicas: Sequence[Sequence[GranuleInputs]], learning_rate: float
     ) -> tuple[float, float]:
-        """Make an update from the granules of all replicas; return the loss and the gradient norm."""
+        """Make an update from the granules of all replicas; return the loss and the norm."""
         losses = list(
             chain.from_iterable(
                 self._granule_graph(work.source, granules).run(self._session, granules)
