@@ -44,9 +44,9 @@ class Summary:
         examples_per_second: The median.
         spread: Lowest and highest examples per second.
         loss: Over the last :data:`LAST` of the steps, the median of the rounds.
-        loss_spread: Lowest and highest of these.
+        loss_spread: Lowest and highest loss.
         last_losses: Of these steps one by one, the means of the rounds.
-        communication: The median share; None where it cannot be told.
+        communication: The median share; None where it is not known.
     """
 
     strategy: str
@@ -61,13 +61,13 @@ class Summary:
 
 
 def last_losses(reading: Reading) -> list[float]:
-    """Return those of the last :data:`LAST` of the steps: that of one step is of one batch."""
+    """Return those of the last :data:`LAST` of the steps: a single step's is of one batch."""
     losses = [loss for _, _, loss in reading.curve]
     return losses[-max(1, round(LAST * len(losses))) :]
 
 
 def summaries(readings: Sequence[Reading]) -> list[Summary]:
-    """Return one for each strategy and number of workers, as they come first."""
+    """Return one for each strategy and number of workers, in the order of their first readings."""
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in readings:
         found.setdefault((reading.strategy, reading.workers), []).append(reading)
@@ -93,7 +93,7 @@ def _summary(readings: Sequence[Reading]) -> Summary:
 
 
 def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]:
-    """Return what follows from the figures by the rule of this module; nothing without them.
+    """Return the advice by the rule of this module; nothing without figures.
 
     Args:
         found: Of this package's strategies.
@@ -147,14 +147,14 @@ def _winner(found: Sequence[Summary]) -> Summary:
 
 
 def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
-    """Tell whether it is faster by far than all that have one worker."""
+    """Return whether it is faster by far than all that have one worker."""
     return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
 
 
 def _compared(
     taken: Summary, fastest: Summary, alone: Sequence[Summary], *, has_several: bool
 ) -> list[str]:
-    """Tell what more workers bring; nothing where only one or only several were measured."""
+    """Say what more workers bring; nothing where only one or only several were measured."""
     if not alone:
         return []
     single = _winner(alone)

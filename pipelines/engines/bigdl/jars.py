@@ -17,7 +17,7 @@ _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # folder; this is Spark's own, and is named so that the jars are not searched for one.
 LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
 FRAMEWORKS = ("bigdl", "torch")
-"""What BigDL trains with: its dllib, and PyTorch in its Orca."""
+"""Of BigDL's training: its dllib, and PyTorch in its Orca."""
 SPARK_MAJORS = (3,)
 """The releases of Spark that BigDL's jars are compiled for."""
 # A part of the name of dllib's jar, by which it is recognised.
@@ -25,7 +25,7 @@ _DLLIB = "bigdl-dllib"
 
 
 def jars() -> list[Path]:
-    """Return the jars that the Python packages of BigDL bring along.
+    """Return the jars in the Python packages of BigDL.
 
     Raises:
         EngineUnavailable: They are not installed.
@@ -43,11 +43,7 @@ def jars() -> list[Path]:
 
 
 def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what a new session needs in its conf.
-
-    Args:
-        conf: What is set already, by whole key; it is kept.
-    """
+    """Return the conf that a new session needs; set keys of `conf`, by whole key, are kept."""
     own = os.pathsep.join(map(str, jars()))
     added = {
         key: os.pathsep.join(filter(None, (conf.get(key), own)))
@@ -67,7 +63,7 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
         on_driver: Whether the driver's JVM finds dllib.
 
     Raises:
-        EngineUnavailable: With the conf key that brings it.
+        EngineUnavailable: Names the conf key that brings it.
     """
     everywhere = any(
         _brings_dllib(conf.get(key, "")) for key in ("spark.jars", "spark.executor.extraClassPath")
@@ -84,7 +80,7 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
 
 
 def _brings_dllib(paths: str) -> bool:
-    """Whether dllib is among jars and folders; of an executor's folder nothing can be seen."""
+    """Return whether dllib may be among jars and folders; an executor's folder cannot be seen."""
     return any(
         _DLLIB in path
         or (path.endswith("*") and (not (folder := Path(path).parent).is_dir() or _has_jar(folder)))

@@ -189,13 +189,13 @@ class _HttpTokenServer(TokenServer, BaseWSGIServer):
 
 
 class _Head:
-    """The lines of a head, up to `left` bytes; the library reads 100 lines of 64 KiB from anybody."""
+    """The lines of a head, up to `left` bytes; the library reads 6 MiB from anybody."""
 
     def __init__(self, stream: BufferedIOBase, left: int) -> None:
         self._stream, self._left = stream, left
 
     def readline(self, limit: int) -> bytes:
-        """Return a line for :mod:`http.client`; a LineTooLong makes the library refuse the request."""
+        """Return a line for :mod:`http.client`, which refuses the request on LineTooLong."""
         line = self._stream.readline(max(min(limit, self._left + 1), 0))
         self._left -= len(line)
         if self._left < 0:
