@@ -37,16 +37,15 @@ TRAVELS = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A strategy with some number of workers, over all rounds.
+    """A strategy with some number of workers, over all rounds; its figures are medians.
 
     Attributes:
         rounds: How often it was measured.
-        examples_per_second: The median.
         spread: Lowest and highest examples per second.
-        loss: Over the last :data:`LAST` of the steps, the median of the rounds.
+        loss: Over the last :data:`LAST` of the steps.
         loss_spread: Lowest and highest loss.
         last_losses: Of these steps one by one, the means of the rounds.
-        communication: The median share; None where it is not known.
+        communication: The share; None where it is not known.
     """
 
     strategy: str
@@ -95,9 +94,7 @@ def _summary(readings: Sequence[Reading]) -> Summary:
 def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]:
     """Return the advice by the rule of this module; nothing without figures.
 
-    Args:
-        found: Of this package's strategies.
-        peers: Of other libraries' trainers.
+    `found` are this package's strategies, `peers` other libraries' trainers.
     """
     if not found:
         return []

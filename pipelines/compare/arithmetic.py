@@ -46,9 +46,8 @@ def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
 def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
     """Return the floating-point operations of training on one token.
 
-    Args:
-        text_tokens: Mean tokens of a text.
-        predicted: Share of the tokens for which words are predicted, from the whole vocabulary.
+    Texts have `text_tokens` on average. For the share `predicted` of the tokens, words are
+    predicted from the whole vocabulary.
     """
     weights: float = sum(rows * columns for rows, columns in matrices(spec))
     weights += predicted * spec.vocabulary * spec.hidden
@@ -79,11 +78,8 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
 def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
     """Measure operations per second of one core on products alone, in a process of its own.
 
-    Args:
-        shapes: How often each product is made; not empty.
-
-    Raises:
-        PipelineError: The process failed.
+    `shapes` has how often each product is made; it is not empty. Raises PipelineError where the
+    process failed.
     """
     order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
     try:

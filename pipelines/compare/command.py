@@ -97,8 +97,7 @@ def measure(
 def named_workload(name: str | None) -> Callable[[Config, Path], Config]:
     """Return the function that turns settings, and a folder for its files, into a workload's.
 
-    Raises:
-        InputError: There is no such workload.
+    An InputError refuses an unknown name.
     """
     known: dict[str, Callable[[Config, Path], Config]] = provided("workloads")
     known = {OWN_WORKLOAD: lambda config, folder: config, **known}

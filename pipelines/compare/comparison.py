@@ -121,8 +121,7 @@ class Comparison:
     ) -> Comparison:
         """Return the comparison of some strategies on prepared lanes.
 
-        Raises:
-            InputError: The steps are too few for a rate.
+        An InputError refuses steps that are too few for a rate.
         """
         manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
         spec, _ = start_encoder(config, manifest.vocabulary)
@@ -237,10 +236,8 @@ READINGS, COMPARED = "readings.jsonl", "comparison.json"
 class Record:
     """The readings of a folder, which is made if it is not there.
 
-    `compared` holds what all its readings have in common.
-
-    Raises:
-        InputError: The folder holds readings of another comparison.
+    `compared` holds what all its readings have in common; an InputError refuses a folder with
+    others.
     """
 
     def __init__(self, folder: Path, compared: Mapping[str, Any]) -> None:

@@ -45,12 +45,7 @@ _HALVINGS = 40
 
 
 class Network(NamedTuple):
-    """The network between machines.
-
-    Attributes:
-        bandwidth: Bytes per second of each link, in each direction.
-        latency: Seconds of a message, one way.
-    """
+    """The network: bytes per second of a link and direction, and seconds of a message one way."""
 
     bandwidth: float
     latency: float
@@ -134,11 +129,9 @@ def predicted_rate(
 def pays_until(rates: Mapping[int, float]) -> int:
     """Return the number of workers from which on more of them stop paying.
 
-    It is the smallest beyond which each further worker always adds less than :data:`STOPS_PAYING`
-    of the former rate per worker; the largest number where that never holds.
-
-    Args:
-        rates: Examples per second by the number of workers.
+    Rates are examples per second by the number of workers. The result is the smallest number beyond
+    which each further worker always adds less than :data:`STOPS_PAYING` of the former rate per
+    worker; the largest number where that never holds.
     """
     counts = sorted(rates)
     found = counts[-1]
@@ -201,10 +194,7 @@ def exchange_seconds(readings: Sequence[Reading], block: int = 1) -> float | Non
     """Return the seconds of exchange of a worker's step, without the wait for slower workers.
 
     The median of a strategy's readings counts; None without readings, or where one does not have
-    them.
-
-    Args:
-        block: Steps after which all wait for the slowest.
+    them. After `block` steps all wait for the slowest.
     """
     found = [_exchange_seconds(one, block) for one in readings]
     known = [one for one in found if one is not None]
@@ -365,9 +355,7 @@ def load_of(
 ) -> Load | None:
     """Return one worker's load in a step of a strategy; None where the readings do not suffice.
 
-    Args:
-        step_examples: Of a whole step, of all workers.
-        round_steps: Steps between two averages, where the strategy averages.
+    `step_examples` are those of all workers; an averaging strategy averages after `round_steps`.
     """
     workers, name = evidence.several[0].workers, scheme_of(strategy)
     sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
@@ -389,12 +377,9 @@ def load_of(
 
 @dataclass(frozen=True)
 class Projection:
-    """The predicted rates of a strategy with more workers.
+    """The predicted rates of a strategy: examples per second by the number of workers.
 
-    Attributes:
-        strategy: Its name.
-        network: A key of :data:`NETWORKS`.
-        rates: Examples per second by the number of workers.
+    The network is a key of :data:`NETWORKS`.
     """
 
     strategy: str
@@ -415,9 +400,7 @@ def projections(
 ) -> list[Projection]:
     """Return, on each network, those of the strategies measured with several workers.
 
-    Args:
-        step_examples: Of a whole step, of all workers.
-        round_steps: ``training.round_steps``.
+    `step_examples` are those of all workers in a step.
     """
     found = []
     for name, strategy in strategies.items():

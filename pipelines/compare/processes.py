@@ -42,12 +42,9 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """Return the command that runs a stage in a process of its own; write its settings.
+    """Return the command that runs a stage, a verb of the command line, in a process of its own.
 
-    Args:
-        stage: A verb of the command line.
-        config: Its settings.
-        settings: The file for them.
+    Its settings are written to the file.
     """
     storage.write_text(settings, configuration.dump(config))
     return cli_command(stage, "--config", str(settings))
@@ -169,12 +166,9 @@ def _descendants(leader: int) -> set[int]:
 def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
     """End what is left of a session: politely at first, so that Spark removes its files.
 
-    A second ctrl-c leaves no processes behind.
-
-    Args:
-        leader: The first process of the session.
-        seen: Further processes, each with its start time: those in sessions of their own, like
-            torchrun's workers.
+    A second ctrl-c leaves no processes behind. The leader is the session's first process. `seen`
+    are further processes with their start times: those in sessions of their own, like torchrun's
+    workers.
     """
     with _uninterrupted():
         for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):

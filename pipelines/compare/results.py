@@ -49,9 +49,7 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        readings: Of all trials.
         summaries: Of the readings, in the order of the strategies.
-        strategies: By name.
         rates: Operations per second of a core on matrix products alone, by precision.
         operations_per_token: Of the training.
         projections: The predicted rates of more workers.

@@ -167,10 +167,8 @@ def _of_engine(name: str) -> Iterator[Strategy]:
 def named_strategies(names: str | None) -> list[Strategy]:
     """Return the strategies of a list with commas; all of them by default.
 
-    A name followed by ``-bf16`` is the same in mixed precision.
-
-    Raises:
-        InputError: There is no such strategy.
+    A name followed by ``-bf16`` is the same in mixed precision. An InputError refuses unknown
+    names.
     """
     known = all_strategies()
     if names is None:
@@ -191,8 +189,7 @@ def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
 def worker_counts(text: str | None) -> Sequence[int]:
     """Return the numbers of workers of a list with commas; 1 and 2 by default.
 
-    Raises:
-        InputError: One is no whole number above 0.
+    An InputError refuses what is no whole number above 0.
     """
     if text is None:
         return DEFAULT_WORKERS

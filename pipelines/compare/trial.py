@@ -144,11 +144,8 @@ def run_trial(
 ) -> Reading:
     """Train in a folder, which the caller removes.
 
-    Args:
-        config: Of the strategy, on prepared lanes; a line of metrics for each step.
-        round_number: Of the comparison.
-        step_examples: Examples of a step.
-        evaluated: Whether to evaluate the model afterwards.
+    The configuration is that of the strategy, on prepared lanes, with a line of metrics for each
+    step.
 
     Raises:
         PipelineError: The training failed, or did not end in time.
@@ -215,10 +212,7 @@ def read_trial(
 ) -> Reading:
     """Return the reading of a run from ``metrics.jsonl``, which has a line for each step.
 
-    Args:
-        usage: Of its processes.
-        step_examples: Examples of a step.
-        told: Further fields of the reading.
+    The usage is that of its processes; `told` are further fields of the reading.
     """
     settled = lines[settled_step(len(lines)) :]
     before = lines[settled_step(len(lines)) - 1]["seconds"]
@@ -247,7 +241,6 @@ def read_trial(
 
 
 def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of the exchange in all seconds of all workers."""
     if not workers or not all("communication" in one for one in workers):
         return None
     seconds = math.fsum(one["seconds"] for one in workers)

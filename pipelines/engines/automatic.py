@@ -26,12 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A line of the table.
-
-    Attributes:
-        why: The reason for its rank, for people.
-        modes: Those that it is taken for; None for all that it has.
-    """
+    """A line of the table, with the reason for its rank; `modes` is None for all of the engine."""
 
     engine: str
     framework: str
@@ -92,7 +87,6 @@ def with_engine(config: Config) -> Config:
 
 
 def _taking(config: Config, candidate: Candidate) -> Config:
-    """Return the settings with an engine, unchecked."""
     chosen = {"engine": candidate.engine, "framework": candidate.framework}
     training = config.training.model_copy(update=chosen)
     return config.model_copy(update={"training": training})

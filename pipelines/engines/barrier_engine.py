@@ -46,8 +46,7 @@ _GROUP = "pipelines.training.collectives.process_group"
 def barrier_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
     """Return the Spark conf rules of a barrier job of PyTorch's workers.
 
-    Args:
-        ignore_ssl: Conf key by which the user accepts traffic that Spark does not encrypt.
+    By the conf key `ignore_ssl` the user accepts traffic that Spark does not encrypt.
     """
     return (
         *LASTING_WORKERS,
@@ -139,11 +138,8 @@ def start_worker(
 ) -> None:
     """Run a worker in a child process, and wait for its end.
 
-    Args:
-        stepper: A name of ``pipelines.catalog.STEPPERS``.
-        task: Of the worker.
-        gpus: Addresses of its GPUs.
-        gather: Spark's exchange of a message with the other tasks, in the order of the ranks.
+    The stepper is a name of ``pipelines.catalog.STEPPERS``; `gpus` are addresses. Spark's `gather`
+    exchanges a message with the other tasks, in the order of the ranks.
     """
     try:
         # Before the others hear of it, and at one address alone.
@@ -170,7 +166,6 @@ def _work(
     listener: socket.socket | None,
     task: WorkerTask,
 ) -> None:
-    """Train, from the worker's start to its end."""
     from pipelines.training.collectives.process_group import (
         means_peer_lost,
         process_group_cleanup,

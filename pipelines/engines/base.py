@@ -91,11 +91,7 @@ GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
-    """Refuse a Spark conf with which an engine cannot run.
-
-    Raises:
-        EngineUnavailable: Names the first key that contradicts a rule.
-    """
+    """Refuse a Spark conf that breaks a rule: an EngineUnavailable names the first such key."""
     for rule in rules:
         if not rule.is_kept(conf):
             raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
@@ -107,12 +103,9 @@ OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What a user should know of an engine's update rule, in whole sentences.
+    """An engine's update rule for users: guarantee, use and needs, in whole sentences.
 
-    Attributes:
-        guarantee: What it promises about the result.
-        choose_when: When to choose it.
-        needs: What it needs of the cluster, with the keys of the Spark conf.
+    `needs` names what the mode needs of the cluster, with the keys of the Spark conf.
     """
 
     guarantee: str
@@ -128,7 +121,7 @@ class Engine(ABC):
         modes: Its update rules, by the values of ``training.mode``.
         frameworks: Frameworks that can compute its gradients.
         feeds: Ways in which granules can reach its workers.
-        shardings: What it can split between the workers.
+        shardings: What it can split between the workers instead of replicating it.
         options: Those of :data:`OPTIONS` that it knows.
         limits: Its limits beyond the table of :mod:`pipelines.settings.capabilities`.
         libraries: Modules that must be installed; the extra of the engine's name installs them.
@@ -178,8 +171,8 @@ class Engine(ABC):
     def check_libraries(self, config: Config) -> None:
         """Look for the libraries on the driver; called before Spark starts.
 
-        Raises:
-            EngineUnavailable: One is missing, or is for another Spark; says what to install.
+        An EngineUnavailable says what to install, for a library that is missing or for another
+        Spark.
         """
         if self.spark_majors is not None:
             check_spark(self.name, self.spark_majors)
@@ -189,8 +182,7 @@ class Engine(ABC):
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
         """Refuse settings beyond the table's limits; called once, before Spark starts.
 
-        Raises:
-            InputError: Names the key, and what would fit.
+        An InputError names the key, and what would fit.
         """
 
     def check_session(  # noqa: B027 - not all engines train in a session
@@ -198,17 +190,14 @@ class Engine(ABC):
     ) -> None:
         """Refuse a session that the engine cannot train in, before anything is prepared in it.
 
-        Raises:
-            InputError: Names the conflicting key of the conf.
+        An InputError names the conflicting key of the conf.
         """
 
     def check(self, session: SparkSession | None, config: Config) -> None:  # noqa: B027 - as above
         """Refuse a session or a cluster in which the start would fail. Runs on the driver.
 
         Settings and libraries have been checked before. The session is not None if ``needs_spark``.
-
-        Raises:
-            InputError: Names the conf key that makes it run.
+        An InputError names the conf key that makes it run.
         """
 
     def train(
@@ -230,10 +219,8 @@ class Engine(ABC):
     ) -> TrainingOutcome:
         """Start the workers once, and return when all are done and gone. Runs on the driver.
 
-        Args:
-            session: Not None if ``needs_spark``.
-            run: The run, or its rest after workers were lost.
-            step_metrics: Of the whole run; gets each step as it is made.
+        The session is not None if ``needs_spark``. The run may be the rest of one that lost
+        workers; `step_metrics` are those of the whole run.
 
         Raises:
             WorkerLostError: A worker is gone, and no process of the run is left.
@@ -257,8 +244,7 @@ class Engine(ABC):
 def check_fit(engine: Engine, config: Config) -> None:
     """Refuse settings that the engine does not know, or has no way to follow.
 
-    Raises:
-        InputError: Names the key, and the values that fit.
+    An InputError names the key, and the values that fit.
     """
     choices: tuple[tuple[str, str, Iterable[str]], ...] = (
         ("training.mode", config.training.mode, engine.modes),
@@ -297,12 +283,9 @@ def monitor_for(
 ) -> Monitor:
     """Return the driver's monitor with the deadlines of a run.
 
-    Args:
-        host: Address by which the executors reach the driver.
-        bind: Address to listen at, if it differs.
-        workers: How many to expect; by default ``training.workers``.
-        servers: How many processes to expect beside the workers.
-        identity: Encrypts the connections; None for plain ones.
+    The executors reach the driver by `host`; it listens at `bind` instead if that is given. By
+    default ``training.workers`` are expected; `servers` are processes beside them. The identity
+    encrypts the connections; None for plain ones.
     """
     training = run.config.training
     return Monitor(
@@ -403,14 +386,10 @@ def _restarted(
 
 
 def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
-    """Return the rest of a run that has lost workers.
+    """Return the rest of a run that lost workers; the driver has the metrics before step `made`.
 
-    It goes on from the newest checkpoint, with as many workers as before or the most that share a
-    step evenly. None without such workers or such a checkpoint.
-
-    Args:
-        made: The driver has the metrics of all steps before this one.
-        most: The largest number of workers that there is room for.
+    It goes on from the newest checkpoint, with as many workers as before, or as many of at most
+    `most` as share a step evenly. None without such workers or such a checkpoint.
     """
     training = run.config.training
     of_replica = training.placement.per_replica
@@ -440,10 +419,7 @@ def engine_of(config: Config) -> Engine:
 
 
 def load_engine(name: str, framework: str = "") -> Engine:
-    """Load the engine of a name; import its module.
-
-    Args:
-        framework: Decides where an engine has several implementations.
+    """Load the engine of a name; the framework decides where it has several implementations.
 
     Raises:
         InputError: There is no such engine.

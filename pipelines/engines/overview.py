@@ -50,7 +50,6 @@ def all_rules(name: str) -> tuple[ConfRule, ...]:
 
 
 def _plain(text: str) -> Text:
-    """Render a sentence's Markdown for a terminal."""
     return Text(re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text).replace("`", ""))
 
 
@@ -87,8 +86,7 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
 def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
     """Yield a Spark conf, by whole key, ready to paste.
 
-    Args:
-        as_file: For ``spark-defaults.conf``; otherwise as arguments of spark-submit.
+    The lines are for ``spark-defaults.conf`` if `as_file`, otherwise arguments of spark-submit.
     """
     width = max(map(len, conf), default=0)
     for key, value in conf.items():

@@ -185,12 +185,7 @@ class Trainer:
     _data_seconds: float = 0.0
 
     def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
-        """Begin a part.
-
-        Args:
-            sizes: Of each step.
-            data_seconds: Seconds that all workers have waited for the part's granules.
-        """
+        """Begin a part, for whose granules all workers together have waited `data_seconds`."""
         # From the first step of all on.
         self.step_metrics.begin(time.monotonic())
         self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
@@ -198,8 +193,7 @@ class Trainer:
     def enter(self, times: StepTimes) -> Checkpoint | None:
         """Enter a step; return the state after it if it is a checkpoint or the part's last.
 
-        Raises:
-            FloatingPointError: The loss is not finite.
+        Raises FloatingPointError where the loss is not finite.
         """
         run, workers = self.run, self.states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
@@ -235,7 +229,7 @@ class Trainer:
 def train_with_dllib(
     session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
 ) -> TrainingOutcome:
-    """Train a run from start to end. Runs on the driver; dllib is on its class paths.
+    """Train a run from start to end, in a session with dllib. Runs on the driver.
 
     Raises:
         WorkerLostError: A worker is lost; no job of the run is left.

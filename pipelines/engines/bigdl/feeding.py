@@ -42,11 +42,7 @@ def replicas(training: TrainingSettings) -> int:
 
 
 def parts_of(run: TrainingRun, tokens: int) -> Iterator[StepRange]:
-    """Cut a run into parts.
-
-    Args:
-        tokens: Maximum that a worker may hold, unless a single step has more.
-    """
+    """Cut a run into parts with at most `tokens` on a worker, unless a single step has more."""
     granules = run.plan.granules_per_step // run.config.training.workers
     most = granules * run.manifest.granule * len(run.sides) * run.manifest.max_length
     steps = max(tokens // most, 1)
@@ -71,14 +67,10 @@ def part_bytes(
 def packed_steps(
     run: TrainingRun, sizes: Accumulator[Any], rank: int, _: Iterator[int]
 ) -> Iterator[bytes]:
-    """Yield a worker's share of each step. Runs on an executor, in Spark's own Python worker.
+    """Yield a worker's share of each step of a part; `sizes` collects the sizes of the steps.
 
-    Args:
-        run: With the steps of one part.
-        sizes: Collects the size of each step.
-
-    Raises:
-        EngineError: The lanes cannot be read.
+    Runs on an executor, in Spark's own Python worker. Raises EngineError where lanes are
+    unreadable.
     """
     workers = run.config.training.workers
     try:
@@ -100,10 +92,8 @@ def packed_steps(
 def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
     """Return granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
 
-    Args:
-        granules: With equal numbers of examples.
-        run: Has the embedded sides, and the targets of the loss: scores, or the number of the
-            example's own text, from 1.
+    The granules have equal numbers of examples. The run has the embedded sides and the targets of
+    the loss: scores, or the number of the example's own text, from 1.
     """
     sides = [granule.sides[name] for granule in granules for name in run.sides]
     ids = [packed_texts(side.token_ids, side.lengths) for side in sides]

@@ -55,12 +55,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Slot:
-    """A range of the one vector of all weights.
-
-    Attributes:
-        names: Canonical names of its weights, one behind another.
-        start: Index of the first number.
-    """
+    """A range of the one vector of all weights: its canonical names, and its first index."""
 
     names: tuple[str, ...]
     start: int
@@ -89,9 +84,7 @@ class Graph:
 class Builder:
     """Adds layers to a graph, and keeps those with weights, and their names, in `layers`.
 
-    Args:
-        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
-        lengths: The node of the lengths [texts].
+    `classes` is the package of :mod:`pipelines.engines.bigdl.jvm`; `lengths` the node of [texts].
     """
 
     def __init__(self, classes: Any, lengths: Any) -> None:
@@ -112,22 +105,17 @@ class Builder:
     def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:
         """Return the sum of a token's rows of up to three tables: words, positions, and segment.
 
-        Args:
-            ids: The node of the token ids [tokens].
-            tables: Numbers of rows by name.
-            hidden: Width of the rows.
+        The node `ids` is [tokens]; the tables give their numbers of rows, of width `hidden`.
         """
         rows = self.classes.Floats.integers(np.array([*tables.values()], "<i4").tobytes())
         layer = self.classes.TokenVectors(rows, hidden)
         return self.add_own(layer, [ids, self.lengths], tuple((name,) for name in tables))
 
     def pool(self, vectors: Any, tokens: str, hidden: int) -> Any:
-        """Return the mean of some of a text's vectors, [texts, hidden].
+        """Return the mean of some of a text's vectors, [texts, hidden], of a node [tokens, hidden].
 
-        Args:
-            vectors: Node [tokens, hidden].
-            tokens: `all`, `weighted` by position, `first`, `last`, or `inner`: all but the first
-                and the last.
+        `tokens` is `all`, `weighted` by position, `first`, `last`, or `inner`: all but the first
+        and the last.
         """
         return self.add_own(self.classes.Pool(hidden, tokens), [vectors, self.lengths])
 

@@ -25,11 +25,7 @@ _DLLIB = "bigdl-dllib"
 
 
 def jars() -> list[Path]:
-    """Return the jars in the Python packages of BigDL.
-
-    Raises:
-        EngineUnavailable: They are not installed.
-    """
+    """Return the jars in BigDL's Python packages; EngineUnavailable says how to install these."""
     spec = find_spec("bigdl")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
     found = sorted(path for root in roots for path in Path(root).glob("share/*/lib/*.jar"))
@@ -57,13 +53,9 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
-    """Refuse a running session in which dllib is not there.
+    """Refuse a running session without dllib: an EngineUnavailable names the key that brings it.
 
-    Args:
-        on_driver: Whether the driver's JVM finds dllib.
-
-    Raises:
-        EngineUnavailable: Names the conf key that brings it.
+    `on_driver` says whether the driver's JVM finds dllib.
     """
     everywhere = any(
         _brings_dllib(conf.get(key, "")) for key in ("spark.jars", "spark.executor.extraClassPath")

@@ -35,11 +35,9 @@ _INTERVALS = 2.5
 
 
 class Heartbeats:
-    """Finds silent executors.
+    """Finds executors with tasks to run that are silent for more than `most_seconds`.
 
-    Args:
-        listener: The class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
-        most_seconds: The longest that an executor with tasks to run may be silent.
+    The listener is the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
     """
 
     def __init__(self, listener: Any, most_seconds: float) -> None:
@@ -58,12 +56,9 @@ class Heartbeats:
 
 
 def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, float]:
-    """Return the silences that are too long, by host and port of the executor.
+    """Return the silences over `most_seconds`, by host and port, from the lines of `Heartbeats`.
 
-    Args:
-        lines: Of the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
-        awake: Seconds for which the driver would have heard anything.
-        most_seconds: The longest silence allowed.
+    The driver can have heard of executors only for `awake` seconds, which limit every silence.
     """
     rows = (line.split() for line in lines.splitlines())
     seconds = {executor: min(float(told), awake) for executor, told in rows}
@@ -74,8 +69,7 @@ def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, floa
 def listening(context: SparkContext, classes: Any) -> Iterator[Heartbeats]:
     """Listen to the executors inside the block.
 
-    Args:
-        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
+    `classes` is the package of :mod:`pipelines.engines.bigdl.jvm`.
     """
     spark: Any = context._jsc.sc()
     interval = spark.conf().getTimeAsMs(_INTERVAL, _SPARK_INTERVAL) / 1000
@@ -147,8 +141,7 @@ class WorkerLocations:
     def check(self) -> None:
         """Check, at most once a second, that the workers' executors are there.
 
-        Raises:
-            WorkerLostError: An executor is gone.
+        Raises WorkerLostError where one is gone.
         """
         now = time.monotonic()
         if now - self._checked < CHECK_SECONDS:

@@ -39,11 +39,7 @@ with quiet_import():
 
 
 class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library has no types
-    """A worker's access to the server; pickled on the driver.
-
-    Attributes:
-        connection: To the server, once it is known.
-    """
+    """A worker's access to the server, once the connection is known; pickled on the driver."""
 
     connection: Client
 
@@ -87,12 +83,8 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
     ) -> None:
         """Take a port, and the arguments that the library's constructor lacks.
 
-        Args:
-            token: Shown by every request, of ``TOKEN_BYTES`` characters.
-            identity: Encrypts the connections; None for plain ones.
-
-        Raises:
-            OSError: There is no such address here.
+        Every request must show the token, of ``TOKEN_BYTES`` characters. The identity encrypts the
+        connections. Raises OSError where this machine does not have the address.
         """
         self.token = token
         self.identity = identity
@@ -223,7 +215,6 @@ class _HttpConnection(WSGIRequestHandler):
             self.rfile = body
 
     def run_wsgi(self) -> None:
-        """Answer one request."""
         token = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if not self.server.authenticate(self.connection, token):
             self._refuse(403)

@@ -67,11 +67,9 @@ _LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
 
 
 class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
-    """Trains one worker's share of the run.
+    """Trains one worker's share of the run; `json` is the model, as Elephas writes it.
 
-    Args:
-        json: The model, as Elephas writes it.
-        task: Of rank 0; the others differ only by rank.
+    The task is that of rank 0; the others differ only by rank.
     """
 
     def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
@@ -89,12 +87,10 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
         self._task = task
 
     def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
-        """Train from the first step to the last, and yield nothing.
+        """Train from the first step to the last, and yield nothing; the iterator holds the rank.
 
-        `data_iterator` holds the worker's rank. Losses and errors go to the driver's monitor.
-
-        Raises:
-            PipelineError: Spark has started a lost worker a second time.
+        Losses and errors go to the driver's monitor. A PipelineError refuses a lost worker that
+        Spark has started again.
         """
         (rank,) = data_iterator
         context = TaskContext.get()
@@ -156,11 +152,9 @@ class _GranuleFactory:
     _server: type[GranuleServer]
 
     def create_client(self, port: int) -> GranuleClient:
-        """Return a client that does not know its server yet."""
         return GranuleClient(self._client)
 
     def create_server(self, *args: Any, **kwargs: Any) -> GranuleServer:
-        """Return a server that holds nothing yet."""
         return self._server(*args, **kwargs)
 
 
@@ -181,12 +175,9 @@ class GranuleSocketFactory(_GranuleFactory, ClientServerFactory):  # type: ignor
 class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library has no types
     """Trains a run from a checkpoint; its master network holds the result. Runs on the driver.
 
-    It listens from the start, so :meth:`close` must be called in the end.
-
-    Args:
-        task: Of rank 0; the others differ only by rank.
-        host: Address by which the executors reach the driver.
-        identity: Encrypts the connections to the parameter server; None for plain ones.
+    It listens from the start, so :meth:`close` must be called in the end. The executors reach the
+    driver by `host`; the identity encrypts their connections. The task is that of rank 0; the
+    others differ only by rank.
     """
 
     def __init__(

@@ -76,11 +76,7 @@ class HorovodCollectives(ABC):
     """Starts Horovod in this process; see :class:`pipelines.training.collectives.base.Collectives`.
 
     All gradients of a step travel as one vector: the order of the sums is then fixed, and each
-    collective operation costs time.
-
-    Args:
-        library: ``horovod.torch`` or ``horovod.tensorflow``, which is started.
-        compression: Of the gradients, ``training.compression``.
+    collective operation costs time. The library is ``horovod.torch`` or ``horovod.tensorflow``.
     """
 
     def __init__(self, library: Any, compression: str) -> None:

@@ -27,11 +27,7 @@ RETRY_SECONDS = 0.3
 
 
 class Place(NamedTuple):
-    """Where a rank is.
-
-    Attributes:
-        devices: The GPUs that its executor may use, as ``CUDA_VISIBLE_DEVICES`` lists them.
-    """
+    """Where a rank is, and its executor's GPUs, as ``CUDA_VISIBLE_DEVICES`` lists them."""
 
     host: str
     devices: str
@@ -40,8 +36,7 @@ class Place(NamedTuple):
 class RendezvousClient:
     """A rank's access to the driver's store; a connection for each request.
 
-    Attributes:
-        own_address: Of this host, on the network that leads to the store; known after a request.
+    After a request, `own_address` is that of this host on the network that leads to the store.
     """
 
     def __init__(self, address: tuple[str, int], token: str) -> None:
@@ -117,10 +112,8 @@ class Rendezvous(TokenServer):
     """The key-value store for one start of the ranks; a context manager.
 
     The token is the store's own, since the library writes addresses to the executors' logs on
-    errors. `host` is the address by which the executors reach the driver.
-
-    Raises:
-        OSError: There is no such address here.
+    errors. The executors reach the driver by `host`; an OSError refuses one that is not of this
+    machine.
     """
 
     allow_reuse_address = True
@@ -166,7 +159,6 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        """Set a key."""
         size = int(self.headers.get("Content-Length", "-1"))
         if not 0 <= size <= MAX_VALUE_BYTES:
             return self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -178,7 +170,6 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:
-        """Remove a key."""
         with self.server.lock:
             self.server.values.pop(self.path, None)
         self._reply(HTTPStatus.OK)

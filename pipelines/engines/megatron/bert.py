@@ -92,8 +92,7 @@ class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not follow
 class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """One layer, equal to :func:`pipelines.models.bert.torch.BertEncoder.run_layer`.
 
-    Attributes:
-        weights: By canonical name, with the layer's prefix.
+    Its weights have canonical names, with the layer's prefix.
     """
 
     def __init__(

@@ -29,11 +29,7 @@ from pipelines.settings.training import Place, Placement
 
 
 class MegatronEncode(Protocol):
-    """The forward pass of a stage, over weights of its own; a module of PyTorch.
-
-    Attributes:
-        weights: This worker's part of each parameter, by canonical name.
-    """
+    """The forward pass of a stage: a module of PyTorch over this worker's part of the weights."""
 
     weights: Mapping[str, torch.nn.Parameter]
 
@@ -66,12 +62,8 @@ class MegatronForm(Protocol):
     ) -> MegatronEncode:
         """Return the layers of a stage, whose weights are set later.
 
-        Args:
-            spec: Of the whole encoder.
-            config: Of Megatron's layers.
-            shapes: Of the stage's weights, as they are in the whole encoder.
-            dtype: Of the matrix products.
-            checkpointed: Whether activations are recomputed for their gradients.
+        The spec and the shapes of the stage's weights are those of the whole encoder; matrix
+        products are of `dtype`. A checkpointed stage recomputes activations for their gradients.
         """
         ...
 
@@ -173,12 +165,8 @@ class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not follo
     """A stage of an encoder as Megatron's schedules call it.
 
     Between stages, states travel as a tensor [rows, 1, hidden] with the tokens of all sides of a
-    micro-batch. All micro-batches have as many rows as the one with the most tokens needs.
-
-    Args:
-        spec: Of the whole encoder.
-        config: Of Megatron's layers.
-        finish: Weights of the dense layers behind pooling; of the last stage.
+    micro-batch. All micro-batches have as many rows as the one with the most tokens needs. `finish`
+    are weights of the dense layers behind pooling; of the last stage.
     """
 
     model_type = ModelType.encoder_or_decoder

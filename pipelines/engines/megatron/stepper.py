@@ -67,7 +67,6 @@ class _CudaOfCpu:
         return getattr(torch.cuda, name)
 
     def current_device(self) -> torch.device:
-        """Return the device of buffers."""
         return torch.device("cpu")
 
     def synchronize(self) -> None:
@@ -83,11 +82,9 @@ class _TorchOfCpu:
         return getattr(torch, name)
 
     def zeros(self, *size: Any, device: Any = None, **named: Any) -> torch.Tensor:
-        """See ``torch.zeros``; any device is the CPU."""
         return torch.zeros(*size, **named)
 
     def tensor(self, data: Any, *, device: Any = None, **named: Any) -> torch.Tensor:
-        """See ``torch.tensor``; any device is the CPU."""
         return torch.tensor(data, **named)
 
 
@@ -119,11 +116,9 @@ def _one_by_one(*arguments: Any, **named: Any) -> Iterator[None]:
 
 
 class _Piece(NamedTuple):
-    """This worker's piece of a weight in the optimiser.
+    """This worker's piece of a weight: a range of its flattened part, and fp32 values.
 
-    Attributes:
-        numbers: Its range in the worker's flattened part.
-        values: fp32 [numbers], which the optimiser updates in place.
+    The optimiser updates the values in place.
     """
 
     numbers: slice
@@ -133,10 +128,7 @@ class _Piece(NamedTuple):
 class Moments:
     """The moments of this worker's part, from and to checkpoints.
 
-    Args:
-        optimiser: Megatron's, of one model.
-        weights: The parameters of this worker, by canonical name.
-        group: The workers that hold the same part.
+    The weights have canonical names; the workers of the group hold the same part.
     """
 
     def __init__(
@@ -148,10 +140,9 @@ class Moments:
         self._pieces = {names[parameter]: piece for parameter, piece in self._found()}
 
     def take(self, part: Checkpoint) -> None:
-        """Load the optimiser's state, which it would otherwise create at its first update.
+        """Load this worker's part of a checkpoint; a start has no moments.
 
-        Args:
-            part: This worker's part of a checkpoint; a start has no moments.
+        The optimiser would otherwise create its state at the first update.
         """
         for group in self._optimiser.param_groups:
             # Where Transformer Engine or Apex is installed, their AdamW counts updates here.
@@ -192,9 +183,7 @@ class Moments:
 class MegatronStepper(StagedWork):
     """Makes updates of a worker's part of the encoder; see :class:`.base.Stepper`.
 
-    Args:
-        checkpoint: The start state, of the whole encoder.
-        collectives: Between all workers.
+    The start state is that of the whole encoder; the collectives are between all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:

@@ -127,7 +127,6 @@ class _Local(mtf.SlicewiseOperation):  # type: ignore[misc] # the library has no
     """
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """Return the gradient of the single input."""
         (own,), (upstream,) = self.inputs, grad_ys
         function = partial(_gradient, self._tf_fn)
         splittable = [one for one in own.shape if one.name in self._splittable_dims]
@@ -161,7 +160,6 @@ class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
         self._outputs = [mtf.Tensor(self, shape, table.dtype)]
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """Return the table's gradient; numbers have none."""
         table, numbers = self.inputs
         return [_LookupGradient(table, numbers, grad_ys[0]).outputs[0], None]
 
@@ -201,7 +199,6 @@ def look_up(table: Any, numbers: Any) -> Any:
 
 
 def _firsts(mesh: Any, table: Any) -> Any:
-    """Return the first row of each device."""
     return mesh.LaidOutTensor([mesh.slice_begin(table.shape, n)[0] for n in range(mesh.size)])
 
 

@@ -192,11 +192,9 @@ class MeshState:
         return self.weights.arrays(session, self._canonical), moments
 
     def update(self, session: Any, rate: float, number: int, granules: int) -> float:
-        """Apply the accumulated gradients, clear them, and return their norm before clipping.
+        """Apply and clear the gradients of update `number`; return their norm before clipping.
 
-        Args:
-            number: Of this update, from 1.
-            granules: Accumulated by each replica; the gradients are divided by it.
+        Each replica has accumulated `granules`, by which the gradients are divided.
         """
         # A rate beyond single precision is infinite, of which the state that comes out tells.
         with np.errstate(over="ignore"):
@@ -296,9 +294,7 @@ def graph_width(width: int, positions: int) -> int:
 class GranuleGraph:
     """The graph that adds the gradients of one granule per replica to those of the state.
 
-    Args:
-        spec: Of the encoder; its vocabulary must be divisible among the members.
-        state: Holds the weights and the gradients.
+    The spec's vocabulary must be divisible among the members.
     """
 
     def __init__(
@@ -359,7 +355,6 @@ class GranuleGraph:
 
     @property
     def _replicas(self) -> list[int]:
-        """Return the replica of each device."""
         return [self._placement.place(number).replica for number in range(self._mesh.size)]
 
     def _placeholders(self, objective: Objective, replica: int) -> GranuleInputs:
@@ -489,11 +484,9 @@ CHIEF = 0
 
 
 class MeshCollectives(Collectives, Protocol):
-    """The transport of a mesh's workers.
+    """The transport of a mesh's workers, with their devices by rank.
 
-    Attributes:
-        target: The chief's session connects to it; empty for this process alone.
-        devices: Of each worker, by rank.
+    The chief's session connects to `target`; it is empty for this process alone.
     """
 
     target: str
@@ -606,7 +599,6 @@ class _Chief:
         return float(np.mean(losses)), norm
 
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return weights and moments, whole."""
         return self._state.arrays(self._session)
 
     def _granule_graph(self, source: int, granules: Sequence[GranuleInputs]) -> GranuleGraph:

@@ -36,10 +36,7 @@ _make_steps: ContextVar[Callable[[GroupCollectives], SharedSteps]] = ContextVar(
 def run_in_task(function: OrcaWorker, task: WorkerTask, items: Iterator[Any]) -> Iterator[Any]:
     """Run Orca's worker in a child process, and wait for its end. Runs in a Spark task.
 
-    Args:
-        function: Orca's, which makes its worker and trains.
-        task: Of rank 0.
-        items: Of the partition; ignored.
+    Orca's function makes its worker and trains. The task is that of rank 0; items are ignored.
     """
     context = TaskContext.get()
     assert context is not None

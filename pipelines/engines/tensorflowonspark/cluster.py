@@ -36,11 +36,8 @@ class GuardedContext:
     """The SparkContext without the calls by which the library would end the user's session.
 
     The nodes' job, which the library starts on a thread of its own, runs in a job group, so it can
-    be cancelled without touching other jobs.
-
-    Attributes:
-        job_ended: Set while the job does not run.
-        cancelled: Set once it is to end.
+    be cancelled without touching other jobs. `job_ended` is set while the job does not run, and
+    `cancelled` once it is to end.
     """
 
     def __init__(self, context: SparkContext, group: str, profile: ResourceProfile | None) -> None:
@@ -161,9 +158,8 @@ def wait_feeding(
 ) -> TrainingOutcome:
     """Feed the granules through Spark while the monitor watches.
 
-    Args:
-        should_stop: See :meth:`Monitor.wait`; asked beside the feed.
-        profile: Of the tasks, which run where the nodes are.
+    `should_stop`, of :meth:`Monitor.wait`, is asked beside the feed. The profile is that of the
+    tasks, which run where the nodes are.
     """
     workers = run.config.training.workers
     # The library's deadline is for the whole queue, the monitor's for a step.

@@ -86,12 +86,9 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The address and certificate of a node.
+    """Where a node is, and its certificate's fingerprint; None where connections are plain.
 
-    Attributes:
-        address: Host and port. The host is not the library's, which is that of the route to the
-            public internet.
-        fingerprint: Of its certificate; None where connections are not encrypted.
+    The host is not the library's, which is that of the route to the public internet.
     """
 
     address: tuple[str, int]
@@ -107,11 +104,8 @@ _own_identity: Identity | None = None
 def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]:
     """Make the cluster that the library starts register at a server. Runs on the driver.
 
-    Args:
-        seconds: The longest that another run may take to start its cluster.
-
     Raises:
-        TimeoutError: The other run takes longer.
+        TimeoutError: Another run takes longer than `seconds` to start its cluster.
     """
     if not _patching.acquire(timeout=seconds):
         raise TimeoutError(f"another run has been starting its nodes for {seconds:.0f} s")
@@ -203,8 +197,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 def join_run(token: str, fingerprint: str | None = None) -> None:
     """Make the library of this process register with a run. Runs on an executor.
 
-    Args:
-        fingerprint: Of the driver's certificate; None where connections are not encrypted.
+    The fingerprint is that of the driver's certificate; None where connections are plain.
     """
     reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
     TFManager.start = _start_local_manager
@@ -403,8 +396,7 @@ def parameter_server(
 ) -> ParameterServer:
     """Return this node's share of the parameters, listening. Runs on an executor.
 
-    Raises:
-        OSError: It cannot listen at the port that the library has reserved.
+    Raises OSError where the port that the library has reserved is taken.
     """
     rows = rows_of(node.task_index, run.config.training.parameter_servers)
     store = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
@@ -469,7 +461,7 @@ class NodeArguments(argparse.Namespace):
 
     Attributes:
         monitor: Host and port of the driver's monitor.
-        token: Shows that a node belongs to the run.
+        token: Of the run.
         fingerprint: Of the driver's certificate; None where the cluster does not encrypt.
         servers: Nodes that hold parameters.
         spares: Nodes that only keep Spark from feeding an executor that has no worker.

@@ -23,10 +23,8 @@ SOURCES = Path(__file__).parent
 def provide_classes(context: SparkContext) -> Any:
     """Compile the classes, once for each context; return their Java package. Runs on the driver.
 
-    The driver must have dllib on its class path.
-
-    Raises:
-        EngineUnavailable: The driver's JVM does not accept classes made at run time.
+    The driver needs dllib on its class path. An EngineUnavailable refuses a JVM that does not
+    accept classes made at run time.
     """
     sources = sorted(SOURCES.glob("*.java"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
