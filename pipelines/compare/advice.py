@@ -60,13 +60,13 @@ class Summary:
 
 
 def last_losses(reading: Reading) -> list[float]:
-    """Return those of the last :data:`LAST` of the steps: a single step's is of one batch."""
+    """Return the losses of the last :data:`LAST` of the steps: one step's is of one batch."""
     losses = [loss for _, _, loss in reading.curve]
     return losses[-max(1, round(LAST * len(losses))) :]
 
 
 def summaries(readings: Sequence[Reading]) -> list[Summary]:
-    """Return one for each strategy and number of workers, in the order of their first readings."""
+    """Return a summary for each strategy and number of workers, in the order of the readings."""
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in readings:
         found.setdefault((reading.strategy, reading.workers), []).append(reading)
@@ -176,7 +176,7 @@ def told_workers(count: int) -> str:
 
 
 def efficiency(found: Sequence[Summary]) -> Mapping[tuple[str, int], float]:
-    """Return examples per second and worker, over those of the strategy with one worker."""
+    """Return examples per second and worker, relative to the strategy with one worker."""
     alone = {one.strategy: one.examples_per_second for one in found if one.workers == 1}
     return {
         (one.strategy, one.workers): one.examples_per_second / one.workers / alone[one.strategy]

@@ -49,11 +49,10 @@ def measure(
     """Train by each strategy in turn, for several rounds, and say which to take.
 
     All train on the same lanes with the same seed and number of steps and examples. Each trains in
-    processes of its own, with nothing beside them. Readings are kept in a folder, from which an
+    separate processes, with nothing beside them. Readings are kept in a folder, from which an
     interrupted comparison goes on.
 
     Args:
-        config: Of the trainings; the settings that differ between strategies are replaced.
         data: See :func:`pipelines.compare.comparison.prepared`.
         steps: Of each training; 60 unless given. In all of them, `training.granules_per_step` is
             the least common multiple of the numbers of workers.

@@ -236,8 +236,7 @@ READINGS, COMPARED = "readings.jsonl", "comparison.json"
 class Record:
     """The readings of a folder, which is made if it is not there.
 
-    `compared` holds what all its readings have in common; an InputError refuses a folder with
-    others.
+    All its readings share `compared`; an InputError refuses a folder with other readings.
     """
 
     def __init__(self, folder: Path, compared: Mapping[str, Any]) -> None:

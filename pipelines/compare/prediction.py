@@ -56,7 +56,7 @@ NETWORKS: Mapping[str, Network] = {
     "1 Gbit/s, 0.5 ms": Network(bandwidth=1.25e8, latency=5e-4),
 }
 _FREE = Network(bandwidth=math.inf, latency=0.0)
-"""The loopback interface, whose costs are those of processors."""
+"""The loopback interface: its costs are processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Scheme(NamedTuple):
     """How workers exchange their results.
 
     Attributes:
-        seconds: Of a step of each worker, the mean of :data:`STEPS` at least.
+        seconds: Mean seconds of a step with so many workers, over :data:`STEPS` steps at least.
         times_sent: How often the payload passes the network in a step, of all workers together.
         calibrated: Completes a load of known payload from the readings of so many workers; None
             where these do not suffice.
@@ -120,7 +120,7 @@ def predicted_rate(
 ) -> float:
     """Return the examples per second of all workers together, by a scheme of :data:`SCHEMES`.
 
-    The load is that of each worker, with as many examples a step whatever their number.
+    Each worker has the given load, with as many examples a step whatever their number.
     """
     seconds = SCHEMES[scheme].seconds(load, network, workers, np.random.default_rng(seed))
     return workers * load.examples / seconds
@@ -355,7 +355,7 @@ def load_of(
 ) -> Load | None:
     """Return one worker's load in a step of a strategy; None where the readings do not suffice.
 
-    `step_examples` are those of all workers; an averaging strategy averages after `round_steps`.
+    `step_examples` counts all workers; an averaging strategy averages after `round_steps`.
     """
     workers, name = evidence.several[0].workers, scheme_of(strategy)
     sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
@@ -398,9 +398,9 @@ def projections(
     step_examples: int,
     round_steps: int,
 ) -> list[Projection]:
-    """Return, on each network, those of the strategies measured with several workers.
+    """Return, on each network, a projection of each strategy measured with several workers.
 
-    `step_examples` are those of all workers in a step.
+    `step_examples` counts all workers.
     """
     found = []
     for name, strategy in strategies.items():
@@ -419,7 +419,7 @@ def projections(
 def _evidence(
     readings: Sequence[Reading], strategies: Mapping[str, Strategy], name: str
 ) -> Evidence | None:
-    """Return that of the greatest number of workers; None where there is none with several."""
+    """Return the evidence with the most workers; None where no reading has several."""
     most = max((one.workers for one in readings if one.strategy == name), default=1)
     if most == 1:
         return None

@@ -42,7 +42,7 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """Return the command that runs a stage, a verb of the command line, in a process of its own.
+    """Return the command that runs a stage, a verb of the command line, in a separate process.
 
     Its settings are written to the file.
     """
@@ -57,7 +57,7 @@ def cli_command(*arguments: str) -> list[str]:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the variables of this process, without those that lead to a driver of spark-submit."""
+    """Return this process's variables, except those that lead to a driver of spark-submit."""
     gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     return {key: value for key, value in os.environ.items() if key not in gateway}
 
@@ -167,8 +167,8 @@ def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
     """End what is left of a session: politely at first, so that Spark removes its files.
 
     A second ctrl-c leaves no processes behind. The leader is the session's first process. `seen`
-    are further processes with their start times: those in sessions of their own, like torchrun's
-    workers.
+    are further processes with their start times, for processes that made new sessions, like
+    torchrun's workers.
     """
     with _uninterrupted():
         for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):

@@ -98,7 +98,7 @@ class Strategy:
         return stage_command("train", config, settings)
 
     def missing(self, config: Config, *, has_negatives: bool = False) -> str:
-        """Return why it cannot be measured here; empty if it can."""
+        """Return why the strategy cannot be measured here; empty if it can."""
         own = self.configured(config, 1)
         if self.peer is not None:
             return self.peer.missing(own, has_negatives)
@@ -133,7 +133,7 @@ OF_PAPER = (
 
 
 def all_strategies() -> dict[str, Strategy]:
-    """Return by name those of the paper, every way of each engine, and peers."""
+    """Return by name the paper's strategies, every way of each engine, and peers."""
     found = {one.name: one for one in OF_PAPER}
     for engine in ENGINES:
         for strategy in _of_engine(engine):

@@ -1,4 +1,4 @@
-"""One training of a strategy in processes of its own, and its reading."""
+"""One training of a strategy in separate processes, and its reading."""
 
 from __future__ import annotations
 
@@ -144,8 +144,7 @@ def run_trial(
 ) -> Reading:
     """Train in a folder, which the caller removes.
 
-    The configuration is that of the strategy, on prepared lanes, with a line of metrics for each
-    step.
+    The strategy's configuration has prepared lanes and writes a line of metrics for each step.
 
     Raises:
         PipelineError: The training failed, or did not end in time.
@@ -212,7 +211,7 @@ def read_trial(
 ) -> Reading:
     """Return the reading of a run from ``metrics.jsonl``, which has a line for each step.
 
-    The usage is that of its processes; `told` are further fields of the reading.
+    `usage` covers its processes; `told` are further fields of the reading.
     """
     settled = lines[settled_step(len(lines)) :]
     before = lines[settled_step(len(lines)) - 1]["seconds"]

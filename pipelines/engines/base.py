@@ -220,7 +220,7 @@ class Engine(ABC):
         """Start the workers once, and return when all are done and gone. Runs on the driver.
 
         The session is not None if ``needs_spark``. The run may be the rest of one that lost
-        workers; `step_metrics` are those of the whole run.
+        workers; `step_metrics` cover the whole run.
 
         Raises:
             WorkerLostError: A worker is gone, and no process of the run is left.

@@ -116,7 +116,7 @@ class DriverSide:
     def run_ranks(self, task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
         """Run each worker in a child of its Spark task; return when all have ended.
 
-        The task is that of rank 0; `work` travels to the executors and runs in the child.
+        `task` belongs to rank 0; `work` travels to the executors and runs in the child.
         """
         self.ranks(task.workers).foreachPartition(partial(_run_rank, task, work))
 
@@ -208,9 +208,9 @@ class SparkEngine(Engine):
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         """Open on the driver what the workers need, and return the call that runs their job.
 
-        The call blocks until the job ends. It runs on a thread of its own, while the thread of the
-        run listens to the monitor; its errors end the run. The task is that of rank 0; the others
-        differ only by rank.
+        The call blocks until the job ends. It runs on a separate thread, while the run's thread
+        listens to the monitor; its errors end the run. `task` belongs to rank 0; the others differ
+        only by rank.
         """
         raise NotImplementedError
 

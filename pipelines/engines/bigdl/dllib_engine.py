@@ -140,7 +140,7 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
 
 
 def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
-    """Refuse a heap that is too small; `key` is that of the Spark conf that sets it.
+    """Refuse a heap that is too small; `key` of the Spark conf sets it.
 
     Raises:
         EngineUnavailable: It does not suffice.

@@ -69,7 +69,7 @@ _LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
 class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
     """Trains one worker's share of the run; `json` is the model, as Elephas writes it.
 
-    The task is that of rank 0; the others differ only by rank.
+    `task` belongs to rank 0; the others differ only by rank.
     """
 
     def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
@@ -176,8 +176,8 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
     """Trains a run from a checkpoint; its master network holds the result. Runs on the driver.
 
     It listens from the start, so :meth:`close` must be called in the end. The executors reach the
-    driver by `host`; the identity encrypts their connections. The task is that of rank 0; the
-    others differ only by rank.
+    driver by `host`; the identity encrypts their connections. `task` belongs to rank 0; the others
+    differ only by rank.
     """
 
     def __init__(

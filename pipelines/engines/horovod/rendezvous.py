@@ -36,7 +36,7 @@ class Place(NamedTuple):
 class RendezvousClient:
     """A rank's access to the driver's store; a connection for each request.
 
-    After a request, `own_address` is that of this host on the network that leads to the store.
+    After a request, `own_address` is this host's address on the network that leads to the store.
     """
 
     def __init__(self, address: tuple[str, int], token: str) -> None:

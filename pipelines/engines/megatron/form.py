@@ -62,8 +62,8 @@ class MegatronForm(Protocol):
     ) -> MegatronEncode:
         """Return the layers of a stage, whose weights are set later.
 
-        The spec and the shapes of the stage's weights are those of the whole encoder; matrix
-        products are of `dtype`. A checkpointed stage recomputes activations for their gradients.
+        The spec and the shapes of the stage's weights describe the whole encoder; matrix products
+        are of `dtype`. A checkpointed stage recomputes activations for their gradients.
         """
         ...
 
@@ -196,7 +196,7 @@ class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not follo
     def forward(self, sides: Sequence[Inputs], rows: int) -> Any:
         """Return the states for the next stage, or the embeddings of each side, of length 1.
 
-        `rows` are those of the tensor between stages.
+        The tensor between stages has `rows` rows.
         """
         counts = [len(side.batch.token_ids) for side in sides]
         if self._states is None:

@@ -183,7 +183,7 @@ class Moments:
 class MegatronStepper(StagedWork):
     """Makes updates of a worker's part of the encoder; see :class:`.base.Stepper`.
 
-    The start state is that of the whole encoder; the collectives are between all workers.
+    The start state covers the whole encoder; the collectives connect all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -226,7 +226,7 @@ class MegatronStepper(StagedWork):
         )
 
     def _stage(self, shapes: dict[str, Sequence[int]]) -> MegatronStage:
-        """Return this worker's layers, without weights; `shapes` are those of the whole encoder."""
+        """Return this worker's layers, without weights; `shapes` cover the whole encoder."""
         spec, division, placement = self._spec, self._own.division, self._own.placement
         heads = division.evenly(spec)["attention heads"]
         config = layer_config(spec, division.layers(spec), heads, placement)

@@ -50,7 +50,7 @@ def train_in_mesh(store: RendezvousClient, task: WorkerTask) -> None:
 class MeshRing(RingCollectives):
     """The transport of a mesh's stepper over a joined ring; see :class:`.stepper.MeshCollectives`.
 
-    TensorFlow's servers move what belongs to the graph. `target` is that of this worker's server.
+    TensorFlow's servers move the graph's tensors. `target` is this worker's server.
     """
 
     def __init__(self, ring: Ring, target: str) -> None:

@@ -240,7 +240,7 @@ class Dropout:
         self._sites = 0
 
     def __call__(self, values: Any, *, attention: bool = False) -> Any:
-        """Apply the next site's dropout; attention's probabilities have a share of their own."""
+        """Apply the next site's dropout; attention's probabilities have a separate rate."""
         share = self._rates.attention if attention else self._rates.hidden
         if not share:
             return values

@@ -173,7 +173,7 @@ class MeshState:
         weights: Mapping[str, np.ndarray],
         moments: Mapping[str, np.ndarray],
     ) -> None:
-        """Load a state; without moments, that of a fresh optimiser."""
+        """Load weights and moments; without moments, start a fresh optimiser."""
         self.weights.fill(session, weights)
         self.gradients.clear(session)
         for kind, of_kind in self._moments.items():
@@ -292,7 +292,7 @@ def graph_width(width: int, positions: int) -> int:
 
 
 class GranuleGraph:
-    """The graph that adds the gradients of one granule per replica to those of the state.
+    """The graph that accumulates in the state the gradients of one granule per replica.
 
     The spec's vocabulary must be divisible among the members.
     """

@@ -86,9 +86,9 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a node is, and its certificate's fingerprint; None where connections are plain.
+    """A node's address, and its certificate's fingerprint; None where connections are plain.
 
-    The host is not the library's, which is that of the route to the public internet.
+    The host differs from the library's, which is the one on the route to the public internet.
     """
 
     address: tuple[str, int]
@@ -197,7 +197,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 def join_run(token: str, fingerprint: str | None = None) -> None:
     """Make the library of this process register with a run. Runs on an executor.
 
-    The fingerprint is that of the driver's certificate; None where connections are plain.
+    The fingerprint belongs to the driver's certificate; None where connections are plain.
     """
     reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
     TFManager.start = _start_local_manager
@@ -219,8 +219,8 @@ def own_identity() -> Identity | None:
 def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
     """Start a node's manager for this host alone.
 
-    The library exposes those of parameter servers at every address so that the driver can end them;
-    here the nodes end them.
+    The library exposes the managers of parameter servers at every address so that the driver can
+    end them; here the nodes end them.
     """
     return _library_manager(authkey, queues)
 
@@ -355,7 +355,7 @@ def feed_partition(
 
 
 def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
-    """Yield a worker's steps, those of the partition that it got. Runs on an executor.
+    """Yield a worker's steps, from the partition that it got. Runs on an executor.
 
     Raises:
         PipelineError: The other end failed, or something else than the next step arrived.
@@ -491,8 +491,8 @@ class NodeArguments(argparse.Namespace):
 def run_node(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     """Run a node in its role: worker, parameter server or spare. Runs on an executor.
 
-    The library calls it in a process of its own where Spark feeds the workers, and always for what
-    it takes for a parameter server. Errors go to the driver's monitor: an exception would make the
+    The library calls it in a separate process for nodes that it takes for parameter servers, and
+    for workers that Spark feeds. Errors go to the driver's monitor: an exception would make the
     library end the driver.
     """
     if node.job_name == "ps":
