@@ -37,16 +37,15 @@ TRAVELS = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A strategy with some number of workers, over all rounds.
+    """A strategy with some number of workers, over all rounds; its figures are medians.
 
     Attributes:
         rounds: How often it was measured.
-        examples_per_second: The median.
         spread: Lowest and highest examples per second.
-        loss: Over the last :data:`LAST` of the steps, the median of the rounds.
-        loss_spread: Lowest and highest of these.
+        loss: Over the last :data:`LAST` of the steps.
+        loss_spread: Lowest and highest loss.
         last_losses: Of these steps one by one, the means of the rounds.
-        communication: The median share; None where it cannot be told.
+        communication: The share; None where it is not known.
     """
 
     strategy: str
@@ -61,13 +60,13 @@ class Summary:
 
 
 def last_losses(reading: Reading) -> list[float]:
-    """Return those of the last :data:`LAST` of the steps: that of one step is of one batch."""
+    """Return the losses of the last :data:`LAST` of the steps: one step's is of one batch."""
     losses = [loss for _, _, loss in reading.curve]
     return losses[-max(1, round(LAST * len(losses))) :]
 
 
 def summaries(readings: Sequence[Reading]) -> list[Summary]:
-    """Return one for each strategy and number of workers, as they come first."""
+    """Return a summary for each strategy and number of workers, in the order of the readings."""
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in readings:
         found.setdefault((reading.strategy, reading.workers), []).append(reading)
@@ -93,11 +92,9 @@ def _summary(readings: Sequence[Reading]) -> Summary:
 
 
 def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]:
-    """Return what follows from the figures by the rule of this module; nothing without them.
+    """Return the advice by the rule of this module; nothing without figures.
 
-    Args:
-        found: Of this package's strategies.
-        peers: Of other libraries' trainers.
+    `found` are this package's strategies, `peers` other libraries' trainers.
     """
     if not found:
         return []
@@ -147,14 +144,14 @@ def _winner(found: Sequence[Summary]) -> Summary:
 
 
 def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
-    """Tell whether it is faster by far than all that have one worker."""
+    """Return whether it is faster by far than all that have one worker."""
     return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
 
 
 def _compared(
     taken: Summary, fastest: Summary, alone: Sequence[Summary], *, has_several: bool
 ) -> list[str]:
-    """Tell what more workers bring; nothing where only one or only several were measured."""
+    """Say what more workers bring; nothing where only one or only several were measured."""
     if not alone:
         return []
     single = _winner(alone)
@@ -179,7 +176,7 @@ def told_workers(count: int) -> str:
 
 
 def efficiency(found: Sequence[Summary]) -> Mapping[tuple[str, int], float]:
-    """Return examples per second and worker, over those of the strategy with one worker."""
+    """Return examples per second and worker, relative to the strategy with one worker."""
     alone = {one.strategy: one.examples_per_second for one in found if one.workers == 1}
     return {
         (one.strategy, one.workers): one.examples_per_second / one.workers / alone[one.strategy]

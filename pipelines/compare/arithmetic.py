@@ -1,9 +1,9 @@
-"""How much of what a machine's cores can multiply a training makes use of.
+"""The share of a machine's matrix-multiplication rate that a training uses.
 
 The count is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
-arXiv:2204.02311, appendix B: each weight of a matrix product costs two operations forward and four
-back for each token, and attention in each layer twice the products of queries with keys and of
-probabilities with values. Nothing else is counted: no embeddings, norms, activations, no padding.
+arXiv:2204.02311, appendix B. For each token, a weight of a matrix product costs two operations
+forward and four back, and attention in each layer twice the products of queries with keys and of
+probabilities with values. Embeddings, norms, activations and padding do not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.models.spec import EncoderSpec
 
 FORWARD_AND_BACK = 6
 _TABLES = ("embed", "wpe.")
-"""In the names of what is looked up; `wpe` are the places of GPT-2."""
+"""In the names of lookup tables; `wpe` are the positions of GPT-2."""
 SECONDS = 2.0
 """For which each product is repeated."""
 DEADLINE_SECONDS = 300
@@ -46,9 +46,8 @@ def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
 def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
     """Return the floating-point operations of training on one token.
 
-    Args:
-        text_tokens: Tokens of a text, on average.
-        predicted: Share of the tokens for which words are predicted, from all of the vocabulary.
+    Texts have `text_tokens` on average. For the share `predicted` of the tokens, words are
+    predicted from the whole vocabulary.
     """
     weights: float = sum(rows * columns for rows, columns in matrices(spec))
     weights += predicted * spec.vocabulary * spec.hidden
@@ -64,7 +63,7 @@ def _layers(spec: EncoderSpec) -> int:
 
 
 def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
-    """Count each product that is made for so many tokens at once, forward and back."""
+    """Count each product of a pass over so many tokens at once, forward and back."""
     return Counter(
         shape
         for rows, columns in matrices(spec)
@@ -79,11 +78,8 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
 def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
     """Measure operations per second of one core on products alone, in a process of its own.
 
-    Args:
-        shapes: How often each product is made; one at least.
-
-    Raises:
-        PipelineError: The process failed.
+    `shapes` has how often each product is made; it is not empty. Raises PipelineError where the
+    process failed.
     """
     order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
     try:
@@ -100,7 +96,7 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
 
 
 def _measured(order: Mapping[str, Any]) -> float:
-    """Return all operations over all seconds, as many of each product as a training makes."""
+    """Return all operations over all seconds, with each product weighted as in a training."""
     import torch
 
     from pipelines.models.frameworks.torch import multiplied

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_STEPS, DEFAULT_ROUNDS = 60, 3
 DEFAULT_FOLDER = "strategies"
 OWN_WORKLOAD = "encoder"
-"""What the configuration trains."""
+"""The training of the configuration."""
 PAGE_MODULE = "pipelines.compare.page"
 """Imported late: it draws."""
 _TABLE_WIDTH = 120
@@ -48,21 +48,20 @@ def measure(
 ) -> dict[str, Any]:
     """Train by each strategy in turn, for several rounds, and say which to take.
 
-    All train on the same lanes with the same seed, and make the same number of steps of the same
-    number of examples, each in processes of its own that nothing else runs beside. What was
-    measured is kept in a folder, and a comparison that was interrupted goes on from there.
+    All train on the same lanes with the same seed and number of steps and examples. Each trains in
+    separate processes, with nothing beside them. Readings are kept in a folder, from which an
+    interrupted comparison goes on.
 
     Args:
-        config: Of the trainings; what differs between strategies is replaced.
         data: See :func:`pipelines.compare.comparison.prepared`.
         steps: Of each training; 60 unless given. In all of them, `training.granules_per_step` is
             the least common multiple of the numbers of workers.
         runs: Rounds; 3 unless given.
         cases: Names of strategies, with commas; all of them by default.
         workers: Numbers of workers, with commas; 1 and 2 by default.
-        workload: `encoder` (what the configuration trains, by default), or one that another
+        workload: `encoder` (the configuration's training, by default), or one that another
             distribution adds: see :mod:`pipelines.compare.strategy`.
-        output: The folder of the readings and what is made of them; `strategies` by default.
+        output: The folder of the readings and the results; `strategies` by default.
 
     Returns:
         ``strategies``: for each with its number of workers, the medians of its figures; ``advice``;
@@ -95,10 +94,9 @@ def measure(
 
 
 def named_workload(name: str | None) -> Callable[[Config, Path], Config]:
-    """Return what makes of settings those of a workload, given a folder for what it needs.
+    """Return the function that turns settings, and a folder for its files, into a workload's.
 
-    Raises:
-        InputError: There is no such workload.
+    An InputError refuses an unknown name.
     """
     known: dict[str, Callable[[Config, Path], Config]] = provided("workloads")
     known = {OWN_WORKLOAD: lambda config, folder: config, **known}
@@ -119,7 +117,7 @@ def _round(
     folder: Path,
     failed: dict[tuple[str, int], str],
 ) -> None:
-    """Make the trials of a round that were not made before; none that failed is tried again."""
+    """Make the trials of a round that are still missing; skip those that failed before."""
     known = {reading.key for reading in record}
     trials = comparison.trials()
     # Another one begins each time, so that none always follows the same one.
@@ -158,7 +156,7 @@ def _told(
     folder: Path,
     rates: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Print and write what was measured; raise PipelineError if nothing was."""
+    """Print and write the results; raise PipelineError without any."""
     results = _results(comparison, record, failed, rates)
     write = import_module(PAGE_MODULE).write_results
     page = write(results, folder)
@@ -210,7 +208,7 @@ def _results(
 
 
 def _rates(comparison: Comparison) -> Mapping[str, float]:
-    """Measure what one core makes of products of the same shapes, by precision."""
+    """Measure one core's rate on products of the same shapes, by precision."""
     tokens = max(1, round(comparison.manifest.granule * comparison.text_tokens))
     shapes = products(comparison.spec, tokens)
     used = {str(one.training["precision"]) for one in comparison.strategies}

@@ -1,4 +1,4 @@
-"""What the strategies of a comparison have in common: lanes, settings, a folder of readings."""
+"""The common ground of the compared strategies: lanes, settings, a folder of readings."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def prepared(
     """Return the configuration with its lanes prepared.
 
     Args:
-        data: A prepared folder, or one that holds captions (Parquet, columns `image` and
-            `text`) at any depth; None for the embedded default.
-        change: Of the settings that name the data, before anything is prepared.
+        data: A prepared folder, or one that holds captions (Parquet, columns `image` and `text`) at
+            any depth; None for the embedded default.
+        change: Applied to the settings that name the data, before anything is prepared.
 
     Raises:
-        InputError: The folder holds neither, or lanes that the change does not take.
+        InputError: The folder holds neither, or lanes that the change does not accept.
     """
     named = Path(data).absolute() if data is not None else None
     holds_lanes = named is not None and PreparedFolder(named).lanes.manifest.is_file()
@@ -97,15 +97,13 @@ def _replaced(config: Config, section: str, **values: object) -> Config:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """The subject of a comparison.
 
     Attributes:
         config: Of all trainings.
         strategies: Those that can be measured here.
         counts: Numbers of workers.
-        missing: Why others cannot, by name.
-        spec: Of the encoder.
-        manifest: Of the lanes.
+        missing: Why other strategies cannot be measured, by name.
         compared: What all readings of a folder have in common.
     """
 
@@ -123,8 +121,7 @@ class Comparison:
     ) -> Comparison:
         """Return the comparison of some strategies on prepared lanes.
 
-        Raises:
-            InputError: So few steps tell no rate.
+        An InputError refuses steps that are too few for a rate.
         """
         manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
         spec, _ = start_encoder(config, manifest.vocabulary)
@@ -148,24 +145,24 @@ class Comparison:
 
     @property
     def step_examples(self) -> int:
-        """Examples of a step."""
+        """Return the examples of a step."""
         return self.manifest.granule * self.config.training.granules_per_step
 
     @property
     def has_pairs(self) -> bool:
-        """Whether held-out pairs can be evaluated."""
+        """Return whether held-out pairs can be evaluated."""
         return self.manifest.paired and self.config.corpus.evaluation_share > 0
 
     @property
     def predicted(self) -> float:
-        """Share of the tokens for which words are predicted."""
+        """Return the share of the tokens for which words are predicted."""
         objective = self.config.objective
         shares = {"clm": 1.0, "mlm": getattr(objective, "mask_ratio", 0.0)}
         return shares.get(objective.name, 0.0)
 
     @property
     def text_tokens(self) -> float:
-        """Tokens of a text, on average."""
+        """Return the mean number of tokens of a text."""
         sides = 1 + self.manifest.paired + self.manifest.negatives
         return self.manifest.tokens / self.manifest.placed / sides
 
@@ -218,7 +215,7 @@ def _check_steps(config: Config, strategies: Sequence[Strategy], steps: int) -> 
 
 
 def _compared(config: Config, manifest: LaneManifest) -> dict[str, Any]:
-    """Return by key what has to be the same for figures to be comparable."""
+    """Return by key what must be equal for figures to be comparable."""
     training = config.training.model_dump(mode="json", exclude=_OF_STRATEGIES)
     start = start_folder(config)
     return {
@@ -237,14 +234,9 @@ READINGS, COMPARED = "readings.jsonl", "comparison.json"
 
 
 class Record:
-    """The readings of a folder.
+    """The readings of a folder, which is made if it is not there.
 
-    Args:
-        folder: Of the comparison; made if it is not there.
-        compared: What all its readings have in common.
-
-    Raises:
-        InputError: The folder has readings of something else.
+    All its readings share `compared`; an InputError refuses a folder with other readings.
     """
 
     def __init__(self, folder: Path, compared: Mapping[str, Any]) -> None:

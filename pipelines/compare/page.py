@@ -1,4 +1,4 @@
-"""A comparison drawn: rates side by side, and what more workers would make."""
+"""The page of a comparison: rates side by side, and the predicted rates of more workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WIDTH, _HEAD, _ROW = 9.6, 1.2, 0.3
 
 
 def comparison_picture(results: Results) -> str:
-    """Return an SVG document: rates by strategy, and what is predicted, if anything is."""
+    """Return an SVG document: rates by strategy, and predictions, if there are any."""
     names = [*dict.fromkeys(one.strategy for one in results.summaries)]
     panels = 1 + bool(results.projections)
 
@@ -94,7 +94,7 @@ CONCLUDED = (
 
 
 def write_results(results: Results, folder: Path) -> Path:
-    """Write the table as CSV and Markdown, a picture, and the page; return the path of that."""
+    """Write the table as CSV and Markdown, a picture, and the page; return the page's path."""
     storage.write_text(folder / CSV, results.comma_separated())
     storage.write_text(folder / MARKDOWN, results.markdown())
     storage.write_text(folder / PICTURE, comparison_picture(results))
@@ -145,7 +145,7 @@ def strategies_page(results: Results) -> str:
 
 
 def rule_points() -> list[str]:
-    """Return the points of the rule of advice, as the module has them that applies it."""
+    """Return the points of the rule of advice, from the docstring of its module."""
     text = inspect.cleandoc(rule.__doc__ or "")
     for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
@@ -190,7 +190,7 @@ def _charts(results: Results) -> list[Chart]:
 
 
 def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
-    """Return the fastest ones, each with the number of workers that it is fastest with."""
+    """Return the fastest strategies, each with its fastest number of workers."""
     return _fastest(found)[:MOST]
 
 
@@ -228,7 +228,7 @@ def _scale_picture(network: str, found: Sequence[Projection]) -> str:
 
 
 def paper_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the strategies of the paper, each with the workers that it is fastest with."""
+    """Return the strategies of the paper, each with its fastest number of workers."""
     own = [one for one in results.summaries if results.strategies[one.strategy].paper]
     return [
         {

@@ -1,9 +1,8 @@
-"""What more workers would bring: a simulation from what was measured with few.
+"""The rates of more workers, simulated from measurements with few.
 
-What a worker does by itself is drawn from the seconds that were measured, so that stragglers are as
-frequent as they were. What travels is what was seen to travel, over links of a given bandwidth and
-latency, one for each worker and server, full duplex. Each scheme of exchange is simulated as it is
-built here:
+A worker's computing time is drawn from the measured seconds, which keeps stragglers as frequent as
+they were. The measured bytes travel over links of a given bandwidth and latency, one for each
+worker and server, full duplex. Each scheme of exchange is simulated as it is built here:
 
 - ``all-reduce``: every step waits for the slowest worker; then gradients go around a ring in
   :math:`2 (W - 1)` rounds of a part each (Patarasuk and Yuan, "Bandwidth optimal all-reduce
@@ -13,7 +12,7 @@ built here:
 - ``averaging``: workers send weights and both moments to one server every so many steps, and get
   their mean back.
 - ``servers``: each worker pulls, computes and pushes by itself; a server's link and its processor
-  serve one worker after the other, in the order in which they come (discrete events).
+  serve one worker after the other, in order of arrival (discrete events).
 """
 
 from __future__ import annotations
@@ -38,20 +37,15 @@ ALL_REDUCED, SHARDED = 2, 3
 AVERAGED_ARRAYS = 3
 """Weights, first and second moments."""
 STOPS_PAYING = 0.5
-"""Share of what a worker made before that a further one must make."""
+"""Share of each worker's former rate that a further worker must add."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOLD = (8, 64, 512)
-"""Numbers of workers whose rates are told in a table."""
+"""Numbers of workers in the table of rates."""
 _HALVINGS = 40
 
 
 class Network(NamedTuple):
-    """What connects machines.
-
-    Attributes:
-        bandwidth: Bytes per second of each link, in each direction.
-        latency: Seconds of a message, one way.
-    """
+    """The network: bytes per second of a link and direction, and seconds of a message one way."""
 
     bandwidth: float
     latency: float
@@ -62,23 +56,23 @@ NETWORKS: Mapping[str, Network] = {
     "1 Gbit/s, 0.5 ms": Network(bandwidth=1.25e8, latency=5e-4),
 }
 _FREE = Network(bandwidth=math.inf, latency=0.0)
-"""The loopback interface, whose costs are those of processors."""
+"""The loopback interface: its costs are processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one worker does in a step.
+    """The work of one worker in a step.
 
     Attributes:
-        computing: Seconds without any exchange, of several steps; what is simulated is drawn from
+        computing: Measured seconds of several steps without any exchange; the simulation draws from
             them.
         payload: Bytes of the gradients, and of the weights.
-        seconds_per_byte: Of a processor, for what is sent, received and added; where there are
-            servers, or one that averages, of theirs, which serve one worker after the other.
+        seconds_per_byte: Processor time for bytes sent, received and added; with servers, or one
+            that averages, theirs, which serve one worker after the other.
         examples: In a step of one worker.
         own_seconds: That a worker spends on each exchange with a server, beside other workers.
-        servers: That share the parameters, where there are some.
-        round_steps: Steps between two averages, where there are some.
+        servers: Number of parameter servers, where there are some.
+        round_steps: Steps between two averages, where workers average.
     """
 
     computing: Sequence[float]
@@ -92,13 +86,13 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The readings that tell what a worker of a strategy does.
+    """The readings from which a strategy's load is computed.
 
     Attributes:
         several: With several workers, all with the same number of them.
-        alone: With one worker: it shares servers with nobody.
-        unsharded: Of the same engine with as many workers, each of which holds all weights: where
-            weights are sharded an engine cannot tell the exchange from the arithmetic.
+        alone: With one worker, which shares servers with nobody.
+        unsharded: Of the same engine with as many workers that each hold all weights: with sharded
+            weights an engine cannot tell the exchange from the arithmetic.
     """
 
     several: Sequence[Reading]
@@ -107,13 +101,13 @@ class Evidence:
 
 
 class Scheme(NamedTuple):
-    """How workers exchange what they have computed.
+    """How workers exchange their results.
 
     Attributes:
-        seconds: Of a step of each of so many workers, the mean of :data:`STEPS` at least.
+        seconds: Mean seconds of a step with so many workers, over :data:`STEPS` steps at least.
         times_sent: How often the payload passes the network in a step, of all workers together.
-        calibrated: Completes a load, whose payload is known, from the readings of so many workers;
-            None where these do not tell.
+        calibrated: Completes a load of known payload from the readings of so many workers; None
+            where these do not suffice.
     """
 
     seconds: Callable[[Load, Network, int, np.random.Generator], float]
@@ -124,14 +118,9 @@ class Scheme(NamedTuple):
 def predicted_rate(
     scheme: str, load: Load, network: Network, workers: int, seed: int = 17
 ) -> float:
-    """Return the examples per second of all workers together.
+    """Return the examples per second of all workers together, by a scheme of :data:`SCHEMES`.
 
-    Args:
-        scheme: A key of :data:`SCHEMES`.
-        load: Of each worker, who has so many examples a step however many there are.
-        network: That they are connected by.
-        workers: How many there are.
-        seed: Of what is drawn.
+    Each worker has the given load, with as many examples a step whatever their number.
     """
     seconds = SCHEMES[scheme].seconds(load, network, workers, np.random.default_rng(seed))
     return workers * load.examples / seconds
@@ -140,12 +129,9 @@ def predicted_rate(
 def pays_until(rates: Mapping[int, float]) -> int:
     """Return the number of workers from which on more of them stop paying.
 
-    Args:
-        rates: Examples per second by the number of workers.
-
-    Returns:
-        The least one beyond which further workers always make less than :data:`STOPS_PAYING` of
-        what one made before; the last where that is never so.
+    Rates are examples per second by the number of workers. The result is the smallest number beyond
+    which each further worker always adds less than :data:`STOPS_PAYING` of the former rate per
+    worker; the largest number where that never holds.
     """
     counts = sorted(rates)
     found = counts[-1]
@@ -189,7 +175,7 @@ def _ring(rounds: int) -> Scheme:
 
 
 def _of_sharded(evidence: Evidence) -> tuple[float | None, list[float]]:
-    """Take for the exchange what a step takes longer than where all weights are whole."""
+    """Take the extra time of a step over that with whole weights for the exchange."""
     known = [one.computing for one in evidence.unsharded]
     known += [one.step_seconds for one in evidence.several]
     if not evidence.unsharded or not all(known):
@@ -207,12 +193,8 @@ def _computing(readings: Sequence[Reading]) -> list[float]:
 def exchange_seconds(readings: Sequence[Reading], block: int = 1) -> float | None:
     """Return the seconds of exchange of a worker's step, without the wait for slower workers.
 
-    Args:
-        readings: Of a strategy; the median of them counts.
-        block: Steps after which all wait for the slowest.
-
-    Returns:
-        None where there are no readings, or one of them does not tell it.
+    The median of a strategy's readings counts; None without readings, or where one does not have
+    them. After `block` steps all wait for the slowest.
     """
     found = [_exchange_seconds(one, block) for one in readings]
     known = [one for one in found if one is not None]
@@ -242,7 +224,7 @@ def _averaging(load: Load, network: Network, workers: int, generator: np.random.
 
 
 def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """Take for the server's what grows with the workers, whom it takes one after the other."""
+    """Attribute to the server the time that grows with the workers, which it serves in turn."""
     alone = exchange_seconds(evidence.alone, load.round_steps)
     several = exchange_seconds(evidence.several, load.round_steps)
     if alone is None or several is None:
@@ -257,7 +239,7 @@ def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
 
 
 class _Server:
-    """One of those that share the parameters: two directions of a link, and a processor."""
+    """One of the parameter servers: two directions of a link, and a processor."""
 
     def __init__(self, load: Load, network: Network) -> None:
         part = load.payload / load.servers
@@ -279,16 +261,10 @@ class _Server:
 
 
 def _served(load: Load, network: Network, seconds: np.ndarray) -> tuple[float, float]:
-    """Simulate workers at their servers.
+    """Simulate workers at their servers, from seconds without the exchange [steps, workers].
 
-    Args:
-        load: Of each worker.
-        network: That they are connected by.
-        seconds: Without the exchange, of each step (rows) and worker (columns).
-
-    Returns:
-        Seconds of a step, until the last worker has made its last one; and those that a worker
-        spent on the exchange of a step, on average.
+    Return the seconds of a step, until the slowest worker has made its last one, and the mean
+    seconds of a worker's exchange in a step.
     """
     steps, workers = seconds.shape
     servers = [_Server(load, network) for _ in range(load.servers)]
@@ -313,10 +289,10 @@ def _served(load: Load, network: Network, seconds: np.ndarray) -> tuple[float, f
 
 
 def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """Bisect how much of a worker's exchange is the servers', who take one after the other.
+    """Bisect the servers' share of a worker's exchange; servers take one worker after the other.
 
-    With it the simulation spends as much on the exchange as was measured, with one worker and
-    with several.
+    The simulation then spends as much on the exchange as measured, with one worker and with
+    several.
     """
     alone = _seconds_at_servers(evidence.alone)
     several = _seconds_at_servers(evidence.several)
@@ -365,7 +341,7 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def scheme_of(strategy: Strategy) -> str:
-    """Return how the workers of a strategy exchange what they have computed."""
+    """Return the scheme of exchange of a strategy's workers."""
     training = strategy.training
     if training["mode"] != "sync":
         return "servers"
@@ -377,13 +353,9 @@ def scheme_of(strategy: Strategy) -> str:
 def load_of(
     evidence: Evidence, strategy: Strategy, step_examples: int, round_steps: int
 ) -> Load | None:
-    """Return what one worker of a strategy does in a step; None where the readings do not tell.
+    """Return one worker's load in a step of a strategy; None where the readings do not suffice.
 
-    Args:
-        evidence: Of the strategy.
-        strategy: It.
-        step_examples: Examples of a whole step.
-        round_steps: Steps between two averages, where it averages.
+    `step_examples` counts all workers; an averaging strategy averages after `round_steps`.
     """
     workers, name = evidence.several[0].workers, scheme_of(strategy)
     sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
@@ -405,12 +377,9 @@ def load_of(
 
 @dataclass(frozen=True)
 class Projection:
-    """What more workers of a strategy would make.
+    """The predicted rates of a strategy: examples per second by the number of workers.
 
-    Attributes:
-        strategy: Its name.
-        network: A key of :data:`NETWORKS`.
-        rates: Examples per second by the number of workers.
+    The network is a key of :data:`NETWORKS`.
     """
 
     strategy: str
@@ -419,7 +388,7 @@ class Projection:
 
     @property
     def pays_until(self) -> int:
-        """From how many workers on more of them stop paying."""
+        """Return the number of workers from which on more of them stop paying."""
         return pays_until(self.rates)
 
 
@@ -429,13 +398,9 @@ def projections(
     step_examples: int,
     round_steps: int,
 ) -> list[Projection]:
-    """Return those of each strategy that was measured with several workers, on each network.
+    """Return, on each network, a projection of each strategy measured with several workers.
 
-    Args:
-        readings: Of all trials.
-        strategies: By name.
-        step_examples: Examples of a step.
-        round_steps: ``training.round_steps``.
+    `step_examples` counts all workers.
     """
     found = []
     for name, strategy in strategies.items():
@@ -454,7 +419,7 @@ def projections(
 def _evidence(
     readings: Sequence[Reading], strategies: Mapping[str, Strategy], name: str
 ) -> Evidence | None:
-    """Return that of the greatest number of workers; None where there is none with several."""
+    """Return the evidence with the most workers; None where no reading has several."""
     most = max((one.workers for one in readings if one.strategy == name), default=1)
     if most == 1:
         return None

@@ -1,4 +1,4 @@
-"""What a command takes: its time, and the memory of its own process and of all others."""
+"""The resources of a command: its time, and the memory of its own process and of all others."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _GRACE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Usage:
-    """What a command took.
+    """The resources that a command used.
 
     Attributes:
-        seconds: Wall clock from its start to its end.
+        seconds: Wall clock from start to end.
         cpu_seconds: Of the command and all processes that it started.
-        driver_bytes: Resident memory at its highest, of the command and the processes that it
-            started itself: a Spark driver's Python and its Java. Executors are further down.
-        own_bytes: Resident memory at its highest of all processes together, each without what it
-            may share with others (its files).
+        driver_bytes: Peak resident memory of the command and its direct children: a Spark driver's
+            Python and its Java. Executors are further down.
+        own_bytes: Peak resident memory of all processes together, each without what it may share
+            with others (its files).
     """
 
     seconds: float
@@ -42,12 +42,9 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """Return the command that runs a stage in a process of its own; write its settings.
+    """Return the command that runs a stage, a verb of the command line, in a separate process.
 
-    Args:
-        stage: A verb of the command line.
-        config: Its settings.
-        settings: The file for them.
+    Its settings are written to the file.
     """
     storage.write_text(settings, configuration.dump(config))
     return cli_command(stage, "--config", str(settings))
@@ -60,7 +57,7 @@ def cli_command(*arguments: str) -> list[str]:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the variables of this process, without those that lead to a driver of spark-submit."""
+    """Return this process's variables, except those that lead to a driver of spark-submit."""
     gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     return {key: value for key, value in os.environ.items() if key not in gateway}
 
@@ -78,11 +75,10 @@ def measure_command(
     Whatever happens, none of its processes is left.
 
     Args:
-        command: Program and arguments.
         environment: All of its environment variables.
         deadline_seconds: After these it is ended.
-        on_look: Called each time.
-        log: A file for what it prints; standard error by default.
+        on_look: Called at each look.
+        log: A file for its output; standard error by default.
 
     Raises:
         PipelineError: The command failed, or did not end in time.
@@ -133,7 +129,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 @dataclass
 class _Observed:
-    """What the processes of a session have at one moment; `spent` is by process, in CPU seconds."""
+    """The processes of a session at one moment; `spent` is by process, in CPU seconds."""
 
     spent: dict[tuple[int, float], float] = field(default_factory=dict)
     driver_bytes: int = 0
@@ -158,7 +154,7 @@ def _observe(leader: int) -> _Observed:
 
 
 def _descendants(leader: int) -> set[int]:
-    """Return those too that have sessions of their own, as torchrun gives its workers."""
+    """Return all descendants, also those in sessions of their own, like torchrun's workers."""
     import psutil
 
     try:
@@ -168,14 +164,11 @@ def _descendants(leader: int) -> set[int]:
 
 
 def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
-    """End what is left of a session: kindly at first, so that Spark removes its files.
+    """End what is left of a session: politely at first, so that Spark removes its files.
 
-    Whoever presses ctrl-c a second time does not leave processes behind.
-
-    Args:
-        leader: The process that it began with.
-        seen: Further processes, each with the moment at which it began: those that have made
-            sessions of their own, as torchrun's workers do.
+    A second ctrl-c leaves no processes behind. The leader is the session's first process. `seen`
+    are further processes with their start times, for processes that made new sessions, like
+    torchrun's workers.
     """
     with _uninterrupted():
         for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):

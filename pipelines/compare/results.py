@@ -1,4 +1,4 @@
-"""What a comparison has shown: a table, figures, files, and a page."""
+"""The results of a comparison: a table, figures, files, and a page."""
 
 from __future__ import annotations
 
@@ -40,22 +40,20 @@ COLUMNS: Mapping[str, str] = {
     "gain_low": "from",
     "gain_high": "to",
 }
-"""What is told of a strategy, and what it is called in tables."""
+"""The figures of a strategy, and their headings in tables."""
 SHARES = ("efficiency", "of_matrix_rate", "communication")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a comparison has shown.
+    """The results of a comparison.
 
     Attributes:
-        readings: Of all trials.
-        summaries: Of them, in the order of the strategies.
-        strategies: By name.
+        summaries: Of the readings, in the order of the strategies.
         rates: Operations per second of a core on matrix products alone, by precision.
         operations_per_token: Of the training.
-        projections: What more workers would make.
-        advice: What follows, in sentences.
+        projections: The predicted rates of more workers.
+        advice: The recommendation, in sentences.
         missing: Why a strategy was left out, by name.
     """
 
@@ -69,13 +67,13 @@ class Results:
     missing: Mapping[str, str]
 
     def rows(self) -> list[Row]:
-        """Return a row of :data:`COLUMNS` for each summary; None where something is not known."""
+        """Return a row of :data:`COLUMNS` for each summary; None where a figure is not known."""
         shares = efficiency(self.summaries)
         moment = self.equal_time()
         return [self._row(one, shares, moment) for one in self.summaries]
 
     def equal_time(self) -> float:
-        """Return the seconds of the fastest training: of others the loss on the way is told."""
+        """Return the seconds of the fastest training, at which all losses are compared."""
         return min(
             statistics.median(one.curve[-1][1] for one in self.of(summary))
             for summary in self.summaries
@@ -111,7 +109,7 @@ class Results:
         }
 
     def table(self) -> Table:
-        """Return what fits side by side on a terminal; the files have all of it."""
+        """Return the columns that fit on a terminal; the files have all of them."""
         further = ("efficiency", "of_matrix_rate", "communication", "gigabytes", "loss")
         heads = ({**COLUMNS, "gigabytes": "GB"}[name] for name in further)
         table = Table("strategy", "workers", "examples/s", *heads)
@@ -122,13 +120,13 @@ class Results:
         return table
 
     def markdown(self) -> str:
-        """Return the table, and what follows from it."""
+        """Return the table, and the advice."""
         lines = [_line(COLUMNS.values()), _line("---" for _ in COLUMNS)]
         lines += [_line(told(name, row[name]) for name in COLUMNS) for row in self.rows()]
         return "\n".join([*lines, "", *self.advice, ""])
 
     def comma_separated(self) -> str:
-        """Return all figures as they are, under their names."""
+        """Return all figures unrounded, under their names."""
         text = io.StringIO()
         writer = csv.DictWriter(text, [*COLUMNS], lineterminator="\n")
         writer.writeheader()
@@ -136,7 +134,7 @@ class Results:
         return text.getvalue()
 
     def figures(self) -> dict[str, Any]:
-        """Return what the line of JSON has."""
+        """Return the content of the line of JSON."""
         return {
             "strategies": [
                 {
@@ -160,7 +158,7 @@ class Results:
 
 
 def loss_at(reading: Reading, moment: float) -> float | None:
-    """Return the loss when so many seconds of training were over, the mean of some steps before.
+    """Return the loss after so many seconds of training, the mean of some steps before.
 
     None where fewer steps than that were made by then.
     """
@@ -170,10 +168,9 @@ def loss_at(reading: Reading, moment: float) -> float | None:
 
 
 def smooth_curve(reading: Reading) -> tuple[list[float], list[float], list[float]]:
-    """Return examples, seconds and losses; the latter are means of a tenth of the steps.
+    """Return examples, seconds and losses, smoothed over a tenth of the steps.
 
-    Losses of single steps are of other batches each. The first mean is known when the last of its
-    steps is done.
+    Losses of single steps are of other batches each. A mean stands at the end of its last step.
     """
     examples, seconds, losses = zip(*reading.curve, strict=True)
     window = max(1, len(losses) // 10)
@@ -216,7 +213,7 @@ def told(name: str, value: Any) -> str:
 
 
 def _between(row: Row) -> str:
-    """Tell lowest and highest of several rounds; empty where they are one."""
+    """Format the range over several rounds; empty where there is one."""
     low, high = told("rate", row["lowest"]), told("rate", row["highest"])
     return "" if low == high else f"({low} to {high})"
 

@@ -1,4 +1,4 @@
-"""The strategies that are compared: those of a paper, and every way in which an engine trains."""
+"""The compared strategies: those of a paper, and every way in which an engine trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
 2022."""
 MIXED = "-bf16"
-"""Behind the name of a strategy that multiplies matrices in bf16 and keeps its weights in fp32."""
+"""Suffix of a strategy that multiplies matrices in bf16 and keeps its weights in fp32."""
 DEFAULT_WORKERS = (1, 2)
 _BASE = {"mode": "sync", "sharding": "none", "precision": "fp32", "parameter_servers": 1}
 
@@ -46,15 +46,15 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """For people, and for the command line."""
+        """Return its name on the command line and in tables."""
 
     @property
     def framework(self) -> str:
-        """What computes: `tensorflow` or `torch`."""
+        """Return the framework that computes: `tensorflow` or `torch`."""
 
     @property
     def missing(self) -> Callable[[Config, bool], str]:
-        """Takes settings, and whether the lanes hold hard negatives; see `Strategy.missing`."""
+        """Return a function of settings and hard negatives in the lanes; see `Strategy.missing`."""
 
     def command(self, config: Config, settings: Path) -> list[str]:
         """Return the command that trains, with its settings written to a file."""
@@ -65,9 +65,9 @@ class Strategy:
     """A way to train.
 
     Attributes:
-        name: For people, and for the command line.
+        name: On the command line and in tables.
         training: The keys of the section `training` by which it differs from others.
-        paper: What :data:`PAPER` calls it; empty where it has no such strategy.
+        paper: Its name in :data:`PAPER`; empty where it has no such strategy.
         peer: Another library's own way to train, if it is one.
     """
 
@@ -78,12 +78,12 @@ class Strategy:
 
     @property
     def is_peer(self) -> bool:
-        """Whether another library trains."""
+        """Return whether another library trains."""
         return self.peer is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether it has one worker, whatever others have."""
+        """Return whether it always has one worker."""
         return bool(self.training["engine"] == "local") and not self.is_peer
 
     def configured(self, config: Config, workers: int) -> Config:
@@ -98,12 +98,7 @@ class Strategy:
         return stage_command("train", config, settings)
 
     def missing(self, config: Config, *, has_negatives: bool = False) -> str:
-        """Tell why it cannot be measured here; empty if it can.
-
-        Args:
-            config: Of the trainings.
-            has_negatives: Whether the lanes hold hard negatives.
-        """
+        """Return why the strategy cannot be measured here; empty if it can."""
         own = self.configured(config, 1)
         if self.peer is not None:
             return self.peer.missing(own, has_negatives)
@@ -138,7 +133,7 @@ OF_PAPER = (
 
 
 def all_strategies() -> dict[str, Strategy]:
-    """Return by name those of the paper, each engine with all that it can do, and peers."""
+    """Return by name the paper's strategies, every way of each engine, and peers."""
     found = {one.name: one for one in OF_PAPER}
     for engine in ENGINES:
         for strategy in _of_engine(engine):
@@ -172,10 +167,8 @@ def _of_engine(name: str) -> Iterator[Strategy]:
 def named_strategies(names: str | None) -> list[Strategy]:
     """Return the strategies of a list with commas; all of them by default.
 
-    Any name may be followed by ``-bf16``, for the same in mixed precision.
-
-    Raises:
-        InputError: There is no such strategy.
+    A name followed by ``-bf16`` is the same in mixed precision. An InputError refuses unknown
+    names.
     """
     known = all_strategies()
     if names is None:
@@ -196,8 +189,7 @@ def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
 def worker_counts(text: str | None) -> Sequence[int]:
     """Return the numbers of workers of a list with commas; 1 and 2 by default.
 
-    Raises:
-        InputError: One is no whole number above 0.
+    An InputError refuses what is no whole number above 0.
     """
     if text is None:
         return DEFAULT_WORKERS

@@ -1,4 +1,4 @@
-"""One training of a strategy in processes of its own, and what can be read off it."""
+"""One training of a strategy in separate processes, and its reading."""
 
 from __future__ import annotations
 
@@ -29,40 +29,39 @@ DEADLINE_SECONDS = 1800.0
 WARM_UP = 0.2
 """Share of the steps whose rates do not count: frameworks compile, caches fill."""
 WARM_UP_STEPS = 16
-"""The least of them, but for half of the steps: oneDNN compiles kernels for each number of rows
-that TensorFlow meets, over some dozen steps."""
+"""The minimum, up to half of the steps: oneDNN compiles kernels for each number of rows that
+TensorFlow meets, over a few dozen steps."""
 
 LOOPBACK = "lo"
 
 Command = Callable[[Config, Path], list[str]]
-"""The command line of a training, whose settings are written to a file."""
+"""Returns the command line of a training; its settings are written to the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a trial has shown.
+    """The figures of a trial.
 
     Attributes:
         strategy: Its name.
-        workers: How many trained.
-        round: Of the comparison, from 0 on.
-        seconds: Of the whole command, from its start to its end.
+        workers: Number of training workers.
+        round: Of the comparison, from 0.
+        seconds: Of the whole command, from start to end.
         cpu_seconds: Of all its processes.
-        own_bytes: Memory of all its processes at its highest, see
-            :class:`pipelines.compare.processes.Usage`.
-        examples_per_second: Behind the warm-up, as all further rates.
+        own_bytes: Peak memory of all its processes, see :class:`pipelines.compare.processes.Usage`.
+        examples_per_second: After the warm-up, like all further rates.
         tokens_per_second: Without padding.
         examples_per_cpu_second: By the CPU time of the workers; None where that is not measured.
-        communication: Share of the workers' time in which numbers travelled, or in which they
-            waited for others; None where an engine cannot tell it from arithmetic.
-        bytes_per_step: That passed the loopback interface, so of everything on this machine; None
-            where too few steps were seen, there is no such interface, or executors run elsewhere.
-        step_seconds: Of each worker the seconds of its steps, in their order; empty where an
-            engine does not tell them.
-        exchange: Of these, the seconds in which numbers travelled, or in which the worker waited
-            for others; empty where an engine cannot tell them from arithmetic.
+        communication: Share of the workers' time spent on transfers or on waiting for others; None
+            where an engine cannot tell it from arithmetic.
+        bytes_per_step: Through the loopback interface, so of everything on this machine; None with
+            too few steps, without such an interface, or where executors run elsewhere.
+        step_seconds: Of each worker the seconds of its steps, in order; empty where an engine does
+            not report them.
+        exchange: Of these, the seconds of transfers or of waiting for others; empty where an engine
+            cannot tell them from arithmetic.
         curve: Examples, seconds since the first step began, and loss, step by step.
-        figures: By set and metric, after the training; empty unless it was evaluated.
+        figures: Of the evaluation, by set and metric; empty without one.
     """
 
     strategy: str
@@ -83,12 +82,12 @@ class Reading:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What no two trials of a comparison have in common."""
+        """Return what no two trials of a comparison have in common."""
         return (self.strategy, self.workers, self.round)
 
     @property
     def computing(self) -> tuple[tuple[float, ...], ...]:
-        """Of each worker the seconds of its steps without the exchange; empty if not known."""
+        """Return each worker's seconds of its steps without the exchange; empty if not known."""
         return tuple(
             tuple(whole - exchanged for whole, exchanged in zip(*steps, strict=True))
             for steps in zip(self.step_seconds, self.exchange, strict=False)
@@ -102,7 +101,7 @@ def reading_of(told: Mapping[str, Any]) -> Reading:
 
 
 class Wire:
-    """Count the bytes of the loopback interface while a run makes steps."""
+    """Counts the bytes of the loopback interface while a run makes steps."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -119,7 +118,7 @@ class Wire:
                 self._seen.append((step, loopback.bytes_sent))
 
     def bytes_per_step(self, first: int) -> float | None:
-        """Return those between a step and the last one; None where nothing is known."""
+        """Return the mean bytes between a step and the last one; None where nothing is known."""
         settled = [one for one in self._seen if one[0] >= first]
         if len(settled) < 2:
             return None
@@ -143,16 +142,9 @@ def run_trial(
     step_examples: int,
     evaluated: bool,
 ) -> Reading:
-    """Train in a folder, which a caller removes.
+    """Train in a folder, which the caller removes.
 
-    Args:
-        config: Of the strategy, on prepared lanes; a line of metrics for each step.
-        strategy: Its name.
-        round_number: Of the comparison.
-        folder: For the run and its settings.
-        command: That trains.
-        step_examples: Examples of a step.
-        evaluated: Whether the model is evaluated afterwards.
+    The strategy's configuration has prepared lanes and writes a line of metrics for each step.
 
     Raises:
         PipelineError: The training failed, or did not end in time.
@@ -189,7 +181,7 @@ def run_trial(
 
 
 def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
-    """Evaluate the model; None, with a warning, where that fails: rates are known then."""
+    """Evaluate the model; on failure warn and return None, since the rates are still valid."""
     try:
         measure_command(
             stage_command("evaluate", config, folder / "evaluate.yaml"),
@@ -217,13 +209,9 @@ def settled_steps(steps: int) -> int:
 def read_trial(
     lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **told: Any
 ) -> Reading:
-    """Return the reading of a run's metrics lines, one for each step.
+    """Return the reading of a run from ``metrics.jsonl``, which has a line for each step.
 
-    Args:
-        lines: Of ``metrics.jsonl``.
-        usage: Of its processes.
-        step_examples: Examples of a step.
-        told: Further fields of the reading.
+    `usage` covers its processes; `told` are further fields of the reading.
     """
     settled = lines[settled_step(len(lines)) :]
     before = lines[settled_step(len(lines)) - 1]["seconds"]
@@ -252,7 +240,6 @@ def read_trial(
 
 
 def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of the exchange in all seconds of all workers."""
     if not workers or not all("communication" in one for one in workers):
         return None
     seconds = math.fsum(one["seconds"] for one in workers)
@@ -260,7 +247,7 @@ def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _by_rank(workers: Sequence[Mapping[str, Any]], part: str) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of a part of each worker's steps; empty where one is not told."""
+    """Return the seconds of a part of each worker's steps; empty where one is missing."""
     if not all(part in one for one in workers):
         return ()
     ranks = sorted({one["rank"] for one in workers})

@@ -1,7 +1,7 @@
-"""Which engine `training.engine: auto` is: the first of a table that fits.
+"""The choice of `training.engine: auto`: the first engine of a table that fits.
 
-An engine fits if its libraries are installed, it knows all that the settings ask for, and the conf
-of Spark keeps its rules. What a resumed run was begun with comes before the table.
+An engine fits if its libraries are installed, it knows all requested settings, and the Spark conf
+keeps its rules. A resumed run keeps the engine that it was begun with.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A line of the table.
-
-    Attributes:
-        engine: Name of the engine.
-        framework: What computes.
-        why: Why it stands where it does, for people.
-        modes: Those that it is taken for; None for all that it has.
-    """
+    """A line of the table, with the reason for its rank; `modes` is None for all of the engine."""
 
     engine: str
     framework: str
@@ -60,10 +53,10 @@ and Megatron-Core are not taken unasked, nor what averages, whose result is anot
 
 
 def with_engine(config: Config) -> Config:
-    """Name the engine that trains, and its framework, where ``training.engine`` is `auto`.
+    """Set the engine and its framework, where ``training.engine`` is `auto`.
 
     Raises:
-        InputError: None fits; why the best one that knows the settings does not.
+        InputError: None fits; says why the best one that knows the settings does not.
     """
     training = config.training
     if training.engine != AUTO:
@@ -94,7 +87,6 @@ def with_engine(config: Config) -> Config:
 
 
 def _taking(config: Config, candidate: Candidate) -> Config:
-    """Return the settings with an engine, which are not checked."""
     chosen = {"engine": candidate.engine, "framework": candidate.framework}
     training = config.training.model_copy(update=chosen)
     return config.model_copy(update={"training": training})
@@ -103,9 +95,7 @@ def _taking(config: Config, candidate: Candidate) -> Config:
 def _check(candidate: Candidate, config: Config) -> None:
     """Refuse an engine that does not fit.
 
-    Raises:
-        InputError: Of settings that it does not know.
-        EngineUnavailable: Of what is not installed, or of the conf.
+    An InputError concerns unknown settings; an EngineUnavailable missing libraries, or the conf.
     """
     engine = load_engine(candidate.engine, candidate.framework)
     if candidate.modes is not None and config.training.mode not in candidate.modes:
@@ -127,11 +117,7 @@ def _check(candidate: Candidate, config: Config) -> None:
 
 
 def _check_conf(engine: Engine, config: Config) -> None:
-    """Refuse an engine whose rules the conf of the session does not keep, as far as it is known.
-
-    Raises:
-        EngineUnavailable: With the key.
-    """
+    """Refuse an engine whose rules the session's conf, as far as known, does not keep."""
     conf = _running_conf() or config.stage_conf("train")
     check_conf(conf, engine.name, engine.rules)
     is_set = {key for key, value in conf.items() if value.lower() == "true"}

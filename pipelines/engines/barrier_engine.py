@@ -1,10 +1,9 @@
-"""How PyTorch's engines start their workers: in the tasks of a barrier job.
+"""The start of PyTorch's workers: the tasks of a barrier job, which Spark starts at once.
 
-Spark starts all tasks of such a job at once. Each runs its worker in a child process, and rank 0
-opens the store at which the workers meet, at the one address by which its host reaches the driver.
-No task fails, since Spark would start all of them again: it reports to the monitor instead. Where
-Spark does start all again since an executor was lost, the monitor refuses workers that connect a
-second time.
+Each task runs its worker in a child process. Rank 0 opens the store at which the workers meet, at
+the one address by which its host reaches the driver. A task reports errors to the monitor and never
+fails, since Spark would restart all tasks. Where Spark does restart them, after the loss of an
+executor, the monitor refuses workers that connect a second time.
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ _GROUP = "pipelines.training.collectives.process_group"
 
 
 def barrier_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
-    """Return what a barrier job of PyTorch's workers requires of the Spark conf.
+    """Return the Spark conf rules of a barrier job of PyTorch's workers.
 
-    Args:
-        ignore_ssl: Conf key by which the user accepts traffic that Spark does not encrypt.
+    By the conf key `ignore_ssl` the user accepts traffic that Spark does not encrypt.
     """
     return (
         *LASTING_WORKERS,
@@ -66,8 +64,7 @@ class BarrierEngine(SparkEngine):
     """Trains in a process group of PyTorch, one worker per task of a barrier job.
 
     Attributes:
-        steppers: By ``training.sharding``, who computes: a name of
-            ``pipelines.catalog.STEPPERS``.
+        steppers: The name in ``pipelines.catalog.STEPPERS`` by ``training.sharding``.
         divided_steppers: The same where workers hold the encoder together, by the setting that
             divides it (`pipeline_parallel` if both do) and the sharding.
     """
@@ -96,7 +93,7 @@ class BarrierEngine(SparkEngine):
         return (__name__, _GROUP, *self.stepper_preloads(config))
 
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:
-        """Return modules of the stepper, which may be imported before a worker has its device."""
+        """Return modules of the stepper that may be imported before a worker has its device."""
         return (STEPPERS.module(self._stepper(config)),)
 
     def _stepper(self, config: Config) -> str:
@@ -118,7 +115,7 @@ class BarrierEngine(SparkEngine):
 
 
 def _gpus_of_driver(driver: DriverSide) -> Sequence[str]:
-    """Return the GPUs of a driver whose tasks are threads of its own: Spark gives these none."""
+    """Return the GPUs of a driver whose tasks are its threads: Spark gives these none."""
     is_asked = int(driver.conf.get(GPU_AMOUNT) or 0) == 1
     gpus = driver.context.resources.get("gpu") if is_asked else None
     return () if gpus is None else gpus.addresses
@@ -127,14 +124,7 @@ def _gpus_of_driver(driver: DriverSide) -> Sequence[str]:
 def _run_task(
     stepper: str, task: WorkerTask, gpus_of_driver: Sequence[str], ranks: Iterator[int]
 ) -> Iterator[int]:
-    """Run a worker in a task of the barrier job. Runs on an executor.
-
-    Args:
-        stepper: A name of ``pipelines.catalog.STEPPERS``.
-        task: Of rank 0.
-        gpus_of_driver: See :func:`_gpus_of_driver`.
-        ranks: The number of the worker.
-    """
+    """Run a worker in a task of the barrier job; `task` is that of rank 0. Runs on an executor."""
     from pyspark import BarrierTaskContext
 
     (rank,) = ranks
@@ -148,11 +138,8 @@ def start_worker(
 ) -> None:
     """Run a worker in a child process, and wait for its end.
 
-    Args:
-        stepper: A name of ``pipelines.catalog.STEPPERS``.
-        task: Of the worker.
-        gpus: Addresses of those that it was given.
-        gather: Spark's exchange of a message with the other tasks, in the order of the ranks.
+    The stepper is a name of ``pipelines.catalog.STEPPERS``; `gpus` are addresses. Spark's `gather`
+    exchanges a message with the other tasks, in the order of the ranks.
     """
     try:
         # Before the others hear of it, and at one address alone.
@@ -179,7 +166,6 @@ def _work(
     listener: socket.socket | None,
     task: WorkerTask,
 ) -> None:
-    """Train, from the worker's first moment to its last."""
     from pipelines.training.collectives.process_group import (
         means_peer_lost,
         process_group_cleanup,

@@ -1,8 +1,8 @@
-"""The contract of an engine: what it declares, what it is checked by, and how a run goes on.
+"""The contract of an engine: its declarations, its checks, and restarts after lost workers.
 
-An engine starts its processes on executors, moves gradients or weights between them, and turns
-its own failures into :class:`~pipelines.errors.EngineError`. The encoder, the loss, the order
-of the batches, the schedule, checkpoints and metrics are not its business: each process calls
+An engine starts its processes on executors, moves gradients or weights between them, and turns its
+own failures into :class:`~pipelines.errors.EngineError`. Encoder, loss, order of batches, schedule,
+checkpoints and metrics are not its business: each process calls
 :func:`pipelines.training.loop.run_worker` and passes in the functions that differ. On Spark, an
 engine derives from :class:`pipelines.engines.spark_engine.SparkEngine`.
 """
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 class ConfRule:
     """A key of the Spark conf that the user's conf must not contradict.
 
-    It is checked before an engine starts, printed and documented. What spark-submit is given
-    besides follows from the configuration, see :mod:`pipelines.engines.overview`.
+    It is checked before an engine starts, printed and documented. Other arguments of spark-submit
+    follow from the configuration; see :mod:`pipelines.engines.overview`.
 
     Attributes:
-        value: What it must be.
+        value: The required value.
         why: The reason, as a predicate whose subject is the engine.
         default: Spark's default.
-        most: For an amount, the largest that is allowed; every smaller whole number is too.
+        most: For an amount, the largest allowed; every smaller whole number is allowed too.
         unless: A key that, set true, switches the rule off: the user accepts the consequences.
     """
 
@@ -70,14 +70,14 @@ class ConfRule:
 
     @property
     def text(self) -> str:
-        """The rule in a line: the key, what it must be, and why."""
+        """Return the rule in a line: the key, its required value, and why."""
         amount = "a whole number, at most " if self.most else ""
         unless = f", or {self.unless} true" if self.unless else ""
         return f"{self.key} {amount}{self.value}{unless}: it {self.why}"
 
     @property
     def remedy(self) -> str:
-        """What the user should set."""
+        """Return what the user should set."""
         return f"set {self.value}" + (f", or {self.unless} true" if self.unless else "")
 
 
@@ -91,11 +91,7 @@ GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
-    """Refuse a Spark conf with which an engine cannot run.
-
-    Raises:
-        EngineUnavailable: Naming the first key that contradicts a rule.
-    """
+    """Refuse a Spark conf that breaks a rule: an EngineUnavailable names the first such key."""
     for rule in rules:
         if not rule.is_kept(conf):
             raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
@@ -107,12 +103,9 @@ OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What a user should know of an update rule of an engine, in whole sentences.
+    """An engine's update rule for users: guarantee, use and needs, in whole sentences.
 
-    Attributes:
-        guarantee: What it promises about the result.
-        choose_when: When it is the one to take.
-        needs: What it needs of the cluster, with the keys of the Spark conf.
+    `needs` names what the mode needs of the cluster, with the keys of the Spark conf.
     """
 
     guarantee: str
@@ -128,15 +121,14 @@ class Engine(ABC):
         modes: Its update rules, by the values of ``training.mode``.
         frameworks: Frameworks that can compute its gradients.
         feeds: Ways in which granules can reach its workers.
-        shardings: What it can split between the workers instead of having each hold all of it.
+        shardings: What it can split between the workers instead of replicating it.
         options: Those of :data:`OPTIONS` that it knows.
-        limits: What it cannot do, if the table of :mod:`pipelines.settings.capabilities` does not
-            say so already.
+        limits: Its limits beyond the table of :mod:`pipelines.settings.capabilities`.
         libraries: Modules that must be installed; the extra of the engine's name installs them.
         rules: What the Spark conf must not contradict; :meth:`check_session` refuses by them.
-        clear_text: What its library sends in clear text, also where the cluster encrypts.
+        clear_text: What its library sends in clear text even where the cluster encrypts.
         needs_spark: Whether it starts executors.
-        spark_majors: The releases of Spark that its libraries are compiled for, if not any.
+        spark_majors: The releases of Spark that its libraries are compiled for; None for any.
     """
 
     name: ClassVar[str]
@@ -153,29 +145,25 @@ class Engine(ABC):
     spark_majors: ClassVar[tuple[int, ...] | None] = None
 
     def workers(self, config: Config) -> int:
-        """Processes that train."""
+        """Return the number of processes that train."""
         return config.training.workers
 
     def executors(self, config: Config) -> int:
-        """Executors that a run occupies at once; 0 without Spark."""
+        """Return the number of executors that a run occupies at once; 0 without Spark."""
         return 0
 
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what a session that is started for a run needs besides, both by whole keys.
-
-        Args:
-            conf: What the session has so far.
-        """
+        """Return what a run's new session needs beyond the given conf; both by whole keys."""
         return {}
 
     def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
-        """Return what spark-submit is to be given besides executors, cores and the rules."""
+        """Return arguments of spark-submit besides executors, cores and the rules."""
         return {}
 
     def preloads(self, config: Config) -> tuple[str, ...]:
-        """Modules that Spark's Python workers of a run are forked with.
+        """Return modules that Spark's Python workers of a run are forked with.
 
-        Only such as compute nothing and start no threads while they are imported; see
+        They must neither compute nor start threads while they are imported; see
         :mod:`pipelines.spark.daemon`.
         """
         return ()
@@ -183,8 +171,8 @@ class Engine(ABC):
     def check_libraries(self, config: Config) -> None:
         """Look for the libraries on the driver; called before Spark starts.
 
-        Raises:
-            EngineUnavailable: One is missing, or is for another Spark; with what to install.
+        An EngineUnavailable says what to install, for a library that is missing or for another
+        Spark.
         """
         if self.spark_majors is not None:
             check_spark(self.name, self.spark_majors)
@@ -192,10 +180,9 @@ class Engine(ABC):
             check_installed("training.engine", library, self.name)
 
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
-        """Refuse what is no limit of the table; called once, before Spark starts.
+        """Refuse settings beyond the table's limits; called once, before Spark starts.
 
-        Raises:
-            InputError: Naming the key, and what would fit.
+        An InputError names the key, and what would fit.
         """
 
     def check_session(  # noqa: B027 - not all engines train in a session
@@ -203,32 +190,23 @@ class Engine(ABC):
     ) -> None:
         """Refuse a session that the engine cannot train in, before anything is prepared in it.
 
-        Raises:
-            InputError: With the key of the conf that stands against it.
+        An InputError names the conflicting key of the conf.
         """
 
     def check(self, session: SparkSession | None, config: Config) -> None:  # noqa: B027 - as above
         """Refuse a session or a cluster in which the start would fail. Runs on the driver.
 
-        Settings and libraries have been checked before.
-
-        Args:
-            session: Not None if ``needs_spark``.
-
-        Raises:
-            InputError: With the conf key that makes it run.
+        Settings and libraries have been checked before. The session is not None if ``needs_spark``.
+        An InputError names the conf key that makes it run.
         """
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """Trains; after workers are lost, as often as ``training.restarts`` allows.
+        """Train; after lost workers, again as often as ``training.restarts`` allows.
 
-        Runs on the driver.
-
-        Args:
-            session: Not None if ``needs_spark``.
-            on_metrics: Hears of the steps while the run goes on.
+        Runs on the driver. The session is not None if ``needs_spark``; `on_metrics` gets the steps
+        while the run goes on.
 
         Raises:
             EngineError: The run failed; no process of it is left.
@@ -241,10 +219,8 @@ class Engine(ABC):
     ) -> TrainingOutcome:
         """Start the workers once, and return when all are done and gone. Runs on the driver.
 
-        Args:
-            session: Not None if ``needs_spark``.
-            run: The run, or what is left of it after workers were lost.
-            step_metrics: Of the whole run; hears of the steps while they are made.
+        The session is not None if ``needs_spark``. The run may be the rest of one that lost
+        workers; `step_metrics` cover the whole run.
 
         Raises:
             WorkerLostError: A worker is gone, and no process of the run is left.
@@ -254,12 +230,9 @@ class Engine(ABC):
     def room(
         self, session: SparkSession | None, config: Config, wanted: int, seconds: float
     ) -> int:
-        """Return workers that can be started now; waits some seconds for those that cannot yet.
+        """Return how many workers can start now, after a wait of at most `seconds` for `wanted`.
 
-        Args:
-            session: Not None if ``needs_spark``.
-            wanted: No more are waited for.
-            seconds: The longest to wait.
+        The session is not None if ``needs_spark``.
         """
         return wanted
 
@@ -271,8 +244,7 @@ class Engine(ABC):
 def check_fit(engine: Engine, config: Config) -> None:
     """Refuse settings that the engine does not know, or has no way to follow.
 
-    Raises:
-        InputError: Naming the key, and the values that fit.
+    An InputError names the key, and the values that fit.
     """
     choices: tuple[tuple[str, str, Iterable[str]], ...] = (
         ("training.mode", config.training.mode, engine.modes),
@@ -311,12 +283,9 @@ def monitor_for(
 ) -> Monitor:
     """Return the driver's monitor with the deadlines of a run.
 
-    Args:
-        host: Address by which the executors reach the driver.
-        bind: Address to listen at, if that is another one.
-        workers: How many to expect; by default ``training.workers``.
-        servers: How many processes to expect beside the workers.
-        identity: With which the connections are encrypted, if they are.
+    The executors reach the driver by `host`; it listens at `bind` instead if that is given. By
+    default ``training.workers`` are expected; `servers` are processes beside them. The identity
+    encrypts the connections; None for plain ones.
     """
     training = run.config.training
     return Monitor(
@@ -337,7 +306,7 @@ def monitor_for(
 logger = logging.getLogger(__name__)
 
 RETURN_SECONDS = 20.0
-"""How long a restart waits for all workers of before: Spark replaces an executor that has died."""
+"""The wait of a restart for all former workers: Spark replaces an executor that has died."""
 # Spark offers the slots of a host that fell silent for `spark.network.timeout`, two minutes.
 RECOVERY_SECONDS = 180.0
 
@@ -347,8 +316,8 @@ def train_with_restarts(
 ) -> TrainingOutcome:
     """Train, and go on after workers are lost, at most ``training.restarts`` times.
 
-    The first start is not tried again: a cluster that never had all workers ready is too small.
-    Later ones are, for a time: Spark may not know yet which executors are gone.
+    A failed first start is not repeated: a cluster that never had all workers ready is too small.
+    Later starts are retried for a time, since Spark may not know yet which executors are gone.
 
     Raises:
         WorkerLostError: No restart is left, or no worker, or the time for a start is over.
@@ -377,7 +346,7 @@ def train_with_restarts(
 
 
 def _workers_there(engine: Engine, session: SparkSession | None, config: Config) -> int:
-    """Return the workers that there is room for now; waits where there is none for any."""
+    """Return the number of workers that there is room for; wait while there is none for any."""
     wanted = engine.workers(config)
     fewest = config.training.placement.per_replica
     least = fewest if engine.with_any_workers(config) else wanted
@@ -390,11 +359,7 @@ def _workers_there(engine: Engine, session: SparkSession | None, config: Config)
 def _restarted(
     engine: Engine, rest: TrainingRun, step_metrics: StepMetrics, lost: WorkerLostError
 ) -> TrainingRun:
-    """Begin a new attempt at what is left of a run, and record it.
-
-    Args:
-        lost: How the part before ended; no worker of it is left.
-    """
+    """Begin and record a new attempt at the rest of a run, whose former workers are all gone."""
     remove_torn_checkpoints(rest.run_folder)
     # Workers that were given up may be cut off from the driver alone, and go on for a while.
     attempt = begin_attempt(rest.run_folder, rest.first_step)
@@ -421,15 +386,10 @@ def _restarted(
 
 
 def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
-    """Return what is left of a run that has lost workers.
+    """Return the rest of a run that lost workers; the driver has the metrics before step `made`.
 
-    Args:
-        made: The driver has the metrics of all steps before this one.
-        most: The largest number of workers that there is room for.
-
-    Returns:
-        It goes on from the newest checkpoint with as many workers as it had, or with the most
-        that share a step evenly; None if there are none, or there is no such checkpoint.
+    It goes on from the newest checkpoint, with as many workers as before, or as many of at most
+    `most` as share a step evenly. None without such workers or such a checkpoint.
     """
     training = run.config.training
     of_replica = training.placement.per_replica
@@ -459,10 +419,7 @@ def engine_of(config: Config) -> Engine:
 
 
 def load_engine(name: str, framework: str = "") -> Engine:
-    """Load the engine of a name; imports its module.
-
-    Args:
-        framework: Decides where an engine has several implementations.
+    """Load the engine of a name; the framework decides where it has several implementations.
 
     Raises:
         InputError: There is no such engine.

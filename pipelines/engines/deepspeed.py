@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedEngine(BarrierEngine):
-    """The state of training split between the workers, by one of ZeRO's stages."""
+    """Shards the state of training between the workers, by one of ZeRO's stages."""
 
     name = "deepspeed"
     modes: ClassVar = {

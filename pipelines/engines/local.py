@@ -1,7 +1,7 @@
-"""The reference: one process on the driver's machine, no Spark.
+"""The reference engine: one process on the driver's machine, no Spark.
 
-Every synchronous engine must give this engine's loss curve. A process of its own keeps the
-framework out of the driver, and the memory and threads of one run out of the next.
+Every synchronous engine must give this engine's loss curve. A separate process keeps the framework
+out of the driver, and the memory and threads of one run out of the next.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LocalEngine(Engine):
 
 
 def main() -> None:
-    """The child process: reads its task from standard input, which its parent wrote."""
+    """Run the child process: read its task from standard input, which its parent wrote."""
     from pipelines.training.loop import run_worker
 
     task: WorkerTask = pickle.load(sys.stdin.buffer)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class _Watch:
-    """Tells of a process that died before it could connect to the monitor, which sees others."""
+    """Detects a process that died before it connected to the monitor, which sees others."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""The engines for people: a table of what each one needs."""
+"""The engines for people: a table of their requirements."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
 
 
 def engines_overview(names: Iterable[str]) -> Table:
-    """Return what each engine needs, mode by mode, and what it requires of Spark's conf.
+    """Return each engine's requirements, mode by mode, and its rules for Spark's conf.
 
-    One column below the other, so that the keys are whole on a narrow screen too.
+    Columns are stacked, so that the keys stay whole on a narrow screen.
     """
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
@@ -50,7 +50,6 @@ def all_rules(name: str) -> tuple[ConfRule, ...]:
 
 
 def _plain(text: str) -> Text:
-    """Markdown of a sentence as a terminal shows it."""
     return Text(re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text).replace("`", ""))
 
 
@@ -58,9 +57,9 @@ _BACKSLASH = "\\"
 
 
 def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
-    """Return what spark-submit is to be given for a run; empty for an engine that needs no Spark.
+    """Return the conf for spark-submit of a run; empty for an engine that needs no Spark.
 
-    What the configuration itself sets of Spark's conf wins.
+    The configuration's own keys of Spark's conf win.
     """
     if not engine.needs_spark:
         return {}
@@ -85,11 +84,9 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
 
 
 def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
-    """Yield a Spark conf, ready to paste.
+    """Yield a Spark conf, by whole key, ready to paste.
 
-    Args:
-        conf: By whole key.
-        as_file: For ``spark-defaults.conf``; otherwise as arguments of spark-submit.
+    The lines are for ``spark-defaults.conf`` if `as_file`, otherwise arguments of spark-submit.
     """
     width = max(map(len, conf), default=0)
     for key, value in conf.items():

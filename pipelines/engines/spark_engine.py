@@ -1,6 +1,6 @@
-"""What engines on Spark share: the checks before a run, and a run from its start to its end.
+"""The common part of engines on Spark: checks before a run, and the run itself.
 
-Everything here runs on the driver.
+Everything here runs on the driver, except the workers' tasks.
 """
 
 from __future__ import annotations
@@ -58,11 +58,8 @@ def run_in_child(
 ) -> None:
     """Run a worker in a child process, and wait for its end. Runs in a Spark task.
 
-    Errors are reported to the monitor and not raised: Spark would start a failed task again.
-
-    Args:
-        work: What the child does with it.
-        listener: Is the child's alone: when it has died, nothing listens there.
+    Errors go to the monitor and are not raised: Spark would start a failed task again. Only the
+    child keeps the `listener`: when it has died, nothing listens there.
     """
     # fork, since a Python worker of Spark has no main module that a new interpreter could
     # load; this one computes nothing.
@@ -96,12 +93,12 @@ class DriverSide:
     """The driver's end of a run's workers.
 
     Attributes:
-        conf: What holds of the Spark conf while the job runs.
+        conf: Of Spark, while the job runs.
         profile: Of the tasks of the job; None for the session's.
         host: Address by which the executors reach the driver.
         bind: Address at which the driver listens.
-        identity: With which connections to the driver are encrypted, if they are.
-        resources: Closed after the job has ended: what an engine opens here for its workers.
+        identity: Encrypts the connections to the driver; None for plain ones.
+        resources: Opened here by an engine for its workers; closed after the job.
     """
 
     context: SparkContext
@@ -113,15 +110,13 @@ class DriverSide:
     resources: ExitStack
 
     def ranks(self, workers: int) -> RDD[int]:
-        """Return the numbers of the workers, one a task."""
+        """Return the ranks of the workers, one a task."""
         return ranks_of(self.context, workers, self.profile)
 
     def run_ranks(self, task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
         """Run each worker in a child of its Spark task; return when all have ended.
 
-        Args:
-            task: Of rank 0.
-            work: What a child does; travels to the executors.
+        `task` belongs to rank 0; `work` travels to the executors and runs in the child.
         """
         self.ranks(task.workers).foreachPartition(partial(_run_rank, task, work))
 
@@ -130,7 +125,7 @@ class SparkEngine(Engine):
     """An engine whose workers run on executors, by default as the tasks of one Spark job.
 
     Attributes:
-        job_name: What the job of the workers is called in errors.
+        job_name: The name of the workers' job in errors.
         with_profiles: Whether its tasks can have resources that are not the session's.
     """
 
@@ -167,11 +162,11 @@ class SparkEngine(Engine):
         check_conf(resources.conf, self.name, self.rules)
 
     def check_cluster(self, session: SparkSession, config: Config) -> None:
-        """Wait until the cluster has room for all workers; its conf follows the rules.
+        """Wait until the cluster has room for all workers, and check its conf.
 
         Raises:
-            EngineUnavailable: There is none within ``spark.wait_seconds``, or the cluster
-                lacks something else that the engine needs.
+            EngineUnavailable: There is no room within ``spark.wait_seconds``, or the cluster lacks
+                something else that the engine needs.
         """
         wanted = config.training.workers
         there = self.room(session, config, wanted, config.spark.wait_seconds)
@@ -211,18 +206,16 @@ class SparkEngine(Engine):
         return super().train(session, run, on_metrics)
 
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        """Open on the driver what the workers need, and give the call that runs their job.
+        """Open on the driver what the workers need, and return the call that runs their job.
 
-        The call blocks until the job ends. It runs on a thread of its own, while the thread of
-        the run listens to the monitor; what it raises ends the run.
-
-        Args:
-            task: Of rank 0; the others differ by their rank alone.
+        The call blocks until the job ends. It runs on a separate thread, while the run's thread
+        listens to the monitor; its errors end the run. `task` belongs to rank 0; the others differ
+        only by rank.
         """
         raise NotImplementedError
 
     def python_worker_role(self, config: Config) -> str:
-        """Return a role, by which runs share Spark's Python workers; see ``spark.jobs``."""
+        """Return the role by which runs share Spark's Python workers; see ``spark.jobs``."""
         return self.name
 
     @override
@@ -273,12 +266,12 @@ class SparkEngine(Engine):
 
 
 def if_late(config: Config) -> str:
-    """Which deadline to raise if executors that were waited for only came too late."""
+    """Return the deadline to raise if awaited executors only came too late."""
     return (
         f"if they are still starting, raise spark.wait_seconds ({config.spark.wait_seconds} s now)"
     )
 
 
 def driver_identity(context: SparkContext) -> Identity | None:
-    """Return what the driver's servers of a run encrypt with; none where the cluster does not."""
+    """Return the identity of the driver's servers of a run; None where the cluster is plain."""
     return None if encrypting_key(context) is None else make_identity()

@@ -1,4 +1,4 @@
-"""PyTorch's own ways between workers."""
+"""PyTorch's own distributed training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.engines.base import Mode
 
 
 class TorchEngine(BarrierEngine):
-    """Data parallel, fully sharded, or with the encoder divided between workers."""
+    """Trains data parallel, fully sharded, or with the encoder divided between workers."""
 
     name = "torch"
     modes: ClassVar = {

@@ -12,13 +12,11 @@ from pipelines.quiet import quiet_import
 
 
 def token_floats(spec: BertSpec, tokens: int) -> int:
-    """fp32 numbers that forward and backward keep of a token.
+    """Return the fp32 numbers that forward and backward keep of a token.
 
-    What the parts of each layer give, the shares of attention among it; the gradients of two
-    layers, which all layers use in turn; and those of the embeddings.
-
-    Args:
-        tokens: Of the longest text.
+    They are the outputs of each layer's parts, attention probabilities included; the gradients of
+    two layers, which all layers use in turn; and those of the embeddings. `tokens` are those of the
+    longest text.
     """
     outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * tokens)
     gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
@@ -30,7 +28,7 @@ with quiet_import():
 
 
 def encode(spec: BertSpec, builder: Builder, ids: Any) -> Any:
-    """Return what the hidden states of each text are pooled to."""
+    """Return the pooled hidden states of each text."""
     return _Graph(spec, builder).embeddings(ids)
 
 
@@ -45,14 +43,14 @@ class _Graph:
         self._gradients = (builder.classes.Gradients(), builder.classes.Gradients())
 
     def embeddings(self, ids: Any) -> Any:
-        """[texts, hidden]."""
+        """Return [texts, hidden]."""
         hidden_states = self._embedding_output(ids)
         for number in range(self._spec.layers):
             hidden_states = self._layer(hidden_states, number)
         return self._builder.pool(hidden_states, POOLED[self._spec.pooling], self._spec.hidden)
 
     def _embedding_output(self, ids: Any) -> Any:
-        """[tokens, hidden]: words, positions and segment, normalised."""
+        """Return the normalised sum of words, positions and segment, [tokens, hidden]."""
         spec = self._spec
         tables = {WORDS: spec.vocabulary, POSITIONS: spec.positions}
         if spec.type_vocabulary:
@@ -66,7 +64,7 @@ class _Graph:
         return self._dense(dllib.Linear(width, spec.hidden), states, [PROJECTION])
 
     def _layer(self, hidden_states: Any, number: int) -> Any:
-        """Attention, then the feed-forward block, each added to what it came from."""
+        """Apply attention, then the feed-forward block, each with a residual connection."""
         spec, builder, prefix = self._spec, self._builder, layer_prefix(number)
         gradients = self._gradients[number % 2]
         products = [dllib.Linear(*sizes) for sizes in _product_sizes(spec)]
@@ -94,7 +92,7 @@ class _Graph:
         )
 
     def _dense(self, product: Any, inputs: Any, names: Sequence[str]) -> Any:
-        """A matrix product with the weights of those names, one below another, as one matrix."""
+        """Multiply with the weights of those names, one below another, as one matrix."""
         groups = tuple(tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
         return self._builder.add(product, inputs, groups)
 
@@ -106,7 +104,7 @@ class _Graph:
         residual_gradient: Any,
         width: int | None = None,
     ) -> Any:
-        """The layer norm of an input, or of the sum of two, of the layers' width unless told."""
+        """Apply layer norm to an input, or the sum of two, by default of the layers' width."""
         layer = self._builder.classes.ResidualNorm(
             width or self._spec.hidden, self._spec.layer_norm_epsilon, gradient, residual_gradient
         )
@@ -115,6 +113,6 @@ class _Graph:
 
 
 def _product_sizes(spec: BertSpec) -> list[tuple[int, int]]:
-    """In and out of a layer's matrix products."""
+    """Return input and output widths of a layer's matrix products."""
     hidden, inner = spec.hidden, spec.intermediate
     return [(hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)]

@@ -1,9 +1,9 @@
-"""Training by dllib's DistriOptimizer: a few Spark jobs for each step, gradients in Spark's blocks.
+"""Training by dllib's DistriOptimizer: a few Spark jobs per step, gradients in Spark's blocks.
 
 dllib computes forward and backward passes on the executors, and sums gradients slice by slice
-through Spark's block manager: each worker updates its slice of the weights, and all fetch the
-others'. A run is cut into parts, whose granules fit into the executors' memory; each part is one
-run of the optimiser, which begins from the state at the end of the part before.
+through Spark's block manager: each worker updates its slice of the weights and fetches the others'.
+A run is cut into parts whose granules fit into the executors' memory. Each part is one run of the
+optimiser, which begins from the state at the end of the part before.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 class SizesParam(AccumulatorParam[Sizes]):
-    """A dict that grows; what Spark computes a second time overwrites the same values."""
+    """A dict that grows; a task that Spark repeats overwrites its entries with the same values."""
 
     def zero(self, value: Sizes) -> Sizes:
         """Return an empty dict."""
@@ -79,17 +79,13 @@ class SizesParam(AccumulatorParam[Sizes]):
 
 @dataclass(frozen=True)
 class States:
-    """A folder that the executors write their slices of the state to.
-
-    Attributes:
-        folder: Reachable from all executors.
-    """
+    """A folder, reachable from all executors, to which they write their slices of the state."""
 
     folder: Path
     workers: int
 
     def write_moments(self, graph: Graph, checkpoint: Checkpoint) -> str:
-        """Write what the optimiser begins from; return the file, or nothing for zeros."""
+        """Write the moments that the optimiser begins from; return the file, or "" for zeros."""
         if not checkpoint.moments:
             return ""
         path = self.folder / "begin.bin"
@@ -100,7 +96,7 @@ class States:
         return str(path)
 
     def take(self, graph: Graph, step: int) -> Checkpoint:
-        """The state before a step, which all executors have written; their files are deleted."""
+        """Return the state before a step, which all executors have written; delete their files."""
         paths = [self.folder / f"state-{step}-{rank}.bin" for rank in range(self.workers)]
         slices = [np.fromfile(path, "<f4").reshape(3, -1) for path in paths]
         weights, *moments = (unflattened(graph, row) for row in np.concatenate(slices, axis=1))
@@ -116,14 +112,11 @@ class States:
 
 @contextmanager
 def states_in(run_folder: Location, workers: int) -> Iterator[States]:
-    """A folder for the states, which is deleted in the end.
+    """Yield a folder for the states, and delete it in the end.
 
-    Its name is another one each time: executors of an earlier attempt on the run, whose driver is
-    gone, may end the step that they are in, and must not write its state where this one's is looked
-    for. What a driver that died has left is swept when the run is gone on with, by any engine.
-
-    Args:
-        workers: How many slices of the state there are.
+    Its name is new each time: executors of an earlier attempt, whose driver is gone, may still end
+    their step and must not write into this folder. Any engine that resumes the run sweeps the
+    folders of dead drivers.
     """
     checkpoints = as_local(RunFolder(run_folder).checkpoints)
     if checkpoints is None:
@@ -142,7 +135,7 @@ def states_in(run_folder: Location, workers: int) -> Iterator[States]:
 
 
 def is_kept(run: TrainingRun, part: StepRange, step: int) -> bool:
-    """Return whether the executors write down the state before a step."""
+    """Return whether the executors write the state before a step."""
     return run.is_checkpointed(step) or step == part.last
 
 
@@ -151,15 +144,10 @@ with quiet_import():
 
 
 def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -> tuple[Graph, Any]:
-    """Build the graph in the driver's JVM.
+    """Build the graph in the driver's JVM; dllib must be on the class path.
 
-    Args:
-        context: With dllib on the class path.
-        run: Says what is minimised.
-
-    Returns:
-        A module from token ids, lengths and targets of any number of granules to their mean loss,
-        with the encoder's weights, and dllib's criterion for it.
+    Return a module from token ids, lengths and targets of any number of granules to their mean
+    loss, with the encoder's weights, and dllib's criterion for it.
     """
     objective, examples = run.config.objective, run.manifest.granule
     sides = len(run.sides)
@@ -185,11 +173,7 @@ _SOURCES = ("DistriOptimizer.scala", "FeatureSet.scala", "AllReduceParameter.sca
 
 @dataclass
 class Trainer:
-    """What all parts of a run share: enters their steps into the step metrics.
-
-    Attributes:
-        states: Where the executors write the state.
-    """
+    """The state that all parts of a run share; enters their steps into the step metrics."""
 
     context: SparkContext
     run: TrainingRun
@@ -201,12 +185,7 @@ class Trainer:
     _data_seconds: float = 0.0
 
     def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
-        """Begin a part.
-
-        Args:
-            sizes: Of each step.
-            data_seconds: Seconds that all workers have waited for its granules.
-        """
+        """Begin a part, for whose granules all workers together have waited `data_seconds`."""
         # From the first step of all on.
         self.step_metrics.begin(time.monotonic())
         self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
@@ -214,8 +193,7 @@ class Trainer:
     def enter(self, times: StepTimes) -> Checkpoint | None:
         """Enter a step; return the state after it if it is a checkpoint or the part's last.
 
-        Raises:
-            FloatingPointError: The loss is no number.
+        Raises FloatingPointError where the loss is not finite.
         """
         run, workers = self.run, self.states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
@@ -251,10 +229,7 @@ class Trainer:
 def train_with_dllib(
     session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
 ) -> TrainingOutcome:
-    """Make a run, from its start to its end. Runs on the driver.
-
-    Args:
-        session: With dllib on its class paths.
+    """Train a run from start to end, in a session with dllib. Runs on the driver.
 
     Raises:
         WorkerLostError: A worker is lost; no job of the run is left.
@@ -305,11 +280,7 @@ def _train_part(trainer: Trainer, part: StepRange, state: Checkpoint) -> Checkpo
 
 
 def _await(job: SparkJob, locations: WorkerLocations, what: str) -> None:
-    """Wait for the end of a job.
-
-    Raises:
-        EngineError: An executor is lost, or the job has failed, or takes too long.
-    """
+    """Wait for the end of a job; raise EngineError for a lost executor, a failure, or a timeout."""
     seconds = locations.training.stall_seconds
     deadline = time.monotonic() + seconds
     while job.is_alive():
@@ -322,7 +293,7 @@ def _await(job: SparkJob, locations: WorkerLocations, what: str) -> None:
 
 
 def _optimizer(trainer: Trainer, part: StepRange, state: Checkpoint, data: Any) -> Any:
-    """Dllib's optimiser of a part."""
+    """Return dllib's optimiser of a part."""
     run, graph, training = trainer.run, trainer.graph, trainer.run.config.training
     steps = range(part.first, part.last)
     rates = [run.learning_rate(step) for step in steps]
@@ -348,10 +319,7 @@ def _optimizer(trainer: Trainer, part: StepRange, state: Checkpoint, data: Any) 
 
 
 def decayed_ranges(graph: Graph) -> list[int]:
-    """Begin and end of what is decayed in the vector: matrices, but no biases and norms.
-
-    The lowest comes first.
-    """
+    """Return the ranges of the vector that are decayed (matrices only), the lowest first."""
     shapes = weight_shapes(graph.spec)
     ranges = []
     for slot in sorted(graph.slots, key=lambda slot: slot.start):
@@ -364,11 +332,7 @@ def decayed_ranges(graph: Graph) -> list[int]:
 def _watch(
     trainer: Trainer, part: StepRange, job: SparkJob, locations: WorkerLocations, progress: Any
 ) -> Checkpoint:
-    """Wait until all steps of a part are made; return the state after the last.
-
-    Raises:
-        EngineError: A worker is lost, the job has failed, or a step takes too long.
-    """
+    """Wait until all steps of a part are made; return the state after the last."""
     training, moved, limit = locations.training, time.monotonic(), "start_seconds"
     while True:
         for times in parse_progress(progress.take()):
@@ -398,7 +362,7 @@ def _watch(
 def _job(
     context: SparkContext, locations: WorkerLocations, name: str, act: Callable[[], Any]
 ) -> SparkJob:
-    """Return a job of dllib's, whose errors name the worker."""
+    """Return a job of dllib's whose errors name the worker."""
 
     def locating() -> None:
         try:
@@ -411,7 +375,7 @@ def _job(
 
 @contextmanager
 def _unpersisted(trainer: Trainer) -> Iterator[None]:
-    """Frees what dllib leaves in the executors, also where a run has failed."""
+    """Free what dllib leaves in the executors, also after a failure."""
     context, classes = trainer.context, trainer.graph.classes
     before = set(context._jsc.getPersistentRDDs())
     try:

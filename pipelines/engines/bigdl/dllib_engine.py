@@ -1,4 +1,4 @@
-"""dllib as an engine: what it requires before it starts. Runs on the driver."""
+"""dllib as an engine: its requirements before it starts. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SLICE_ARRAYS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What memory depends on.
+    """The sizes that memory depends on.
 
     Attributes:
         workers: Slices of the weights.
@@ -70,12 +70,12 @@ class Shape:
 
 
 def weights_mb(spec: EncoderSpec) -> float:
-    """Return the weights as fp32."""
+    """Return the MiB of the weights as fp32."""
     return 4 * sum(int(np.prod(shape)) for shape in weight_shapes(spec).values()) / MB
 
 
 def executor_mb(shape: Shape) -> int:
-    """Heap that a worker needs, in MiB, for a step of the longest texts."""
+    """Return the heap that a worker needs, in MiB, for a step of the longest texts."""
     spec, weights = shape.spec, weights_mb(shape.spec)
     copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
     floats: int = form_of(spec, "bigdl_memory")(spec, shape.tokens)
@@ -84,7 +84,7 @@ def executor_mb(shape: Shape) -> int:
 
 
 def driver_mb(spec: EncoderSpec) -> int:
-    """Heap that the driver needs, in MiB."""
+    """Return the heap that the driver needs, in MiB."""
     return round(_DRIVER_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
 
 
@@ -92,7 +92,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
     """Refuse JVMs that are too small for a run. Runs on the driver.
 
     Raises:
-        EngineUnavailable: With the conf key, and what it should be.
+        EngineUnavailable: Names the conf key, and its value.
     """
     context = session.sparkContext
     manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
@@ -114,7 +114,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
 def needed_memory(config: Config) -> dict[str, str]:
     """Return the conf of the memory that a run needs with a worker an executor.
 
-    Empty before the corpus is prepared, since it depends on the lanes.
+    It is empty before the corpus is prepared, since it depends on the lanes.
     """
     lanes = PreparedFolder.of(config).lanes.path
     if not lanes.is_dir():
@@ -127,7 +127,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 
 
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
-    """Return what the memory of a run depends on."""
+    """Return the sizes that the memory of a run depends on."""
     training = config.training
     sides = manifest.embedded(LOSSES.load(config.objective.name).sides)
     return Shape(
@@ -140,10 +140,7 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
 
 
 def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
-    """Compare what is needed with what is there.
-
-    Args:
-        key: Of the Spark conf, which sets the heap.
+    """Refuse a heap that is too small; `key` of the Spark conf sets it.
 
     Raises:
         EngineUnavailable: It does not suffice.
@@ -216,10 +213,10 @@ class DllibEngine(SparkEngine):
 
 
 def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
-    """Have dllib's MKL use what the processors of this machine have, if executors run on it.
+    """Make dllib's MKL use this machine's vector instructions, if executors run on it.
 
-    Its MKL is of 2018. On processors that are not Intel's it multiplies by SSE, at a fifth of what
-    those with AVX-512 can do, unless a variable, which Intel does not document, says otherwise.
+    Its MKL is of 2018. On processors that are not Intel's it multiplies by SSE, at a fifth of
+    AVX-512's rate, unless a variable that Intel does not document is set.
     """
     widest = widest_unused_by_mkl() if conf["spark.master"].startswith("local") else None
     return {_MKL_KERNELS: _MKL_NUMBERS[widest]} if widest else {}

@@ -1,4 +1,4 @@
-"""Granules on their way from the lane files into the executors' JVMs."""
+"""The path of granules from the lane files into the executors' JVMs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,20 @@ Sizes = dict[tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps whose granules are in memory together.
-
-    Attributes:
-        last: One past the last.
-    """
+    """Steps whose granules are in memory together; `last` is one past the last."""
 
     first: int
     last: int
 
 
 def replicas(training: TrainingSettings) -> int:
-    """Copies of the model on a worker, each with a thread: they share its granules evenly."""
+    """Return the copies of the model on a worker, one a thread: they share its granules evenly."""
     granules = training.granules_per_step // training.workers
     return max(count for count in range(1, training.threads + 1) if granules % count == 0)
 
 
 def parts_of(run: TrainingRun, tokens: int) -> Iterator[StepRange]:
-    """Cut a run into parts.
-
-    Args:
-        tokens: How many a worker may hold at most, unless a single step has more.
-    """
+    """Cut a run into parts with at most `tokens` on a worker, unless a single step has more."""
     granules = run.plan.granules_per_step // run.config.training.workers
     most = granules * run.manifest.granule * len(run.sides) * run.manifest.max_length
     steps = max(tokens // most, 1)
@@ -63,8 +55,7 @@ def part_bytes(
 ) -> Any:
     """Return the steps of a part, as an RDD of bytes in the JVM with a partition for each worker.
 
-    Args:
-        sizes: Of :class:`SizesParam`; collects the size of each step.
+    `sizes`, of :class:`SizesParam`, collects the size of each step.
     """
     workers = run.config.training.workers
     own = replace(run, first_step=part.first, last_step=part.last)
@@ -76,14 +67,10 @@ def part_bytes(
 def packed_steps(
     run: TrainingRun, sizes: Accumulator[Any], rank: int, _: Iterator[int]
 ) -> Iterator[bytes]:
-    """Yield a worker's share of each step. Runs on an executor, in Spark's own Python worker.
+    """Yield a worker's share of each step of a part; `sizes` collects the sizes of the steps.
 
-    Args:
-        run: With the steps of one part.
-        sizes: Collects the size of each step.
-
-    Raises:
-        EngineError: The lanes cannot be read.
+    Runs on an executor, in Spark's own Python worker. Raises EngineError where lanes are
+    unreadable.
     """
     workers = run.config.training.workers
     try:
@@ -103,12 +90,10 @@ def packed_steps(
 
 
 def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
-    """Granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
+    """Return granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
 
-    Args:
-        granules: Of the same number of examples.
-        run: Has the sides that are embedded, and the targets of the loss: scores, or the number of
-            the example's own text, from 1.
+    The granules have equal numbers of examples. The run has the embedded sides and the targets of
+    the loss: scores, or the number of the example's own text, from 1.
     """
     sides = [granule.sides[name] for granule in granules for name in run.sides]
     ids = [packed_texts(side.token_ids, side.lengths) for side in sides]
@@ -125,17 +110,12 @@ def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
 
 
 def packed_texts(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids of padded texts one behind the other.
-
-    Args:
-        token_ids: int32 [texts, width].
-        lengths: int32 [texts].
-    """
+    """Return the ids of padded texts [texts, width] one behind the other."""
     return token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]]
 
 
 def _locations(targets: Targets, run: TrainingRun) -> np.ndarray:
-    """Where the candidates that anchors do not see stand among all similarities of a granule."""
+    """Return the indices, in a granule's similarities, of candidates that anchors do not see."""
     if not isinstance(targets, Picks):
         return np.empty(0, np.int64)
     anchors, candidates = targets.excluded.T

@@ -1,8 +1,8 @@
-"""What the architectures share in BigDL's dllib: a graph of layers in the driver's JVM.
+"""The common part of architectures in BigDL's dllib: a graph of layers in the driver's JVM.
 
-Matrix products, losses and the graph are dllib's; the layers that dllib has only as many general
+Matrix products, losses and the graph are dllib's. Layers that dllib offers only as many general
 tensor operations are in :mod:`pipelines.engines.bigdl.jvm`. Texts are packed one behind the other,
-so that nothing is computed for padding.
+so nothing is computed for padding.
 
 Source of dllib: Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data", SoCC 2019,
 arXiv:1804.05839.
@@ -35,7 +35,7 @@ with quiet_import():
 
 
 Groups = tuple[tuple[str, ...], ...]
-"""For each array of a layer, the weights in it by canonical names, one behind another."""
+"""The weights of each array of a layer, by canonical names, one behind another."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Nodes:
     Attributes:
         inputs: Token ids [tokens] and lengths [texts].
         embeddings: [texts, embedding width].
-        layers: The layers that have weights, in the JVM, with the names of these.
+        layers: The JVM's layers that have weights, with these weights' names.
     """
 
     inputs: tuple[Any, Any]
@@ -55,12 +55,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where weights stand in the one vector of all of them.
-
-    Attributes:
-        names: Canonical names, one behind another.
-        start: Place of the first number.
-    """
+    """A range of the one vector of all weights: its canonical names, and its first index."""
 
     names: tuple[str, ...]
     start: int
@@ -73,8 +68,8 @@ class Graph:
     Attributes:
         classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         model: dllib's module, in the JVM.
-        weights: Its vector: a tensor in the JVM.
-        slots: What stands where in the vector.
+        weights: The vector: a tensor in the JVM.
+        slots: The layout of the vector.
         size: Of the vector.
     """
 
@@ -87,14 +82,9 @@ class Graph:
 
 
 class Builder:
-    """Adds layers to a graph, and remembers those that have weights.
+    """Adds layers to a graph, and keeps those with weights, and their names, in `layers`.
 
-    Attributes:
-        layers: The layers that have weights, in the JVM, with the names of these.
-
-    Args:
-        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
-        lengths: The node of the lengths [texts].
+    `classes` is the package of :mod:`pipelines.engines.bigdl.jvm`; `lengths` the node of [texts].
     """
 
     def __init__(self, classes: Any, lengths: Any) -> None:
@@ -103,11 +93,7 @@ class Builder:
         self.layers: list[tuple[Any, Groups]] = []
 
     def add(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
-        """Return a node of one of dllib's layers.
-
-        Args:
-            inputs: A node, or a list of them.
-        """
+        """Return a node of one of dllib's layers; `inputs` is a node or a list of them."""
         if groups:
             self.layers.append((layer.value, groups))
         return layer(inputs)
@@ -119,23 +105,17 @@ class Builder:
     def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:
         """Return the sum of a token's rows of up to three tables: words, positions, and segment.
 
-        Args:
-            ids: The node of the token ids [tokens].
-            tables: Rows by name.
-            hidden: Width of the rows.
+        The node `ids` is [tokens]; the tables give their numbers of rows, of width `hidden`.
         """
         rows = self.classes.Floats.integers(np.array([*tables.values()], "<i4").tobytes())
         layer = self.classes.TokenVectors(rows, hidden)
         return self.add_own(layer, [ids, self.lengths], tuple((name,) for name in tables))
 
     def pool(self, vectors: Any, tokens: str, hidden: int) -> Any:
-        """Return the mean of some of a text's vectors, [texts, hidden].
+        """Return the mean of some of a text's vectors, [texts, hidden], of a node [tokens, hidden].
 
-        Args:
-            vectors: Node [tokens, hidden].
-            tokens: `all`, `weighted` by their places, `first`, `last`, or `inner`: all but the
-                first and the last.
-            hidden: Their width.
+        `tokens` is `all`, `weighted` by position, `first`, `last`, or `inner`: all but the first
+        and the last.
         """
         return self.add_own(self.classes.Pool(hidden, tokens), [vectors, self.lengths])
 
@@ -146,11 +126,11 @@ POOLED: Mapping[Pooling, str] = {
     "lasttoken": "last",
     "weightedmean": "weighted",
 }
-"""What :meth:`Builder.pool` calls the ways of pooling."""
+"""The names that :meth:`Builder.pool` gives the ways of pooling."""
 
 
 class Form(Protocol):
-    """What an architecture registers for `bigdl`: its part of the graph."""
+    """The registration of an architecture for `bigdl`: its part of the graph."""
 
     def __call__(self, spec: Any, builder: Builder, ids: Any) -> Any:
         """Return the node of [texts, hidden], before dense layers, from token ids [tokens]."""
@@ -158,11 +138,7 @@ class Form(Protocol):
 
 
 def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
-    """Begin a graph with the encoder. Runs on the driver.
-
-    Args:
-        context: With dllib on the class path.
-    """
+    """Begin a graph with the encoder; dllib must be on the class path. Runs on the driver."""
     encode: Form = form_of(spec, "bigdl")
     ids, lengths = dllib.Input(), dllib.Input()
     builder = Builder(provide_classes(context), lengths)
@@ -180,12 +156,7 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
 
 
 def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any) -> Graph:
-    """Close a graph. Runs on the driver.
-
-    Args:
-        context: With dllib on the class path.
-        output: The node that the graph gives.
-    """
+    """Close a graph at its output node; dllib must be on the class path. Runs on the driver."""
     model = dllib.Model(list(nodes.inputs), [output]).value
     # From here on the layers' arrays are parts of one vector.
     vector = model.getParameters()._1()
@@ -203,7 +174,7 @@ def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any
 
 @contextmanager
 def quiet(context: SparkContext) -> Iterator[None]:
-    """Keeps to itself what dllib prints for every layer, and its JVM side when it begins."""
+    """Silence dllib's lines for every layer, and those of its JVM side at its start."""
     jvm: Any = context._jvm
     system, nowhere = jvm.java.lang.System, jvm.java.io.OutputStream.nullOutputStream()
     streams = system.out, system.err
@@ -218,7 +189,7 @@ def quiet(context: SparkContext) -> Iterator[None]:
 
 
 def flattened(graph: Graph, weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Weights, or moments, in canonical names as the graph's vector, fp32."""
+    """Return weights, or moments, in canonical names as the graph's vector, fp32."""
     vector = np.empty(graph.size, np.float32)
     for slot in graph.slots:
         start = slot.start
@@ -244,7 +215,7 @@ def unflattened(graph: Graph, vector: np.ndarray) -> Weights:
 
 
 def set_weights(graph: Graph, vector: np.ndarray) -> None:
-    """Put a vector into the graph. Runs on the driver, by a file: its pipe to the JVM is slow."""
+    """Put a vector into the graph, by a file: the pipe to the JVM is slow. Runs on the driver."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.bin"
         vector.astype("<f4", copy=False).tofile(path)

@@ -17,7 +17,7 @@ _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # folder; this is Spark's own, and is named so that the jars are not searched for one.
 LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
 FRAMEWORKS = ("bigdl", "torch")
-"""What BigDL trains with: its dllib, and PyTorch in its Orca."""
+"""Of BigDL's training: its dllib, and PyTorch in its Orca."""
 SPARK_MAJORS = (3,)
 """The releases of Spark that BigDL's jars are compiled for."""
 # A part of the name of dllib's jar, by which it is recognised.
@@ -25,11 +25,7 @@ _DLLIB = "bigdl-dllib"
 
 
 def jars() -> list[Path]:
-    """Return the jars that the Python packages of BigDL bring along.
-
-    Raises:
-        EngineUnavailable: They are not installed.
-    """
+    """Return the jars in BigDL's Python packages; EngineUnavailable says how to install these."""
     spec = find_spec("bigdl")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
     found = sorted(path for root in roots for path in Path(root).glob("share/*/lib/*.jar"))
@@ -43,11 +39,7 @@ def jars() -> list[Path]:
 
 
 def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what a new session needs in its conf.
-
-    Args:
-        conf: What is set already, by whole key; it is kept.
-    """
+    """Return the conf that a new session needs; set keys of `conf`, by whole key, are kept."""
     own = os.pathsep.join(map(str, jars()))
     added = {
         key: os.pathsep.join(filter(None, (conf.get(key), own)))
@@ -61,13 +53,9 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
-    """Refuse a running session in which dllib is not there.
+    """Refuse a running session without dllib: an EngineUnavailable names the key that brings it.
 
-    Args:
-        on_driver: Whether the driver's JVM finds dllib.
-
-    Raises:
-        EngineUnavailable: With the conf key that brings it.
+    `on_driver` says whether the driver's JVM finds dllib.
     """
     everywhere = any(
         _brings_dllib(conf.get(key, "")) for key in ("spark.jars", "spark.executor.extraClassPath")
@@ -84,7 +72,7 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
 
 
 def _brings_dllib(paths: str) -> bool:
-    """Whether dllib is among jars and folders; of an executor's folder nothing can be seen."""
+    """Return whether dllib may be among jars and folders; an executor's folder cannot be seen."""
     return any(
         _DLLIB in path
         or (path.endswith("*") and (not (folder := Path(path).parent).is_dir() or _has_jar(folder)))

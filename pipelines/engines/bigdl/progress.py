@@ -1,9 +1,9 @@
-"""What the driver sees of dllib: the progress of its steps, and where its workers are.
+"""The driver's view of dllib: the progress of its steps, and where its workers are.
 
-Of executors that fall silent it hears long before Spark gives them up, which takes
-`spark.network.timeout`, two minutes, and as much as another minute until it looks. Both are fixed
-when a session starts, which may not be ours; the heartbeats that executors send to the driver are
-there in every session. Runs on the driver.
+Spark takes `spark.network.timeout`, two minutes, to give up a silent executor, and up to another
+minute until it looks. Both are fixed when a session starts, which may not be ours. The driver hears
+of silence much earlier by the heartbeats, which executors send in every session. Runs on the
+driver.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ its garbage."""
 _INTERVAL = "spark.executor.heartbeatInterval"
 _SPARK_INTERVAL = "10s"
 _INTERVALS = 2.5
-"""After a network that was away for ten seconds heartbeats are two intervals and more apart."""
+"""After a network outage of ten seconds heartbeats are two intervals and more apart."""
 
 
 class Heartbeats:
-    """Says which executors are silent.
+    """Finds executors with tasks to run that are silent for more than `most_seconds`.
 
-    Args:
-        listener: The class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
-        most_seconds: The longest that an executor with tasks to run may be silent.
+    The listener is the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
     """
 
     def __init__(self, listener: Any, most_seconds: float) -> None:
@@ -48,7 +46,7 @@ class Heartbeats:
         self._looked = self._since = time.monotonic()
 
     def silent(self) -> Mapping[str, float]:
-        """Return how long executors are silent that are for too long; by host and port of each."""
+        """Return the silences that are too long, by host and port of the executor."""
         now = time.monotonic()
         if now - self._looked > 2 * CHECK_SECONDS:
             # This process may have been suspended, and could hear nothing.
@@ -58,12 +56,9 @@ class Heartbeats:
 
 
 def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, float]:
-    """Return the silences that are too long, by host and port of the executor.
+    """Return the silences over `most_seconds`, by host and port, from the lines of `Heartbeats`.
 
-    Args:
-        lines: Of the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
-        awake: For so many seconds the driver would have heard anything.
-        most_seconds: The longest that is not too long.
+    The driver can have heard of executors only for `awake` seconds, which limit every silence.
     """
     rows = (line.split() for line in lines.splitlines())
     seconds = {executor: min(float(told), awake) for executor, told in rows}
@@ -72,10 +67,9 @@ def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, floa
 
 @contextmanager
 def listening(context: SparkContext, classes: Any) -> Iterator[Heartbeats]:
-    """Listens to the executors inside the block.
+    """Listen to the executors inside the block.
 
-    Args:
-        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
+    `classes` is the package of :mod:`pipelines.engines.bigdl.jvm`.
     """
     spark: Any = context._jsc.sc()
     interval = spark.conf().getTimeAsMs(_INTERVAL, _SPARK_INTERVAL) / 1000
@@ -104,9 +98,9 @@ class StepTimes:
     """A step as dllib reports it.
 
     Attributes:
-        steps: Made in this part, with this one.
-        seconds: Since the part's optimiser was made, at the end of the step.
-        computing: Seconds of forward and backward passes, on average over the workers.
+        steps: Made in this part, including this one.
+        seconds: At the end of the step, since the part's optimiser was made.
+        computing: Seconds of forward and backward passes, the mean over the workers.
     """
 
     steps: int
@@ -123,11 +117,11 @@ def parse_progress(lines: str) -> list[StepTimes]:
 
 @dataclass
 class WorkerLocations:
-    """Which executor each worker is on, and whether it is still there.
+    """The executor of each worker, and whether it is still there.
 
     Attributes:
         classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
-        names: Gives the lines of the class `GranulesReader`, as far as they are there.
+        names: Returns the lines of the class `GranulesReader` so far.
         known: Host and port of each worker's executor; empty until all are known.
     """
 
@@ -145,10 +139,9 @@ class WorkerLocations:
         self.known = locations.split("\n")[: self.training.workers]
 
     def check(self) -> None:
-        """Checks, at most once a second, that the workers' executors are there.
+        """Check, at most once a second, that the workers' executors are there.
 
-        Raises:
-            WorkerLostError: One is not.
+        Raises WorkerLostError where one is gone.
         """
         now = time.monotonic()
         if now - self._checked < CHECK_SECONDS:
@@ -171,7 +164,7 @@ class WorkerLocations:
         return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
 
     def _name(self, address: str) -> str:
-        """Return what a host calls itself; what the driver calls it, as long as it has not."""
+        """Return a host's own name, or until it is known the driver's name for it."""
         names = dict(line.split(" ", 1) for line in self.names())
         return names.get(address) or (name_of(address) if address else "")
 
@@ -182,7 +175,7 @@ class WorkerLocations:
         return {"rank": rank, "host": self._name(address) or None, "lane": lane}
 
     def error(self, error: Exception) -> EngineError:
-        """Return what an error of a Spark job means."""
+        """Return the engine's error for that of a Spark job."""
         text = str(error)
         # An error of reading lanes names its worker itself.
         if said := re.search(r"engine bigdl, rank (\d+), host (\S+), lane (\d+): (.*)", text):

@@ -10,15 +10,14 @@ from pipelines.models.weights import WORDS
 
 
 def token_floats(spec: StaticSpec, tokens: int) -> int:
-    """fp32 numbers that forward and backward keep of a token, amply: vectors and gradients.
+    """Return the fp32 numbers that forward and backward keep of a token, amply.
 
-    Args:
-        tokens: Of the longest text, which does not count.
+    They are vectors and gradients; `tokens` of the longest text does not count.
     """
     return 26 * spec.hidden
 
 
 def encode(spec: StaticSpec, builder: Builder, ids: Any) -> Any:
-    """Return the mean of what is between the first and the last token; zeros if nothing is."""
+    """Return the mean of the vectors between the first and the last token; zeros without any."""
     vectors = builder.token_vectors(ids, {WORDS: spec.vocabulary}, spec.hidden)
     return builder.pool(vectors, "inner", spec.hidden)

@@ -1,7 +1,7 @@
-"""The worker, with a Keras that has not imported what it only draws or wraps. Runs on executors.
+"""The worker, with a Keras that skips its imports for drawing and wrapping. Runs on executors.
 
-Matplotlib and scikit-learn take a quarter of the time that a worker needs to start. For Spark's
-Python daemons alone: on the driver a user's own program may want what Keras does with them.
+Matplotlib and scikit-learn take a quarter of a worker's start time. For Spark's Python daemons
+alone: on the driver a user's program may need what Keras does with them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Elephas's parameter servers, made safe: threads of the driver, that serve this run alone.
+"""Elephas's parameter servers, made safe: threads of the driver that serve this run alone.
 
-Elephas forks its HTTP server off the driver, listens at a known port of a public address, and
-lets anybody read and write. Here the system chooses the port, every request must show the token
-of the run before anything of it is read, and what is sent must have the expected form. Nothing is
-forked: a fork of a driver that has threads of Py4J and TensorFlow may hang.
+Elephas forks its HTTP server off the driver, listens at a known port of a public address, and lets
+anybody read and write. Here the system chooses the port. A request must show the token of the run
+before more of it is read, and its data must have the expected form. Nothing is forked: a fork of a
+driver with threads of Py4J and TensorFlow may hang.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ with quiet_import():
 
 
 class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library has no types
-    """What Elephas hands to its workers; pickled on the driver.
-
-    Attributes:
-        connection: To the server, once it is known.
-    """
+    """A worker's access to the server, once the connection is known; pickled on the driver."""
 
     connection: Client
 
@@ -56,7 +52,7 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
         return self.connection.ask("parameters", request)
 
     def update_parameters(self, delta: Weights, request: Request) -> ResponseHeader:
-        """Have the parameters updated; return when they have been."""
+        """Send an update of the parameters; return when it is applied."""
         return self.connection.ask("update", request, delta)[0]
 
 
@@ -71,11 +67,11 @@ with quiet_import():
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
-"""Of a request: its first line and its headers, of which a worker's has some hundred bytes."""
+"""Of a request: first line and headers; a worker's has a few hundred bytes."""
 
 
 class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library has no types
-    """What the servers of both transports share. Runs on the driver."""
+    """The common part of the servers of both transports. Runs on the driver."""
 
     handler: RequestHandler
     token: str
@@ -85,14 +81,10 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
     def listen(
         self, store: ParameterStore, bind: str, token: str, identity: Identity | None = None
     ) -> None:
-        """Take a port, and what the library's constructor does not know.
+        """Take a port, and the arguments that the library's constructor lacks.
 
-        Args:
-            token: What every request must show, of ``TOKEN_BYTES`` characters.
-            identity: With which connections are encrypted, if they are.
-
-        Raises:
-            OSError: There is no such address here.
+        Every request must show the token, of ``TOKEN_BYTES`` characters. The identity encrypts the
+        connections. Raises OSError where this machine does not have the address.
         """
         self.token = token
         self.identity = identity
@@ -109,12 +101,12 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
 
     @abstractmethod
     def make_server(self, bind: str) -> TokenServer:
-        """Return what accepts connections, by the transport."""
+        """Return the server that accepts the transport's connections."""
 
     def make_threadsafe_if_necessary(
         self, func: Handler, lock_aquire_callable: Callable[[], None]
     ) -> Handler:
-        """Elephas's locking, which also releases the lock after an error."""
+        """Apply Elephas's locking, but release the lock after an error too."""
         if self.mode != Mode.ASYNCHRONOUS:
             return func
 
@@ -141,7 +133,7 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
 
 
 class GranuleHttpServer(GranuleServer):
-    """Requests are POSTed to their names, with the token of the run as a bearer's."""
+    """The server over HTTP: requests are POSTed to their names, with the token as a bearer's."""
 
     @override
     def make_server(self, bind: str) -> TokenServer:
@@ -189,23 +181,13 @@ class _HttpTokenServer(TokenServer, BaseWSGIServer):
 
 
 class _Head:
-    """The lines of a head, until there are too many bytes of them.
-
-    The library reads a hundred lines of 64 KiB from whoever connects.
-
-    Args:
-        left: Bytes that may be read.
-    """
+    """The lines of a head, up to `left` bytes; the library reads 6 MiB from anybody."""
 
     def __init__(self, stream: BufferedIOBase, left: int) -> None:
         self._stream, self._left = stream, left
 
     def readline(self, limit: int) -> bytes:
-        """Return a line, as :mod:`http.client` asks for it.
-
-        Raises:
-            LineTooLong: The head is too large, for which the library refuses the request.
-        """
+        """Return a line for :mod:`http.client`, which refuses the request on LineTooLong."""
         line = self._stream.readline(max(min(limit, self._left + 1), 0))
         self._left -= len(line)
         if self._left < 0:
@@ -214,7 +196,7 @@ class _Head:
 
 
 class _HttpConnection(WSGIRequestHandler):
-    """Answers authenticated requests alone, and keeps the connections of workers open.
+    """A connection that answers authenticated requests alone, and stays open for workers.
 
     Werkzeug's own dispatching closes every connection, and reads whatever is sent.
     """
@@ -233,7 +215,6 @@ class _HttpConnection(WSGIRequestHandler):
             self.rfile = body
 
     def run_wsgi(self) -> None:
-        """Answer one request."""
         token = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if not self.server.authenticate(self.connection, token):
             self._refuse(403)
@@ -254,7 +235,7 @@ class _HttpConnection(WSGIRequestHandler):
         self._refuse(code)
 
     def handle_expect_100(self) -> bool:
-        """Refuse clients that wait for leave to send the body, which the workers' do not."""
+        """Refuse clients that ask before they send the body; workers do not."""
         self._refuse(417)
         return False
 
@@ -267,7 +248,7 @@ class _HttpConnection(WSGIRequestHandler):
 
 
 class GranuleSocketServer(GranuleServer):
-    """Requests come one after the other on a connection, once the token has been sent."""
+    """The server over sockets: after the token, requests follow one another on a connection."""
 
     @override
     def make_server(self, bind: str) -> TokenServer:

@@ -1,10 +1,10 @@
-"""Elephas's Spark model and worker, with one Spark job and one parameter server for a whole run.
+"""Elephas's Spark model and worker, with one Spark job and one parameter server for a run.
 
-In the library's own synchronous mode every epoch is a Spark job, and all workers' weights pass
-through the driver's JVM at its end. Its worker turns a partition into one array and calls Keras's
-``fit`` on it, with a fresh optimiser at every turn. Here the workers of every mode live as long as
-the run, make their steps by the loops of this package, and send their arrays to the parameter
-server. The encoder as a Keras model is there since Elephas trains nothing else.
+In the library's own synchronous mode every epoch is a Spark job, and all weights pass through the
+driver's JVM at its end. Its worker turns a partition into one array and calls Keras's ``fit`` on
+it, with a fresh optimiser each time. Here the workers of every mode live as long as the run, make
+their steps by the loops of this package, and send their arrays to the parameter server. The encoder
+is also a Keras model, since Elephas trains nothing else.
 """
 
 from __future__ import annotations
@@ -67,11 +67,9 @@ _LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
 
 
 class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
-    """Trains one worker's share of the run.
+    """Trains one worker's share of the run; `json` is the model, as Elephas writes it.
 
-    Args:
-        json: The model, as Elephas writes it.
-        task: Of rank 0; the others differ by their rank alone.
+    `task` belongs to rank 0; the others differ only by rank.
     """
 
     def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
@@ -89,16 +87,10 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
         self._task = task
 
     def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
-        """Train from the first step to the last.
+        """Train from the first step to the last, and yield nothing; the iterator holds the rank.
 
-        Args:
-            data_iterator: The rank of the worker.
-
-        Returns:
-            Nothing: losses and errors go to the driver's monitor.
-
-        Raises:
-            PipelineError: Spark has started a lost worker a second time.
+        Losses and errors go to the driver's monitor. A PipelineError refuses a lost worker that
+        Spark has started again.
         """
         (rank,) = data_iterator
         context = TaskContext.get()
@@ -129,7 +121,7 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
         return forward(self.spec, named, token_ids, lengths)
 
     def take(self, weights: Weights) -> None:
-        """Take weights by their names."""
+        """Load weights by their names."""
         self.set_weights([weights[name] for name in weight_shapes(self.spec)])
 
     def get_config(self) -> dict[str, Any]:
@@ -143,9 +135,9 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
 
 
 def encoder_model(spec: EncoderSpec, weights: Weights, training: TrainingSettings) -> EncoderModel:
-    """Return a model with weights, compiled, since Elephas takes no other.
+    """Return a model with weights, compiled, since Elephas accepts no other.
 
-    The optimiser stands for what the workers do by themselves; Keras does not run it.
+    The optimiser stands for the workers' own; Keras does not run it.
     """
     model = EncoderModel(spec)
     model.take(weights)
@@ -160,11 +152,9 @@ class _GranuleFactory:
     _server: type[GranuleServer]
 
     def create_client(self, port: int) -> GranuleClient:
-        """Return a client that does not know its server yet."""
         return GranuleClient(self._client)
 
     def create_server(self, *args: Any, **kwargs: Any) -> GranuleServer:
-        """Return a server that holds nothing yet."""
         return self._server(*args, **kwargs)
 
 
@@ -185,12 +175,9 @@ class GranuleSocketFactory(_GranuleFactory, ClientServerFactory):  # type: ignor
 class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library has no types
     """Trains a run from a checkpoint; its master network holds the result. Runs on the driver.
 
-    Listens from the start, so :meth:`close` must be called in the end.
-
-    Args:
-        task: Of rank 0; the others differ by their rank alone.
-        host: Address by which the executors reach the driver.
-        identity: With which connections to the parameter server are encrypted, if they are.
+    It listens from the start, so :meth:`close` must be called in the end. The executors reach the
+    driver by `host`; the identity encrypts their connections. `task` belongs to rank 0; the others
+    differ only by rank.
     """
 
     def __init__(
@@ -225,11 +212,9 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         )
 
     def fit(self, rdd: RDD[int], **kwargs: Any) -> None:
-        """Trains, without the lines that the library prints.
+        """Train, without the library's printed lines.
 
-        Args:
-            rdd: A partition per worker, that holds its rank.
-            kwargs: None are known.
+        Each partition of `rdd` holds a worker's rank.
         """
         self._fit(rdd, **kwargs)
 
@@ -239,7 +224,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
 
     @contextmanager
     def run_parameter_server(self) -> Iterator[None]:
-        """Lets the parameter server serve, and ends it after errors too."""
+        """Serve parameters inside the block, and end after errors too."""
         self.parameter_server.start()
         try:
             yield

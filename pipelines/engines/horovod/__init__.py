@@ -1,5 +1,5 @@
 """Horovod: ranks in processes of a Spark job, which average gradients among themselves.
 
-What is Horovod's: the collective operations. What is ours: the start of the ranks and the store
-through which they find one another, since Horovod's own servers are open to everybody.
+Horovod's part: the collective operations. Our part: the start of the ranks and the store through
+which they find one another, since Horovod's own servers are open to everybody.
 """

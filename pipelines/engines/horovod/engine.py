@@ -21,10 +21,10 @@ from pipelines.settings import Config
 class HorovodEngine(SparkEngine):
     """Trains in children of the tasks of a Spark job.
 
-    Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection
-    to one of them holds up the run, and they stay until the driver exits. Nor by
-    ``horovod.spark.run_elastic``: its driver does not end after a rank was killed, it wants a
-    script that discovers hosts, and it needs a host that is left over.
+    Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection to
+    one of them holds up the run, and they stay until the driver exits. Nor by
+    ``horovod.spark.run_elastic``: its driver does not end after a rank was killed, and it needs a
+    script that discovers hosts and a spare host.
     """
 
     name = "horovod"

@@ -1,7 +1,7 @@
-"""A rank: what runs on an executor, in a process of its own, and what the ranks exchange.
+"""The ranks of Horovod, each in a process of its own on an executor, and their exchange.
 
-Horovod starts once in a process, and Spark uses its Python workers again, so each rank is a
-child of one.
+Horovod starts once in a process, and Spark reuses its Python workers, so each rank is a child of
+one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def train_rank(client: RendezvousClient, task: WorkerTask) -> None:
 
 
 def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> HorovodCollectives:
-    """Start Horovod in this process, once all ranks are there; leave it in the end."""
+    """Start Horovod in this process, once all ranks are there; `afterwards` leaves it."""
     training = task.run.config.training
     module, name = COLLECTIVES[training.framework]
     try:
@@ -67,7 +67,7 @@ def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> 
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Whether Horovod gave up because of another rank: its own error, or TensorFlow's for it."""
+    """Return whether Horovod gave up because of another rank: its own error, or TensorFlow's."""
     name = type(error).__name__
     return name == "HorovodInternalError" or (name == "UnknownError" and "Horovod" in str(error))
 
@@ -75,12 +75,8 @@ def means_peer_lost(error: Exception) -> bool:
 class HorovodCollectives(ABC):
     """Starts Horovod in this process; see :class:`pipelines.training.collectives.base.Collectives`.
 
-    All gradients of a step travel as one vector: the order of the sums is then the same each
-    time, and each collective operation costs time.
-
-    Args:
-        library: ``horovod.torch`` or ``horovod.tensorflow``, which is started.
-        compression: What gradients travel as, ``training.compression``.
+    All gradients of a step travel as one vector: the order of the sums is then fixed, and each
+    collective operation costs time. The library is ``horovod.torch`` or ``horovod.tensorflow``.
     """
 
     def __init__(self, library: Any, compression: str) -> None:
@@ -92,7 +88,7 @@ class HorovodCollectives(ABC):
         self._compression = getattr(library.Compression, compression)
 
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        """The mean of each tensor over the workers; in TensorFlow, while a graph is traced."""
+        """Return each tensor's mean over the workers; in TensorFlow, while a graph is traced."""
         if self._compression is self._exact:
             return self._mean("all", tensors, self._exact)
         # The loss is a single number that people read: it is not rounded.
@@ -120,14 +116,13 @@ class HorovodCollectives(ABC):
 
     @abstractmethod
     def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
-        """The means, by one collective operation of a name, which is the same on all workers."""
+        """Return the means, by a collective operation of a name that is the same on all workers."""
 
 
 def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dict[str, str]:
-    """Return what Horovod and the frameworks read of a rank's place.
+    """Return the variables from which Horovod and the frameworks read a rank's place.
 
-    Args:
-        given: Addresses of the GPUs that Spark gave its task.
+    `given` are the addresses of the GPUs that Spark gave its task.
     """
     hosts = [place.host for place in places]
     own = hosts[rank]

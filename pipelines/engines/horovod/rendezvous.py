@@ -1,8 +1,8 @@
 """The store in which Horovod's ranks find one another. Runs on the driver.
 
-Horovod's own server listens at every address, is unauthenticated, and stays until the driver
-exits. Its ranks speak HTTP to what they are told is the server's address, so that a token can be a
-part of it: a request is for ``/TOKEN:0/SCOPE/KEY``.
+Horovod's own server listens at every address, is unauthenticated, and stays until the driver exits.
+Its ranks speak HTTP to any given server address, so that a token can be a part of it: a request is
+for ``/TOKEN:0/SCOPE/KEY``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ RETRY_SECONDS = 0.3
 
 
 class Place(NamedTuple):
-    """Where a rank is.
-
-    Attributes:
-        devices: The GPUs that its executor may use, as ``CUDA_VISIBLE_DEVICES`` lists them.
-    """
+    """Where a rank is, and its executor's GPUs, as ``CUDA_VISIBLE_DEVICES`` lists them."""
 
     host: str
     devices: str
@@ -40,12 +36,7 @@ class Place(NamedTuple):
 class RendezvousClient:
     """A rank's access to the driver's store; a connection for each request.
 
-    Args:
-        address: Host and port of the store.
-        token: What authenticates its clients.
-
-    Attributes:
-        own_address: Of this host, on the network that leads to the store; known after a request.
+    After a request, `own_address` is this host's address on the network that leads to the store.
     """
 
     def __init__(self, address: tuple[str, int], token: str) -> None:
@@ -63,10 +54,10 @@ class RendezvousClient:
         return values
 
     def environment(self) -> dict[str, str]:
-        """Tell Horovod where the store is.
+        """Return the variables that tell Horovod where the store is.
 
-        The address is followed by ``:PORT/`` where the library builds a path, so that the token
-        becomes a part of it.
+        The library appends ``:PORT/`` to the address when it builds a path, so the token becomes a
+        part of the path.
         """
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self._host}:{self._port}/{self._token}",
@@ -74,7 +65,7 @@ class RendezvousClient:
         }
 
     def _request(self, method: str, key: str, body: str | None = None) -> str:
-        """Try again when the driver is too busy to answer, as Horovod does."""
+        """Send a request, and repeat it while the driver is too busy, as Horovod does."""
         for _ in range(REQUEST_ATTEMPTS - 1):
             with suppress(OSError, HTTPException):
                 return self._request_once(method, key, body)
@@ -93,21 +84,14 @@ class RendezvousClient:
 
 
 Where = TypeVar("Where", bound=tuple[Any, ...])
-"""A named tuple, of what JSON has."""
+"""A named tuple of JSON values."""
 
 
 def meet(client: RendezvousClient, task: WorkerTask, own: Where, seconds: float) -> list[Where]:
-    """Wait until all ranks are there.
-
-    Args:
-        client: Of the store in which they meet.
-        own: Where this rank is.
-
-    Returns:
-        The place of each rank.
+    """Wait until all ranks have left their places in the store; return these by rank.
 
     Raises:
-        PipelineError: Some are missing.
+        PipelineError: Some ranks are missing.
     """
     deadline = time.monotonic() + seconds
     keys = [f"places/{rank}" for rank in range(task.workers)]
@@ -121,20 +105,15 @@ def meet(client: RendezvousClient, task: WorkerTask, own: Where, seconds: float)
 
 
 MAX_VALUE_BYTES = 2**20
-"""A rank stores its addresses: some hundred bytes for each of the others."""
+"""A rank stores its addresses: a few hundred bytes for each of the others."""
 
 
 class Rendezvous(TokenServer):
     """The key-value store for one start of the ranks; a context manager.
 
-    The token is the store's own, since the library writes addresses to the executors' logs when
-    something fails.
-
-    Args:
-        host: Address by which the executors reach the driver.
-
-    Raises:
-        OSError: There is no such address here.
+    The token is the store's own, since the library writes addresses to the executors' logs on
+    errors. The executors reach the driver by `host`; an OSError refuses one that is not of this
+    machine.
     """
 
     allow_reuse_address = True
@@ -170,7 +149,7 @@ class _Request(BaseHTTPRequestHandler):
         return self.server.authenticate(self.request, token) and super().parse_request()
 
     def do_GET(self) -> None:
-        """The value of a key, or 404 as long as it has none; all values of a scope as JSON."""
+        """Return a key's value, or 404 while it has none; for a scope all values as JSON."""
         if self.path.endswith("/"):
             return self._reply(HTTPStatus.OK, self._values_of(self.path))
         with self.server.lock:
@@ -180,7 +159,6 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        """Set a key."""
         size = int(self.headers.get("Content-Length", "-1"))
         if not 0 <= size <= MAX_VALUE_BYTES:
             return self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -192,19 +170,18 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:
-        """Remove a key."""
         with self.server.lock:
             self.server.values.pop(self.path, None)
         self._reply(HTTPStatus.OK)
 
     def send_error(self, *_: Any) -> None:
-        """Send nothing: the library's answer would tell what serves here."""
+        """Send nothing: the library's answer would reveal what serves here."""
 
     def log_message(self, *_: Any) -> None:
         """Write nothing to the driver's screen."""
 
     def _values_of(self, scope: str) -> bytes:
-        """Keys and values of a scope, the keys without the token."""
+        """Return keys and values of a scope, the keys without the token."""
         root = "/".join(scope.split("/")[:2]) + "/"
         with self.server.lock:
             values = {

@@ -1,6 +1,6 @@
 """Collectives for TensorFlow by Horovod. Runs in ranks.
 
-Not by Horovod's optimiser: with Keras 3 it averages nothing, and says nothing.
+Horovod's optimiser is not used: with Keras 3 it silently averages nothing.
 """
 
 from __future__ import annotations

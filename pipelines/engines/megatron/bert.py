@@ -35,8 +35,7 @@ from pipelines.models.weights import WORDS, part_bounds
 class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """The layers of a stage, with the embeddings in the first one.
 
-    Attributes:
-        weights: See :class:`pipelines.engines.megatron.form.MegatronEncode`.
+    Its `weights` are those of :class:`pipelines.engines.megatron.form.MegatronEncode`.
     """
 
     def __init__(
@@ -91,10 +90,9 @@ class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not follow
 
 
 class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """One layer; computes what :func:`pipelines.models.bert.torch.BertEncoder.run_layer` does.
+    """One layer, equal to :func:`pipelines.models.bert.torch.BertEncoder.run_layer`.
 
-    Attributes:
-        weights: By canonical name, with the layer's prefix.
+    Its weights have canonical names, with the layer's prefix.
     """
 
     def __init__(
@@ -138,13 +136,9 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         masks: DropoutMasks | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], the same on all members, as what goes in.
+        """Return fp32 [tokens, hidden], the same on all members, as is the input.
 
-        Args:
-            states: fp32 [tokens, hidden].
-            batch: The texts.
-            masks: Of dropout; None without.
-            bias: fp32 [heads of this member, width, width], or None.
+        `bias` is fp32 [heads of this member, width, width], or None.
         """
         attended = self.attention_output.product(self._context(states, batch, masks, bias))
         attended = dropped(masks, self._site + 1, attended)
@@ -160,7 +154,7 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         masks: DropoutMasks | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[tokens, part of hidden]: what this member's heads attend to."""
+        """Return the result of this member's heads, [tokens, part of hidden]."""
         heads = self._spec.heads
         entered = shared_input(states, self._dtype)
         query = self.query.product(entered) / math.sqrt(self._spec.hidden // heads)

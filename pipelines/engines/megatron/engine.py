@@ -9,7 +9,7 @@ from pipelines.engines.base import Mode
 
 
 class MegatronEngine(BarrierEngine):
-    """The encoder divided between workers, and the optimiser's arrays between replicas."""
+    """Divides the encoder between workers, and the optimiser's arrays between replicas."""
 
     name = "megatron"
     modes: ClassVar = {

@@ -1,9 +1,8 @@
 """Encoders of Megatron-Core's layers, a stage at a time. Runs on executors.
 
-Megatron's layers hold a member's part of each matrix and exchange what has to be summed. Around
-them the encoder is that of :mod:`pipelines.models.frameworks.torch`: weights and hidden states are
-fp32, matrix products are of the precision that is asked for, and masks of dropout follow from
-seeds.
+Megatron's layers hold a member's part of each matrix and exchange the sums. Around them the encoder
+is that of :mod:`pipelines.models.frameworks.torch`: weights and hidden states are fp32, matrix
+products have the requested precision, and dropout masks follow from seeds.
 """
 
 from __future__ import annotations
@@ -30,16 +29,12 @@ from pipelines.settings.training import Place, Placement
 
 
 class MegatronEncode(Protocol):
-    """The forward pass of a stage, over weights of its own; a module of PyTorch.
-
-    Attributes:
-        weights: The parameters of this worker, by canonical name: its part of each.
-    """
+    """The forward pass of a stage: a module of PyTorch over this worker's part of the weights."""
 
     weights: Mapping[str, torch.nn.Parameter]
 
     def first_states(self, batch: Batch, masks: DropoutMasks | None) -> torch.Tensor:
-        """Return fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+        """Return the first layer's input, fp32 [tokens, hidden]; of the first stage."""
         ...
 
     def run_layers(
@@ -54,7 +49,7 @@ class MegatronEncode(Protocol):
 
 
 class MegatronForm(Protocol):
-    """What an architecture registers for `megatron`."""
+    """The registration of an architecture for `megatron`."""
 
     def __call__(
         self,
@@ -65,14 +60,10 @@ class MegatronForm(Protocol):
         *,
         checkpointed: bool,
     ) -> MegatronEncode:
-        """Make the layers of a stage, whose weights are set later.
+        """Return the layers of a stage, whose weights are set later.
 
-        Args:
-            spec: Of the whole encoder.
-            config: Of Megatron's layers.
-            shapes: Of the weights that the stage holds, as they are in the whole encoder.
-            dtype: Of the matrix products.
-            checkpointed: Whether activations are computed again for their gradients.
+        The spec and the shapes of the stage's weights describe the whole encoder; matrix products
+        are of `dtype`. A checkpointed stage recomputes activations for their gradients.
         """
         ...
 
@@ -80,7 +71,7 @@ class MegatronForm(Protocol):
 def layer_config(
     spec: EncoderSpec, layers: int, heads: int, placement: Placement
 ) -> TransformerConfig:
-    """Return what Megatron's layers and schedules have to know of an encoder."""
+    """Return the configuration of Megatron's layers and schedules for an encoder."""
     return TransformerConfig(
         num_layers=layers,
         hidden_size=spec.hidden,
@@ -95,15 +86,15 @@ def layer_config(
 
 
 def shared_input(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what goes into divided matrices; the members' gradients of it are summed in fp32."""
+    """Return the input of divided matrices; the members' gradients of it are summed in fp32."""
     shared: torch.Tensor = copy_to_tensor_model_parallel_region(states)
     return shared.to(dtype)
 
 
 class RowDivided(ColumnParallelLinear):  # type: ignore[misc] # the library has no types
-    """A matrix [out, in] that is divided by its rows: members have parts of what comes out.
+    """A matrix [out, in] divided by its rows: members have parts of the output.
 
-    What goes in comes from :func:`shared_input`. (Megatron names it after the transposed matrix.)
+    The input comes from :func:`shared_input`. (Megatron names it after the transposed matrix.)
     """
 
     def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
@@ -113,7 +104,7 @@ class RowDivided(ColumnParallelLinear):  # type: ignore[misc] # the library has 
         )
 
     def product(self, states: torch.Tensor) -> torch.Tensor:
-        """[tokens, part of out], of the type of the states."""
+        """Return [tokens, part of out], of the type of the states."""
         output: torch.Tensor = self(states)[0]
         return output
 
@@ -123,7 +114,7 @@ class RowDivided(ColumnParallelLinear):  # type: ignore[misc] # the library has 
 
 
 class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has no types
-    """A matrix [out, in] that is divided by its columns: members have parts of what goes in.
+    """A matrix [out, in] divided by its columns: members have parts of the input.
 
     The sum over them is made in fp32.
     """
@@ -152,7 +143,7 @@ class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has 
 class DividedWords(VocabParallelEmbedding):  # type: ignore[misc] # the library has no types
     """The word embedding, divided by its rows, of which members may have one more or less.
 
-    Megatron itself wants as many for each, and pads the vocabulary for that.
+    Megatron itself requires equal parts, and pads the vocabulary for that.
     """
 
     def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
@@ -167,22 +158,15 @@ class DividedWords(VocabParallelEmbedding):  # type: ignore[misc] # the library 
 
 
 def _no_start(weight: torch.Tensor) -> None:
-    """Leaves a weight as it is: it is set from a checkpoint."""
+    """Leave a weight as it is: it is set from a checkpoint."""
 
 
 class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """A stage of an encoder as Megatron's schedules call it.
 
     Between stages, states travel as a tensor [rows, 1, hidden] with the tokens of all sides of a
-    micro-batch, which has as many rows for each as the one with the most tokens needs.
-
-    Args:
-        spec: Of the whole encoder.
-        config: Of Megatron's layers.
-        encode: The forward pass.
-        finish: Weights of the dense layers behind pooling; of the last stage.
-        place: Of this worker.
-        placement: Of all.
+    micro-batch. All micro-batches have as many rows as the one with the most tokens needs. `finish`
+    are weights of the dense layers behind pooling; of the last stage.
     """
 
     model_type = ModelType.encoder_or_decoder
@@ -212,9 +196,7 @@ class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not follo
     def forward(self, sides: Sequence[Inputs], rows: int) -> Any:
         """Return the states for the next stage, or the embeddings of each side, of length 1.
 
-        Args:
-            sides: Of a micro-batch.
-            rows: Of what travels.
+        The tensor between stages has `rows` rows.
         """
         counts = [len(side.batch.token_ids) for side in sides]
         if self._states is None:

@@ -1,12 +1,12 @@
 """Tensor, pipeline and data parallel training by Megatron-Core. Runs on executors.
 
-Its layers, its schedules and its distributed optimiser, which shares out AdamW's moments: the
-workers that hold the same part of the encoder, one of each replica, have a piece of it each, as one
-row of numbers. The micro-batches of a step are the granules of a replica.
+Layers, schedules and the distributed optimiser are Megatron's. The optimiser shards AdamW's
+moments: of the workers that hold the same part of the encoder, one of each replica, each keeps a
+contiguous range of it. The micro-batches of a step are the granules of a replica.
 
-The library takes a GPU for granted: some functions ask for tensors on it by name. Where there is
-none, its modules that have such functions get another PyTorch under their own name for it, and
-nothing else of the process changes. Releases 0.16 were read for this.
+The library assumes a GPU: some functions ask by name for tensors on it. On a machine without one,
+the modules with such functions see a substitute for PyTorch under its name; the rest of the process
+keeps PyTorch. Written against release 0.16.
 
 Sources: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, arXiv:1909.08053; Narayanan et al., "Efficient Large-Scale Language Model
@@ -61,13 +61,12 @@ _MODULES = (
 
 
 class _CudaOfCpu:
-    """What those modules call of ``torch.cuda``."""
+    """The part of ``torch.cuda`` that those modules call."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
 
     def current_device(self) -> torch.device:
-        """Return where buffers are made."""
         return torch.device("cpu")
 
     def synchronize(self) -> None:
@@ -75,7 +74,7 @@ class _CudaOfCpu:
 
 
 class _TorchOfCpu:
-    """PyTorch, but for tensors on a GPU, which are made in the host's memory."""
+    """PyTorch, but with tensors for a GPU made in the host's memory."""
 
     cuda = _CudaOfCpu()
 
@@ -83,16 +82,14 @@ class _TorchOfCpu:
         return getattr(torch, name)
 
     def zeros(self, *size: Any, device: Any = None, **named: Any) -> torch.Tensor:
-        """See ``torch.zeros``; any device is the CPU."""
         return torch.zeros(*size, **named)
 
     def tensor(self, data: Any, *, device: Any = None, **named: Any) -> torch.Tensor:
-        """See ``torch.tensor``; any device is the CPU."""
         return torch.tensor(data, **named)
 
 
 def run_on_cpu() -> None:
-    """Have the library compute on the CPU, over Gloo; once in a process that has no GPU."""
+    """Make the library compute on the CPU, over Gloo; once in a process that has no GPU."""
     for module in _MODULES:
         module.torch = _TorchOfCpu()
     # Gloo does not send several tensors as one, which is what this makes of operations inside.
@@ -102,12 +99,12 @@ def run_on_cpu() -> None:
 
 
 def pass_for_gpu(parameter: torch.nn.Parameter) -> None:
-    """Have the distributed optimiser accept a weight, which it does by the name of its type."""
+    """Make the distributed optimiser, which checks the name of a weight's type, accept a weight."""
     parameter.type = lambda: "torch.cuda.FloatTensor"
 
 
 def _clip(parameters: Sequence[Any], max_norm: float, total_norm: float, **others: Any) -> None:
-    """Shorten gradients in place, if they are longer than the longest that is allowed."""
+    """Scale gradients in place down to the largest norm allowed."""
     share = max_norm / (total_norm + 1e-6)
     if share < 1:
         torch._foreach_mul_([one.grad for one in parameters], share)
@@ -119,11 +116,9 @@ def _one_by_one(*arguments: Any, **named: Any) -> Iterator[None]:
 
 
 class _Piece(NamedTuple):
-    """What this worker's optimiser has of a weight.
+    """This worker's piece of a weight: a range of its flattened part, and fp32 values.
 
-    Attributes:
-        numbers: Which of the numbers of the worker's part they are.
-        values: fp32 [numbers], which the optimiser updates in place.
+    The optimiser updates the values in place.
     """
 
     numbers: slice
@@ -133,10 +128,7 @@ class _Piece(NamedTuple):
 class Moments:
     """The moments of this worker's part, from and to checkpoints.
 
-    Args:
-        optimiser: Megatron's, of one model.
-        weights: The parameters of this worker, by canonical name.
-        group: The workers that hold the same part.
+    The weights have canonical names; the workers of the group hold the same part.
     """
 
     def __init__(
@@ -148,10 +140,9 @@ class Moments:
         self._pieces = {names[parameter]: piece for parameter, piece in self._found()}
 
     def take(self, part: Checkpoint) -> None:
-        """Give the optimiser its state, which it would begin at its first update.
+        """Load this worker's part of a checkpoint; a start has no moments.
 
-        Args:
-            part: This worker's part of a checkpoint; without moments it is a start.
+        The optimiser would otherwise create its state at the first update.
         """
         for group in self._optimiser.param_groups:
             # Where Transformer Engine or Apex is installed, their AdamW counts updates here.
@@ -168,12 +159,10 @@ class Moments:
                 state[kind].copy_(torch.from_numpy(flat[piece.numbers]))
 
     def whole(self, key: str) -> torch.Tensor:
-        """Return a moment of the part, with the first replica; all replicas call it at once.
+        """Return a moment of the part on the first replica; all replicas call it at once.
 
-        It is the sum of the pieces, with zeros around them, which is exact.
-
-        Args:
-            key: Its kind, a slash, and the name of the weight.
+        It is the sum of the pieces, padded with zeros, which is exact. `key` is the moment's kind,
+        a slash, and the name of the weight.
         """
         kind, name = kind_and_name(key)
         whole = torch.zeros_like(self._weights[name])
@@ -183,7 +172,7 @@ class Moments:
         return whole
 
     def _found(self) -> Iterator[tuple[torch.nn.Parameter, _Piece]]:
-        """Yield the pieces, by the library's own books."""
+        """Yield parameters and their pieces, by the library's own records."""
         parameters = chain.from_iterable(self._optimiser.model_fp32_groups)
         pieces = chain.from_iterable(self._optimiser.shard_fp32_groups)
         for parameter, values in zip(parameters, pieces, strict=True):
@@ -194,10 +183,7 @@ class Moments:
 class MegatronStepper(StagedWork):
     """Makes updates of a worker's part of the encoder; see :class:`.base.Stepper`.
 
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+    The start state covers the whole encoder; the collectives connect all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -225,26 +211,22 @@ class MegatronStepper(StagedWork):
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Give PyTorch its threads, and keep the library's warnings to itself.
+        """Set PyTorch's threads, and silence the library's warnings.
 
-        They are of libraries that it would rather have, and of PyTorch's names of before.
+        They concern libraries that it would prefer, and PyTorch's deprecated names.
         """
         TorchWork.prepare_process(settings)
         warnings.filterwarnings("ignore", module=r"megatron\.")
         warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, with rank 0; all workers call it at once."""
+        """Return the state before a step on rank 0; all workers call it at once."""
         return self._own.gathered(
             step, self._weights.__getitem__, self._moments.whole, self._device
         )
 
     def _stage(self, shapes: dict[str, Sequence[int]]) -> MegatronStage:
-        """Return this worker's layers, without their weights.
-
-        Args:
-            shapes: Of the weights of the stage, as they are in the whole encoder.
-        """
+        """Return this worker's layers, without weights; `shapes` cover the whole encoder."""
         spec, division, placement = self._spec, self._own.division, self._own.placement
         heads = division.evenly(spec)["attention heads"]
         config = layer_config(spec, division.layers(spec), heads, placement)
@@ -261,7 +243,7 @@ class MegatronStepper(StagedWork):
         return MegatronStage(spec, config, encode, finish, self._own.place, placement)
 
     def _new_optimiser(self) -> Any:
-        """Return AdamW, that does not decay biases and layer norms, with a piece of each weight."""
+        """Return AdamW with a piece of each weight; biases and layer norms are not decayed."""
         config = OptimizerConfig(
             optimizer="adam",
             lr=0.0,

@@ -1,6 +1,6 @@
 """Mesh TensorFlow: an encoder in named dimensions, on a mesh of replicas and their members.
 
-What is the library's: which part of each product a worker computes, and what they exchange for it.
-What is TensorFlow's: the servers that compute, and the session that drives them. What is ours: how
-workers find one another, and all that is not the graph.
+The library's part: each worker's part of a product, and the exchange for it. TensorFlow's part: the
+servers that compute, and the session that drives them. Our part: how workers find one another, and
+all that is not the graph.
 """

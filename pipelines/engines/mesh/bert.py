@@ -1,8 +1,8 @@
 """BERT in Mesh TensorFlow; see :class:`pipelines.engines.mesh.form.Form`.
 
-Heads, the wide layer and the vocabulary lie along the mesh's axis of members, so that each has some
-of the heads and a part of either matrix behind them, as in :mod:`.spec`. Which sums this takes
-follows from the dimensions that a product drops: nothing here says so.
+Heads, the wide layer and the vocabulary are divided along the mesh's axis of members. Each member
+has some of the heads and a part of both matrices behind them, as in :mod:`.spec`. The library
+infers the sums over members from the dimensions that a product drops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipelines.models.weights import WORDS
 _ATTENTION_MASK = -1e9
 """Added to the score of padding, whose probability then is exactly zero."""
 _MEMORY = "memory"
-"""The tokens that attention looks at, where those that look are another dimension."""
+"""The tokens attended to; the attending ones are another dimension."""
 
 
 class _Dimensions:
@@ -86,12 +86,12 @@ def _layer_shapes(own: _Dimensions, prefix: str) -> dict[str, Shape]:
 
 
 def encode(spec: BertSpec, weights: Mapping[str, Any], side: Side) -> Any:
-    """One forward pass; fp32 [replica, examples, hidden]."""
+    """Run one forward pass; return fp32 [replica, examples, hidden]."""
     return _Pass(spec, weights, side).embeddings()
 
 
 class _Pass:
-    """One forward pass, and what its parts share."""
+    """One forward pass, and the state that its parts share."""
 
     def __init__(self, spec: BertSpec, weights: Mapping[str, Any], side: Side) -> None:
         self._spec = spec
@@ -104,7 +104,7 @@ class _Pass:
         self._attention_bias = mtf.rename_dimension(padding, self._tokens.name, _MEMORY)
 
     def embeddings(self) -> Any:
-        """fp32 [replica, examples, hidden]."""
+        """Return fp32 [replica, examples, hidden]."""
         hidden_states = self._side.dropout(self._embedding_output())
         if self._spec.projects:
             hidden_states = self._dense(PROJECTION, hidden_states, [self._own.hidden])
@@ -114,7 +114,7 @@ class _Pass:
         return mtf.einsum([hidden_states, self._side.pooled], output_shape=shape)
 
     def _embedding_output(self) -> Any:
-        """Words, positions and segment, normalised."""
+        """Return the normalised sum of words, positions and segment."""
         words = look_up(self._weights[WORDS], self._side.token_ids)
         table = self._weights[POSITIONS]
         positions = mtf.slice(table, 0, self._tokens.size, self._own.positions.name)
@@ -126,7 +126,7 @@ class _Pass:
         return self._normalise("embeddings.", words + positions)
 
     def _layer(self, prefix: str, hidden_states: Any) -> Any:
-        """Attention, then the feed-forward block, each added to what it came from."""
+        """Apply attention, then the feed-forward block, each with a residual connection."""
         own, dropout = self._own, self._side.dropout
         context = self._attention(prefix, hidden_states)
         output = dropout(self._dense(f"{prefix}attention.output.dense", context, [own.hidden]))
@@ -163,7 +163,7 @@ class _Pass:
         return product + self._weights[f"{name}.bias"]
 
     def _normalise(self, prefix: str, values: Any) -> Any:
-        """Layer norm over the last dimension."""
+        """Apply layer norm over the last dimension."""
 
         def standard(slices: tf.Tensor) -> tf.Tensor:
             centred = slices - tf.reduce_mean(slices, axis=-1, keepdims=True)

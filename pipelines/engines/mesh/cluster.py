@@ -1,4 +1,4 @@
-"""How the workers of a mesh find one another, and what they move numbers with. On executors."""
+"""The cluster of a mesh: how its workers meet, and their transport. Runs on executors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Place(NamedTuple):
     Attributes:
         host: The address by which it reaches the driver.
         ring: Port of its place in the ring.
-        server: Port of its server of TensorFlow's.
-        fingerprint: Of its certificate in the ring; none where connections are not encrypted.
+        server: Port of its TensorFlow server.
+        fingerprint: Of its certificate in the ring; None where connections are not encrypted.
     """
 
     host: str
@@ -40,10 +40,7 @@ class _Place(NamedTuple):
 def train_in_mesh(store: RendezvousClient, task: WorkerTask) -> None:
     """Train as a worker of the mesh. Runs on an executor, in a process of its own.
 
-    A server of TensorFlow's lasts as long as its process.
-
-    Args:
-        store: In which workers leave where they are.
+    A TensorFlow server lasts as long as its process. Workers leave their places in the store.
     """
     with ExitStack() as afterwards:
         join = partial(join_mesh, task, store, afterwards)
@@ -51,13 +48,9 @@ def train_in_mesh(store: RendezvousClient, task: WorkerTask) -> None:
 
 
 class MeshRing(RingCollectives):
-    """What the stepper of a mesh moves numbers with; see :class:`.stepper.MeshCollectives`.
+    """The transport of a mesh's stepper over a joined ring; see :class:`.stepper.MeshCollectives`.
 
-    What belongs to the graph is moved by TensorFlow's servers.
-
-    Args:
-        ring: Has been joined.
-        target: Of this worker's server.
+    TensorFlow's servers move the graph's tensors. `target` is this worker's server.
     """
 
     def __init__(self, ring: Ring, target: str) -> None:
@@ -72,18 +65,14 @@ def means_peer_lost(error: Exception) -> bool:
 
 
 class Alone(SingleProcess):
-    """The same of a single worker, which needs no server."""
+    """The transport of a single worker, which needs no server."""
 
     target = ""
     devices = ("/device:CPU:0",)
 
 
 def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) -> MeshRing | Alone:
-    """Start this worker's server, and join the ring of the workers.
-
-    Args:
-        store: In which workers leave where they are.
-        afterwards: Has the worker leave the ring.
+    """Start this worker's server, and join the ring of the workers; `afterwards` leaves it.
 
     Raises:
         PipelineError: Some workers are missing.
@@ -110,7 +99,7 @@ def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) 
 
 
 def _reserved(host: str) -> socket.socket:
-    """Hold a free port, at which a server of this process can listen all the same."""
+    """Hold a free port at which a server of this process can still listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -120,7 +109,7 @@ def _reserved(host: str) -> socket.socket:
 
 
 def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
-    """Start TensorFlow's server of this worker; return what a session connects to."""
+    """Start this worker's TensorFlow server; return a session's target."""
     from pipelines.engines.mesh.library import tf1
     from pipelines.engines.mesh.stepper import session_config
 

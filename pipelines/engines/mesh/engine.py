@@ -1,4 +1,4 @@
-"""The engine: what it offers and refuses, and the job of its workers. On the driver."""
+"""The engine: its modes and refusals, and the job of its workers. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.settings import Config
 
 
 class MeshEngine(SparkEngine):
-    """Tensor parallel and data parallel in one graph, on the servers of all workers."""
+    """Trains tensor and data parallel in one graph, on the servers of all workers."""
 
     name = "mesh"
     modes: ClassVar = {

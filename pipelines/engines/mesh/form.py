@@ -1,7 +1,7 @@
-"""What the architectures share in Mesh TensorFlow: named dimensions, and how they lie on a mesh.
+"""The common part of architectures in Mesh TensorFlow: named dimensions on a mesh.
 
-A mesh has the axes ``data``, of replicas, and ``model``, of the members of each. A dimension lies
-along one of them, and its numbers are shared out there; or along none, and every device has all.
+A mesh has the axes ``data``, of replicas, and ``model``, of the members of each. A dimension is
+divided along one of them, or along none: then every device has all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATA, MODEL = "data", "model"
 REPLICA, EXAMPLES, TOKENS, HIDDEN = "replica", "examples", "tokens", "hidden"
 VOCABULARY, HEADS, WIDE = "vocabulary", "heads", "wide"
 LAYOUT = f"{REPLICA}:{DATA};{VOCABULARY}:{MODEL};{HEADS}:{MODEL};{WIDE}:{MODEL}"
-"""Which axis of the mesh a dimension lies along."""
+"""The axis of the mesh that a dimension is divided along."""
 
 Shape = Sequence[Any]
 """Dimensions of the library."""
@@ -30,21 +30,13 @@ TensorFunction = Callable[..., Any]
 
 
 def mesh_of(placement: Placement, devices: Sequence[str]) -> Any:
-    """Return the mesh of the workers.
-
-    Args:
-        devices: Of each worker, by rank: members first, then replicas.
-    """
+    """Return the mesh of the workers' devices, which come by rank: members, then replicas."""
     shape = f"{DATA}:{placement.replicas};{MODEL}:{placement.members}"
     return PlacementMeshImpl(mtf.convert_to_shape(shape), LAYOUT, list(devices))
 
 
 def on_devices(mesh: Any, make: Callable[[int], Any]) -> Any:
-    """Return what each device makes for itself, as one value of the mesh.
-
-    Args:
-        make: Takes the number of the device, and gives its part.
-    """
+    """Return what each device makes for itself, by its number, as one value of the mesh."""
     parts = []
     for number, device in enumerate(mesh.devices):
         with tf1.device(device):
@@ -60,7 +52,7 @@ class Side:
         token_ids: int32 [replica, examples, tokens].
         is_token: fp32 of the same shape, 0 for padding.
         pooled: fp32 of the same shape, the share that a token has in the embedding.
-        dropout: Drops at each place in turn.
+        dropout: Applies the dropout of each site in turn.
     """
 
     token_ids: Any
@@ -71,12 +63,12 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What an architecture registers for `mesh`.
+    """The registration of an architecture for `mesh`.
 
     Attributes:
-        shapes: The dimensions of each weight, whose numbers lie as in the canonical array; one axis
-            of that may be several dimensions.
-        encode: The forward pass, of the weights and a side: fp32 [replica, examples, hidden],
+        shapes: The dimensions of each weight, in the canonical array's order; several may make up
+            one of its axes.
+        encode: The forward pass, from weights and a side to fp32 [replica, examples, hidden],
             before dense layers.
     """
 
@@ -98,10 +90,9 @@ def named_shapes(spec: EncoderSpec) -> Mapping[str, Shape]:
 
 
 def forward(spec: EncoderSpec, weights: Mapping[str, Any], side: Side) -> Any:
-    """Embed a side; fp32 [replica, examples, embedding width], of length 1.
+    """Embed a side: fp32 [replica, examples, embedding width], of length 1.
 
-    Args:
-        weights: Tensors of the library, of :func:`named_shapes`.
+    The weights are tensors of the library, of :func:`named_shapes`.
     """
     form: Form = form_of(spec, "mesh")
     embeddings = form.encode(spec, weights, side)
@@ -118,12 +109,7 @@ def forward(spec: EncoderSpec, weights: Mapping[str, Any], side: Side) -> Any:
 
 
 def pooling_shares(pooling: Pooling, lengths: tf.Tensor, width: int) -> tf.Tensor:
-    """Return what share each token has in the embedding of its text, fp32 [texts, width].
-
-    Args:
-        lengths: int32 [texts].
-        width: Of the rectangle of tokens.
-    """
+    """Return the share of each token in the embedding of its text, fp32 [texts, width]."""
     is_token = tf.sequence_mask(lengths, width, dtype=tf.float32)
     if pooling == "cls":
         return tf.one_hot(tf.zeros_like(lengths), width)
@@ -135,13 +121,12 @@ def pooling_shares(pooling: Pooling, lengths: tf.Tensor, width: int) -> tf.Tenso
 
 
 class _Local(mtf.SlicewiseOperation):  # type: ignore[misc] # the library has no types
-    """A function of TensorFlow on each device's part; its gradient is TensorFlow's.
+    """A TensorFlow function on each device's part, with TensorFlow's gradient.
 
-    The library's own gradient of such functions takes no sum that is still to be made.
+    The library's own gradient of such functions rejects sums that are still pending.
     """
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """Return the gradient of the one input."""
         (own,), (upstream,) = self.inputs, grad_ys
         function = partial(_gradient, self._tf_fn)
         splittable = [one for one in own.shape if one.name in self._splittable_dims]
@@ -154,20 +139,19 @@ def _gradient(function: TensorFunction, values: tf.Tensor, upstream: tf.Tensor) 
 
 
 def locally(function: TensorFunction, values: Any, *, whole: Any) -> Any:
-    """Return a function of TensorFlow, of a shape that it keeps, on each device's part.
+    """Apply a shape-preserving TensorFlow function to each device's part.
 
-    Args:
-        whole: The dimension that must not be divided.
+    The dimension `whole` must not be divided.
     """
     splittable = [one for one in values.shape if one != whole]
     return _Local(function, [values], [values.shape], [values.dtype], splittable).outputs[0]
 
 
 class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
-    """Rows of a table by number, where the rows lie along an axis of the mesh.
+    """Rows of a table by number, where the rows are divided along an axis of the mesh.
 
-    The library's own multiplies with a row of zeros and a one for each number, as wide as the
-    table is long.
+    The library's own lookup multiplies with a one-hot row for each number, as wide as the table is
+    long.
     """
 
     def __init__(self, table: Any, numbers: Any) -> None:
@@ -176,12 +160,11 @@ class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
         self._outputs = [mtf.Tensor(self, shape, table.dtype)]
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """That of the table; numbers have none."""
         table, numbers = self.inputs
         return [_LookupGradient(table, numbers, grad_ys[0]).outputs[0], None]
 
     def lower(self, lowering: Any) -> None:
-        """Each device looks up the rows that it has; their sum is every row."""
+        """Look up on each device the rows that it has; their sum is every row."""
         table, numbers = self.inputs
         mesh = lowering.mesh_impl(self)
         rows = mesh.slicewise(
@@ -198,7 +181,7 @@ class _LookupGradient(mtf.Operation):  # type: ignore[misc] # the library has no
         self._outputs = [mtf.Tensor(self, table.shape, table.dtype)]
 
     def lower(self, lowering: Any) -> None:
-        """Each device sums what its rows get; the sum over replicas is the gradient."""
+        """Sum on each device the gradients of its rows, and then over replicas."""
         table, numbers, upstream = self.inputs
         mesh = lowering.mesh_impl(self)
         rows = mesh.slicewise(
@@ -216,12 +199,11 @@ def look_up(table: Any, numbers: Any) -> Any:
 
 
 def _firsts(mesh: Any, table: Any) -> Any:
-    """Return the first row of each device."""
     return mesh.LaidOutTensor([mesh.slice_begin(table.shape, n)[0] for n in range(mesh.size)])
 
 
 def _sum_over(mesh: Any, parts: Any, dimensions: Shape) -> Any:
-    """The sum over the axes of the mesh that dimensions lie along; made when it is needed."""
+    """Return the lazy sum over the axes of the mesh that dimensions are divided along."""
     axes = [mesh.tensor_dimension_to_mesh_axis(one) for one in dimensions]
     found = sorted(axis for axis in axes if axis is not None and mesh.shape[axis].size > 1)
     return mtf.LazyAllreduceSum(mesh, parts, found) if found else parts
@@ -246,8 +228,8 @@ class Dropout:
 
     Args:
         rates: Shares of the values that are dropped; None without dropout.
-        mask: Gives what the values at a place are multiplied by: takes the number of the place, the
-            share, the dimensions of the values, and whether they are attention's probabilities.
+        mask: Returns the factors at a site, from its number, the share, the dimensions of the
+            values, and whether they are attention's probabilities.
     """
 
     def __init__(
@@ -258,7 +240,7 @@ class Dropout:
         self._sites = 0
 
     def __call__(self, values: Any, *, attention: bool = False) -> Any:
-        """The values at the next place; attention's probabilities have a share of their own."""
+        """Apply the next site's dropout; attention's probabilities have a separate rate."""
         share = self._rates.attention if attention else self._rates.hidden
         if not share:
             return values

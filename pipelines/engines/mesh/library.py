@@ -1,7 +1,7 @@
-"""Mesh TensorFlow, and what it needs to run with today's TensorFlow: all of that is here.
+"""Mesh TensorFlow, and all that it needs to run with today's TensorFlow.
 
-The library was left by its makers in 2022, at release 0.1.21, which is of TensorFlow 1. It has no
-types. Of it are used its named dimensions, its gradients, and the lowering to devices.
+The library is unmaintained since 2022; its last release, 0.1.21, is of TensorFlow 1. It has no
+types. We use its named dimensions, its gradients, and the lowering to devices.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ESTIMATOR = "tensorflow.compat.v1.estimator"
 
 
 def _estimators() -> Any:
-    """Stands for `tf.estimator`, which TensorFlow 2.16 removed.
+    """Return a substitute for `tf.estimator`, which TensorFlow 2.16 removed.
 
-    The library derives two classes for checkpoints of its own from it while it is imported; nothing
-    here uses them.
+    While it is imported, the library derives two classes for checkpoints from it, which nothing
+    here uses.
     """
     stand_in: Any = ModuleType(_ESTIMATOR)
     stand_in.CheckpointSaverListener = object
@@ -36,10 +36,10 @@ def _estimators() -> Any:
 
 @contextmanager
 def _lent_names() -> Iterator[None]:
-    """Has the names that today's TensorFlow lacks be there while the library is imported.
+    """Provide the names that today's TensorFlow lacks while the library is imported.
 
-    No longer, since other libraries look at them to see which TensorFlow they have. The second
-    one has moved; the library's part for TPUs, which it imports too, registers a type by it.
+    They go afterwards, since other libraries look at them to see which TensorFlow they have. The
+    second name has moved; the library's TPU part, which it imports too, registers a type by it.
     """
     from tensorflow.python.framework import ops, tensor_conversion_registry
 

@@ -1,11 +1,10 @@
-"""The side of training of Mesh TensorFlow. Runs on executors.
+"""The training side of Mesh TensorFlow. Runs on executors.
 
-The worker of rank 0 is the chief: its session runs the graph on the servers of all workers. Of the
-others one of each replica sends the chief its granules, and all wait for the loss. Weights and
-moments are variables on the devices of the mesh, and not the library's own ones, of each of which
-one device keeps a whole copy beside the parts. The library's dimensions have sizes that are known
-when a graph is made, so there is a graph for each combination of widths, to which the sides of
-granules are padded.
+Rank 0 is the chief: its session runs the graph on the servers of all workers. One worker of each
+other replica sends the chief its granules, and all wait for the loss. Weights and moments are
+variables on the devices of the mesh; the library's own variables keep a second, whole copy on one
+device. The library fixes dimensions when it builds a graph, so each combination of padded widths
+has its own graph.
 """
 
 from __future__ import annotations
@@ -54,12 +53,9 @@ from pipelines.training.steppers.tensorflow import target_specs
 
 
 class Sliced:
-    """Arrays of which each device of a mesh has its part.
+    """Arrays of which each device of a mesh holds its part.
 
-    They travel to a device, or from one, in one message, which may have 2 GB.
-
-    Args:
-        shapes: The dimensions of each, by name.
+    A transfer to or from a device is one message, which TensorFlow limits to 2 GB.
     """
 
     def __init__(self, mesh: Any, shapes: Mapping[str, Shape], placement: Placement) -> None:
@@ -96,25 +92,22 @@ class Sliced:
         return self._parts[name].tensor_list[device]
 
     def value(self, name: str, device: int) -> Any:
-        """Return what that is at the beginning of a run of the session."""
+        """Return the value that a variable has at the beginning of a session run."""
         return self._values[name].tensor_list[device]
 
     def imported(self, mesh: Any) -> dict[str, Any]:
-        """Return all of them as tensors of a graph of the library's."""
+        """Return all arrays as tensors of a graph of the library."""
         return {
             name: mtf.import_laid_out_tensor(mesh, self._values[name], shape)
             for name, shape in self._shapes.items()
         }
 
     def clear(self, session: Any) -> None:
-        """Make all of them zero."""
+        """Set all arrays to zero."""
         session.run(self._clear)
 
     def fill(self, session: Any, arrays: Mapping[str, np.ndarray]) -> None:
-        """Give each device its parts of canonical arrays.
-
-        Where one has fewer rows than were shared out, the others are zero.
-        """
+        """Give each device its parts of canonical arrays; pad missing rows with zeros."""
         for number, starts in enumerate(self._starts):
             fed = {
                 start: self._named(name, arrays[name])[self._bounds(name, number)]
@@ -123,11 +116,7 @@ class Sliced:
             session.run(self._fill[number], fed)
 
     def arrays(self, session: Any, canonical: Mapping[str, Sequence[int]]) -> Weights:
-        """Return the whole arrays, put together from the parts of the first replica.
-
-        Args:
-            canonical: The shape of each.
-        """
+        """Assemble the whole arrays, of canonical shapes, from the parts of the first replica."""
         named = {
             name: np.empty(shape.to_integer_list, np.float32)
             for name, shape in self._shapes.items()
@@ -148,7 +137,7 @@ class Sliced:
         return padded.reshape(shape.to_integer_list)
 
     def is_divided(self, name: str) -> bool:
-        """Return whether members have different parts."""
+        """Return whether the members of a replica hold different parts."""
         shape = self._shapes[name]
         return bool(math.prod(self._mesh.slice_shape(shape)) < shape.size)
 
@@ -159,12 +148,7 @@ class Sliced:
 
 
 class MeshState:
-    """What is trained, in the session of the chief.
-
-    Args:
-        shapes: The dimensions of each weight, by name.
-        weights: The canonical arrays to begin with.
-    """
+    """The trained state, in the session of the chief; weights start from canonical arrays."""
 
     def __init__(
         self,
@@ -189,7 +173,7 @@ class MeshState:
         weights: Mapping[str, np.ndarray],
         moments: Mapping[str, np.ndarray],
     ) -> None:
-        """Take a state; without moments, that of a fresh optimiser."""
+        """Load weights and moments; without moments, start a fresh optimiser."""
         self.weights.fill(session, weights)
         self.gradients.clear(session)
         for kind, of_kind in self._moments.items():
@@ -208,14 +192,9 @@ class MeshState:
         return self.weights.arrays(session, self._canonical), moments
 
     def update(self, session: Any, rate: float, number: int, granules: int) -> float:
-        """Make an update from the gradients that were added up, and begin anew.
+        """Apply and clear the gradients of update `number`; return their norm before clipping.
 
-        Args:
-            number: How many updates there have been with it.
-            granules: Of each replica, whose gradients were added up.
-
-        Returns:
-            The norm of the gradient before it was clipped.
+        Each replica has accumulated `granules`, by which the gradients are divided.
         """
         # A rate beyond single precision is infinite, of which the state that comes out tells.
         with np.errstate(over="ignore"):
@@ -229,7 +208,7 @@ class MeshState:
         return float(norm)
 
     def _updating(self) -> tuple[Any, Any]:
-        """Return the norm, and the operation that updates every device's part."""
+        """Return the gradient norm, and the operation that updates every device's part."""
         norms, updates = [], []
         squares = [self._squares(number) for number in range(self._mesh.size)]
         for number, device in enumerate(self._mesh.devices):
@@ -240,7 +219,7 @@ class MeshState:
         return norms[0], tf1.group(*updates)
 
     def _squares(self, number: int) -> tuple[Any, Any]:
-        """The sums of squares of a device's gradients: of those that are divided, and others."""
+        """Return a device's sums of squared gradients: of divided weights, and of whole ones."""
         with tf1.device(self._mesh.devices[number]):
             sums: dict[bool, list[Any]] = {True: [tf1.zeros([])], False: [tf1.zeros([])]}
             for name in self._canonical:
@@ -249,7 +228,7 @@ class MeshState:
             return tf1.add_n(sums[True]), tf1.add_n(sums[False])
 
     def _update_part(self, name: str, number: int, norm: Any) -> Any:
-        """AdamW on a device's part; see :class:`.tensorflow.TensorFlowStepper`."""
+        """Apply AdamW to a device's part; see :class:`.tensorflow.TensorFlowStepper`."""
         weight, gradients = self.weights.part(name, number), self.gradients.part(name, number)
         gradient = self.gradients.value(name, number) * self._share
         if clip := self._training.clip_norm:
@@ -283,13 +262,13 @@ _NARROWEST = 8
 
 
 class SideInputs(NamedTuple):
-    """One side of a granule, as it is fed.
+    """One side of a granule, as the session is fed with it.
 
     Attributes:
         token_ids: int32 [examples, width].
         lengths: int32 [examples].
-        seed: int32 [2], of the noise on this side.
-        width: int32 [], without the padding that the graph adds.
+        seed: int32 [2], of this side's noise.
+        width: int32 [], before the padding to the graph's width.
     """
 
     token_ids: Any
@@ -299,34 +278,23 @@ class SideInputs(NamedTuple):
 
 
 class GranuleInputs(NamedTuple):
-    """A granule, as it is fed.
-
-    Attributes:
-        sides: Those that the objective embeds.
-        targets: What it compares with, one array after another.
-    """
+    """A granule as the session is fed with it: embedded sides, and the objective's targets."""
 
     sides: list[SideInputs]
     targets: list[Any]
 
 
 def graph_width(width: int, positions: int) -> int:
-    """Return the width that a side is padded to, so that few graphs do for many widths.
-
-    Args:
-        positions: Of the encoder, which has no more.
-    """
+    """Return a side's padded width, at most `positions`; few widths mean few graphs."""
     octave = max(1 << (width.bit_length() - 1), _NARROWEST)
     step = max(octave // _SIZES_PER_OCTAVE, _NARROWEST)
     return min(-(-width // step) * step, positions)
 
 
 class GranuleGraph:
-    """Adds the gradients of a granule of each replica to those of the state.
+    """The graph that accumulates in the state the gradients of one granule per replica.
 
-    Args:
-        spec: Of the encoder, whose vocabulary the members can share.
-        state: Whose weights they are the gradients of.
+    The spec's vocabulary must be divisible among the members.
     """
 
     def __init__(
@@ -374,7 +342,7 @@ class GranuleGraph:
         self._added = tf1.group(*added)
 
     def run(self, session: Any, granules: Sequence[GranuleInputs]) -> list[float]:
-        """Add the gradients of granules, one of each replica; return their losses."""
+        """Add the gradients of granules, one per replica; return their losses."""
         fed = {}
         for placeholders, granule in zip(self._inputs, granules, strict=True):
             sides = zip(placeholders.sides, granule.sides, self._widths, strict=True)
@@ -387,11 +355,10 @@ class GranuleGraph:
 
     @property
     def _replicas(self) -> list[int]:
-        """The replica of each device."""
         return [self._placement.place(number).replica for number in range(self._mesh.size)]
 
     def _placeholders(self, objective: Objective, replica: int) -> GranuleInputs:
-        """Return what is fed to a replica, at its first device."""
+        """Return a replica's placeholders, on its first device."""
         examples = self._dimensions[1].size
         with tf1.device(self._mesh.devices[self._replicas.index(replica)]):
             sides = [
@@ -430,12 +397,8 @@ class GranuleGraph:
 class _Masks:
     """The dropout of a side, the same as in a single process.
 
-    Each device draws the mask of its whole granule, as the form in TensorFlow does for the rows and
-    heads that it has, and takes its part of it: nothing is sent.
-
-    Args:
-        library_mesh: Of the graph.
-        inputs: The side, of each device.
+    Each device draws the mask of its whole granule, as the TensorFlow form does for its rows and
+    heads, and takes its part: nothing is sent.
     """
 
     def __init__(
@@ -449,7 +412,7 @@ class _Masks:
         self._inputs, self._placement = inputs, placement
 
     def mask(self, site: int, share: float, shape: Any, attention: bool) -> Any:
-        """Return what the values of a shape are multiplied by at a place; see :class:`Dropout`."""
+        """Return the factors for values of a shape at a dropout site; see :class:`Dropout`."""
         draw = self._of_heads if attention else self._of_rows
 
         def make(device: int) -> tf.Tensor:
@@ -462,7 +425,7 @@ class _Masks:
         return mtf.import_laid_out_tensor(self._library_mesh, parts, shape)
 
     def _of_heads(self, device: int, seed: tf.Tensor, share: float, shape: Any) -> tf.Tensor:
-        """[examples, heads of the member, tokens, tokens]."""
+        """Return [examples, heads of the member, tokens, tokens]."""
         _, examples, heads, tokens, _ = shape.to_integer_list
         width = self._inputs[device].width
         whole = _drawn([examples, heads, width, width], share, seed)
@@ -472,7 +435,7 @@ class _Masks:
         return tf.pad(own, [[0, 0], [0, 0], more, more])
 
     def _of_rows(self, device: int, seed: tf.Tensor, share: float, shape: Any) -> tf.Tensor:
-        """[examples, tokens, hidden], drawn for rows of tokens without padding."""
+        """Return [examples, tokens, hidden], drawn for rows of tokens without padding."""
         _, examples, tokens, hidden = shape.to_integer_list
         side = self._inputs[device]
         packing = Packing(side.lengths, examples, side.width)
@@ -486,14 +449,10 @@ def _drawn(shape: Sequence[Any], share: float, seed: tf.Tensor) -> tf.Tensor:
 
 
 class _Loss(mtf.Operation):  # type: ignore[misc] # the library has no types
-    """The loss of each replica's granule, and the gradients of their mean at its embeddings.
+    """The loss of each replica's granule, and the gradients of the mean loss at its embeddings.
 
-    The project's own form in TensorFlow, on the device that has the granule: a part of a mesh's
-    tensor is the whole of a granule.
-
-    Args:
-        loss: Of the embeddings of the sides and the targets.
-        targets: Of each device's granule.
+    The project's TensorFlow loss computes it on the device that has the granule: along the data
+    axis a part of a mesh tensor is a whole granule.
     """
 
     has_gradient = False
@@ -506,7 +465,7 @@ class _Loss(mtf.Operation):  # type: ignore[misc] # the library has no types
         self._outputs = [mtf.Tensor(self, shape, tf.float32) for shape in shapes]
 
     def lower(self, lowering: Any) -> None:
-        """The loss and its gradients on each device."""
+        """Compute the loss and its gradients on each device."""
         mesh = lowering.mesh_impl(self)
         sides = [lowering.tensors[one].to_laid_out_tensor().tensor_list for one in self.inputs]
 
@@ -525,11 +484,9 @@ CHIEF = 0
 
 
 class MeshCollectives(Collectives, Protocol):
-    """What the workers of a mesh move numbers with.
+    """The transport of a mesh's workers, with their devices by rank.
 
-    Attributes:
-        target: What the chief's session connects to; empty for this process alone.
-        devices: Of each worker, by rank.
+    The chief's session connects to `target`; it is empty for this process alone.
     """
 
     target: str
@@ -559,7 +516,7 @@ class MeshStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Give TensorFlow its threads, before its first operation."""
+        """Set TensorFlow's threads, before its first operation."""
         configure_threads(settings.threads)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -580,7 +537,7 @@ class MeshStepper:
         return float(loss)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step; the chief's has the arrays, and the others' none."""
+        """Return the state before a step; only the chief's has arrays."""
         weights, moments = ({}, {}) if self._chief is None else self._chief.arrays()
         return Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
 
@@ -642,11 +599,10 @@ class _Chief:
         return float(np.mean(losses)), norm
 
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return weights and moments, whole."""
         return self._state.arrays(self._session)
 
     def _granule_graph(self, source: int, granules: Sequence[GranuleInputs]) -> GranuleGraph:
-        """Return the graph for granules of such widths, one of each replica."""
+        """Return the graph for the widths of these granules, one per replica."""
         by_side = zip(*(one.sides for one in granules), strict=True)
         positions = self._spec.positions  # type: ignore[attr-defined] # specs that have a form have it
         widths = [
@@ -671,7 +627,7 @@ class _Chief:
 
 
 def session_config(threads: int) -> Any:
-    """How TensorFlow computes, in servers and sessions: on so many threads, and on no GPU."""
+    """Return the configuration of TensorFlow's servers and sessions: CPU only."""
     return tf1.ConfigProto(
         intra_op_parallelism_threads=threads,
         inter_op_parallelism_threads=threads,
@@ -684,7 +640,7 @@ _SIZE = np.dtype("<u8")
 
 
 def _packed(granules: Sequence[GranuleInputs]) -> np.ndarray:
-    """Granules as bytes, behind their number."""
+    """Return granules as bytes, behind their number."""
     buffer = io.BytesIO()
     arrays = [
         array for one in granules for array in (*chain.from_iterable(one.sides), *one.targets)

@@ -1,11 +1,11 @@
 """Orca's Estimator, with its workers watched by the monitor. Runs on the driver.
 
-Three things that the Estimator does are replaced. It asks the JVM for the number of nodes, which
-takes BigDL's jars and its own kind of Spark context, and makes a worker of each node: here the
-number is ``training.workers``. The store at which its workers meet listens at every address, on a
-port that may have been taken since it was chosen: here it listens at the driver's address. And it
-trains in Spark's Python workers, where its process group would stay and prevent the next run, and
-where Spark would start all of them again after an error: here each worker is a child process.
+Three things are replaced. The Estimator asks the JVM for the number of nodes, which takes BigDL's
+jars and its own kind of Spark context, and makes a worker of each: here the number is
+``training.workers``. Its store, at which workers meet, listens at every address, on a port that may
+have been taken since it was chosen: here it listens at the driver's address. It trains in Spark's
+Python workers, where its process group would stay and prevent the next run, and where Spark would
+restart all after an error: here each worker is a child process.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ _patching = threading.Lock()
 
 
 class MonitoredEstimator:
-    """Trains a run once.
-
-    Args:
-        task: Of rank 0.
-    """
+    """Trains a run once; `task` is that of rank 0."""
 
     def __init__(self, task: WorkerTask, driver: DriverSide) -> None:
         training = task.run.config.training
@@ -101,17 +97,17 @@ class _ChildTasks:
         self._task = task
 
     def barrier(self) -> _ChildTasks:
-        """Itself: there is a barrier."""
+        """Return itself: there is a barrier."""
         return self
 
     def mapPartitions(self, function: Callable[[Iterator[Any]], Any]) -> RDD[Any]:  # noqa: N802 - Spark's name
-        """Without results: the workers write their checkpoints themselves."""
+        """Run the workers, without results: they write their checkpoints themselves."""
         return self._workers.barrier().mapPartitions(partial(run_in_task, function, self._task))
 
 
 @contextmanager
 def _cluster_size(workers: int, threads: int) -> Iterator[None]:
-    """Has an Estimator that is made inside take this for the number of nodes and their cores."""
+    """Make an Estimator built inside take this for the number of nodes and their cores."""
     with _patching:
         original = pytorch_pyspark_estimator.get_node_and_core_number
         pytorch_pyspark_estimator.get_node_and_core_number = lambda: (workers, threads)

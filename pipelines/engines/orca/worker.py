@@ -1,4 +1,4 @@
-"""A worker of Orca's: what runs on an executor, in a child of the Spark task."""
+"""A worker of Orca's, in a child of the Spark task. Runs on an executor."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ _make_steps: ContextVar[Callable[[GroupCollectives], SharedSteps]] = ContextVar(
 def run_in_task(function: OrcaWorker, task: WorkerTask, items: Iterator[Any]) -> Iterator[Any]:
     """Run Orca's worker in a child process, and wait for its end. Runs in a Spark task.
 
-    Args:
-        function: Orca's, which makes its worker and trains.
-        task: Of rank 0.
-        items: Of the partition; ignored.
+    Orca's function makes its worker and trains. The task is that of rank 0; items are ignored.
     """
     context = TaskContext.get()
     assert context is not None
@@ -63,7 +60,7 @@ def _train_in_orca(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """The loop of the run, which is Orca's; see :func:`pipelines.training.loop.train_worker`."""
+    """Run Orca's loop as that of the run; see :func:`pipelines.training.loop.train_worker`."""
     # Orca compares how addresses begin, and takes 10.0.0.1 and 10.0.0.12 for one host.
     pytorch_pyspark_worker.get_rank = lambda cluster_info: task.rank
     prefer_interface_to(task.monitor)
@@ -75,26 +72,23 @@ def _train_in_orca(
 
 @dataclass(frozen=True)
 class Batches:
-    """The worker's steps in the shape of a data loader, which Orca's loop goes through."""
+    """The worker's steps as a data loader for Orca's loop."""
 
     steps: SharedSteps
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, StepWork]]:
-        """Pairs of an array that has as many rows as the step examples, and the step.
-
-        Orca counts the examples by the first.
-        """
+        """Yield a step behind an array with as many rows as its examples, which Orca counts."""
         for work in self.steps:
             yield np.empty((sum(granule.examples for granule in work.granules), 0)), work
 
 
 def granules_of_worker(config: dict[str, Any], batch_size: int) -> Batches:
-    """Orca's ``data_creator``: the granules of this worker, step by step."""
+    """Return the granules of this worker, step by step: Orca's ``data_creator``."""
     return Batches(_make_steps.get()(GroupCollectives(torch.device("cpu"))))
 
 
 class StepByStep(MainCallback):  # type: ignore[misc] # the library has no types
-    """Has Orca's loop make one optimiser update of each batch."""
+    """Makes one optimiser update of each batch of Orca's loop."""
 
     def on_train_forward(self, runner: Any) -> None:
         """Make the step, with the other workers."""
@@ -102,17 +96,17 @@ class StepByStep(MainCallback):  # type: ignore[misc] # the library has no types
         runner.loss = torch.tensor(runner.train_loader.steps.make(work))
 
     def on_iter_backward(self, runner: Any) -> None:
-        """Nothing: the step had its gradients and its update."""
+        """Do nothing: the step had its gradients and its update."""
 
     def on_lr_adjust(self, runner: Any) -> None:
-        """Nothing: each step knows its learning rate."""
+        """Do nothing: each step knows its learning rate."""
 
 
 def no_model(config: dict[str, Any]) -> torch.nn.Module:
-    """Orca's ``model_creator``: the smallest that it accepts; the stepper has the encoder."""
+    """Return Orca's smallest valid model, for ``model_creator``; the stepper has the encoder."""
     return torch.nn.Linear(1, 1, bias=False)
 
 
 def no_optimizer(model: torch.nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
-    """Orca's ``optimizer_creator``; never asked to step."""
+    """Return an optimiser that never steps: Orca's ``optimizer_creator``."""
     return torch.optim.SGD(model.parameters())

@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 
 
 class GuardedContext:
-    """The SparkContext, but for the calls with which the library would end the user's session.
+    """The SparkContext without the calls by which the library would end the user's session.
 
-    The nodes' job, which the library starts on a thread of its own, is put into a group, so
-    that it can be cancelled without touching other jobs.
-
-    Attributes:
-        job_ended: Set while the job does not run.
-        cancelled: Set once it is to end.
+    The nodes' job, which the library starts on a thread of its own, runs in a job group, so it can
+    be cancelled without touching other jobs. `job_ended` is set while the job does not run, and
+    `cancelled` once it is to end.
     """
 
     def __init__(self, context: SparkContext, group: str, profile: ResourceProfile | None) -> None:
@@ -55,17 +52,17 @@ class GuardedContext:
         return getattr(self._context, name)
 
     def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
-        """Return the nodes; called once by the library, to start them."""
+        """Return the nodes; the library calls it once, to start them."""
         nodes = with_profile(self._context.parallelize(values, partitions), self._profile)
         return _GroupedNodes(self, nodes, self._group)
 
     def cancel(self) -> None:
-        """Have Spark end the nodes' job."""
+        """Cancel the nodes' job."""
         self.cancelled.set()
         self._context.cancelJobGroup(self._group)
 
     def places(self) -> list[TaskPlace]:
-        """Return where the nodes are, as far as Spark has started them."""
+        """Return the places of the nodes that Spark has started."""
         return task_places(self._context, self._group)
 
     def stop(self) -> None:
@@ -84,11 +81,7 @@ class _GroupedNodes:
         self._group = group
 
     def foreachPartition(self, function: Callable[[Iterable[int]], None]) -> None:  # noqa: N802
-        """Start the nodes, in the job group of the run.
-
-        Raises:
-            PipelineError: The job has failed; the library prints what is raised.
-        """
+        """Start the nodes, in the job group of the run; the library prints what is raised."""
         self._context.setJobGroup(self._group, "TensorFlow nodes", interruptOnCancel=True)
         self._context.job_ended.clear()
         try:
@@ -106,7 +99,7 @@ def start_nodes(
     """Start the cluster; return when all nodes have registered at the server.
 
     Raises:
-        EngineError: They have not within the deadline, or a node could not be started.
+        EngineError: The deadline is over, or a node could not be started.
     """
     training = arguments.run.config.training
     # Module state of the library: the error of an earlier run must not end this one.
@@ -148,11 +141,9 @@ def start_nodes(
 
 
 def silent_node(places: Iterable[TaskPlace], registered: Collection[int]) -> TaskPlace | None:
-    """Return the first node that Spark has started, and that has not registered.
+    """Return the first node that Spark has started and that has not registered.
 
-    Args:
-        places: Where the nodes are.
-        registered: Their numbers; the library numbers first what is no worker.
+    `registered` are numbers of nodes; the library's numbers begin with non-workers.
     """
     return min((one for one in places if one.partition not in registered), default=None)
 
@@ -167,9 +158,8 @@ def wait_feeding(
 ) -> TrainingOutcome:
     """Feed the granules through Spark while the monitor watches.
 
-    Args:
-        should_stop: See :meth:`Monitor.wait`; asked beside the feed.
-        profile: Of the tasks, which run where the nodes are.
+    `should_stop`, of :meth:`Monitor.wait`, is asked beside the feed. The profile is that of the
+    tasks, which run where the nodes are.
     """
     workers = run.config.training.workers
     # The library's deadline is for the whole queue, the monitor's for a step.

@@ -1,9 +1,9 @@
-"""The engine: what it offers, what it requires of the cluster, and a run from start to end. Driver.
+"""The engine: its modes, its requirements of the cluster, and a run. Runs on the driver.
 
-The cluster is the library's own: its nodes, its queues and its feed. Four things differ. Nodes
-register with the token of the run. The driver's monitor replaces the library's waits, which are
-long and poll. The function of a node never raises, since the library would then stop the
-SparkContext and the driver. And its manager processes, which it leaves behind, end with the run.
+Nodes, queues and feed are the library's. Four things differ. Nodes register with the token of the
+run. The driver's monitor replaces the library's waits, which are long and poll. A node's function
+never raises, since the library would then stop the SparkContext and the driver. And the library's
+manager processes, which it leaves behind, end with the run.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _check_master(session: SparkSession, config: Config, executors: int) -> None
 
 
 def _check_one_task(session: SparkSession, config: Config) -> None:
-    """Refuse executors that run more tasks at once than the library knows, by the conf key."""
+    """Refuse executors that run several tasks at once: the library knows one."""
     conf = resources_in(session, config, "train").conf
     cores = conf.get("spark.executor.cores")
     # Unset, it means all cores of a machine on some clusters, which only the sum then tells.

@@ -1,14 +1,13 @@
-"""What runs on an executor: a worker, a parameter server, and what they find one another by.
+"""The nodes of the cluster: workers, parameter servers, and how they find one another.
 
-The library's registration server listens at every address of the driver, is unauthenticated,
-unpickles whatever is sent, and tells where the nodes are and with what key their queues are
-reached. Here a connection begins with the token of the run, and messages are Python literals. Where
-the cluster encrypts, a node registers the fingerprint of a certificate of its own, which the others
-know it by.
+The library's registration server is unauthenticated: it listens at every address of the driver,
+unpickles any message, and reveals the nodes' addresses and the keys of their queues. Here a
+connection begins with the token of the run, and messages are Python literals. Where the cluster
+encrypts, a node registers the fingerprint of its certificate, by which the others recognise it.
 
-Neither do the workers exchange anything by TensorFlow's own servers, which listen at every address
-of a machine and read and write files for anybody. In synchronous runs they form a ring that only
-they can join; in asynchronous ones parameter servers, which are nodes too, demand the token.
+Nor do workers exchange anything by TensorFlow's own servers, which listen at every address and read
+and write files for anybody. Synchronous workers form an authenticated ring. Asynchronous ones use
+parameter servers, which are nodes too and demand the token.
 """
 
 from __future__ import annotations
@@ -87,12 +86,9 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a node of the run is.
+    """A node's address, and its certificate's fingerprint; None where connections are plain.
 
-    Attributes:
-        address: Host and port. The host is not the library's, which is that of the route to the
-            public internet.
-        fingerprint: Of its certificate; none where connections are not encrypted.
+    The host differs from the library's, which is the one on the route to the public internet.
     """
 
     address: tuple[str, int]
@@ -106,14 +102,10 @@ _own_identity: Identity | None = None
 
 @contextmanager
 def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]:
-    """Has the cluster that the library starts register at a server. Runs on the driver.
-
-    Args:
-        server: Where they register.
-        seconds: The longest that another run may take to start its cluster.
+    """Make the cluster that the library starts register at a server. Runs on the driver.
 
     Raises:
-        TimeoutError: It has taken longer.
+        TimeoutError: Another run takes longer than `seconds` to start its cluster.
     """
     if not _patching.acquire(timeout=seconds):
         raise TimeoutError(f"another run has been starting its nodes for {seconds:.0f} s")
@@ -126,14 +118,10 @@ def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]
 
 
 class RegistrationServer(reservation.Server):  # type: ignore[misc] # the library has no types
-    """Takes the nodes' registrations; a context manager. Runs on the driver.
+    """The server of the nodes' registrations; a context manager. Runs on the driver.
 
-    Nodes ask it until all have registered, so it lives as long as the run.
-
-    Args:
-        count: How many nodes there will be.
-        host: Address by which the executors reach the driver.
-        identity: With which connections are encrypted, if they are.
+    Nodes poll it until all have registered, so it lives as long as the run. `host` is the address
+    by which the executors reach the driver; `identity` encrypts the connections.
     """
 
     def __init__(
@@ -155,7 +143,7 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
         self.stop()
 
     def start(self) -> tuple[str, int]:
-        """Begin to listen; return where nodes find it."""
+        """Begin to listen; return the address for the nodes."""
         self._server.open()
         return self._host, self._server.server_address[1]
 
@@ -173,12 +161,7 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
 
 
 class RegistrationClient(reservation.Client):  # type: ignore[misc] # the library has no types
-    """A node's connection to the registration. Runs on an executor.
-
-    Args:
-        server_addr: Host and port of the server.
-        fingerprint: Of the server's certificate; none where connections are not encrypted.
-    """
+    """A node's connection to the registration. Runs on an executor."""
 
     def __init__(
         self, server_addr: tuple[str, int], token: str, fingerprint: str | None = None
@@ -212,24 +195,23 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 
 
 def join_run(token: str, fingerprint: str | None = None) -> None:
-    """Have the library of this process register with a run. Runs on an executor.
+    """Make the library of this process register with a run. Runs on an executor.
 
-    Args:
-        fingerprint: Of the driver's certificate; none where connections are not encrypted.
+    The fingerprint belongs to the driver's certificate; None where connections are plain.
     """
     reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
     TFManager.start = _start_local_manager
 
 
 def node_place(number: int) -> NodePlace:
-    """Return where a node is, for the others. Runs on an executor, when all have registered."""
+    """Return a node's place, once all have registered. Runs on an executor."""
     return _places[number]
 
 
 def own_identity() -> Identity | None:
-    """Return what this node's server encrypts with, if it does. Runs on an executor.
+    """Return the identity with which this node's server encrypts, if any. Runs on an executor.
 
-    It was made when the node registered, in this process or in one that this one was forked from.
+    The process that registered the node made it: this one, or the one that this was forked from.
     """
     return _own_identity
 
@@ -237,7 +219,7 @@ def own_identity() -> Identity | None:
 def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
     """Start a node's manager for this host alone.
 
-    The library lets those of parameter servers listen at every address, so that the driver can
+    The library exposes the managers of parameter servers at every address so that the driver can
     end them; here the nodes end them.
     """
     return _library_manager(authkey, queues)
@@ -250,12 +232,7 @@ def _send(connection: socket.socket, message: Any) -> None:
 
 
 def _receive(readinto: ReadInto) -> Any:
-    """Return the values of the next message.
-
-    Raises:
-        ConnectionError: There is none.
-        ValueError: It is too long, or none of :func:`_send`.
-    """
+    """Return the values of the next message; a long or foreign one raises ValueError."""
     (size,) = _LENGTH.unpack(read_exactly(readinto, _LENGTH.size))
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes")
@@ -265,15 +242,12 @@ def _receive(readinto: ReadInto) -> Any:
 def ring_collectives(
     task: WorkerTask, node: TFSparkNode.TFNodeContext, afterwards: ExitStack
 ) -> Collectives:
-    """Join the ring of the workers. Runs on an executor.
-
-    Args:
-        afterwards: Has the worker leave the ring.
+    """Join the ring of the workers; `afterwards` leaves it. Runs on an executor.
 
     Raises:
-        TimeoutError: Not all workers are there within ``training.start_seconds``.
-        OSError: It cannot listen at the port that the library has reserved, or reach the others.
-        PipelineError: Another process is where the next worker should be.
+        TimeoutError: A worker is missing after ``training.start_seconds``.
+        OSError: The port that the library reserved is taken, or another worker is out of reach.
+        PipelineError: Another process answers in the next worker's place.
     """
     if task.workers == 1:
         _release_port(node)
@@ -311,7 +285,7 @@ def means_peer_lost(error: Exception) -> bool:
 
 
 class TensorRing(RingCollectives):
-    """TensorFlow's tensors in a ring."""
+    """A ring of workers for TensorFlow's tensors."""
 
     @override
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
@@ -352,14 +326,11 @@ def feed_partition(
     workers: int,
     nodes: Sequence[dict[str, Any]],
 ) -> Iterator[Message]:
-    """One worker's granules in the order of the plan. Runs on an executor.
+    """Yield one worker's granules in the order of the plan. Runs on an executor.
 
-    Which worker gets which partition is Spark's choice. That is harmless: the granules of a
-    step are the same, and so is the noise, which belongs to the granule.
-
-    Yields:
-        Step, epoch, granule number, and the granule as an Arrow message; before all others the
-        number of the partition.
+    The partition number comes first; then, for each granule, step, epoch, granule number and an
+    Arrow message. Spark chooses which worker gets which partition. That is harmless: the granules
+    of a step stay the same, and the noise belongs to the granule.
     """
     task = TaskContext.get()
     assert task is not None, "runs in a Spark task"
@@ -384,7 +355,7 @@ def feed_partition(
 
 
 def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
-    """Yield a worker's steps, which are those of the partition that it got. Runs on an executor.
+    """Yield a worker's steps, from the partition that it got. Runs on an executor.
 
     Raises:
         PipelineError: The other end failed, or something else than the next step arrived.
@@ -423,10 +394,9 @@ PAUSE_SECONDS = 0.1
 def parameter_server(
     run: TrainingRun, node: TFSparkNode.TFNodeContext, token: str
 ) -> ParameterServer:
-    """This node's share of the parameters, listening. Runs on an executor.
+    """Return this node's share of the parameters, listening. Runs on an executor.
 
-    Raises:
-        OSError: It cannot listen at the port that the library has reserved.
+    Raises OSError where the port that the library has reserved is taken.
     """
     rows = rows_of(node.task_index, run.config.training.parameter_servers)
     store = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
@@ -441,7 +411,7 @@ def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Sha
     """Return a worker's connections to all servers, once they are there. Runs on an executor.
 
     Raises:
-        TimeoutError: One is not within ``training.start_seconds``.
+        TimeoutError: A server is missing after ``training.start_seconds``.
     """
     run, training = task.run, task.run.config.training
     # A worker does not listen.
@@ -487,12 +457,12 @@ ANSWER_SECONDS = 1.0
 
 
 class NodeArguments(argparse.Namespace):
-    """What every node is given; a namespace, as the library expects.
+    """The arguments of every node; a namespace, as the library expects.
 
     Attributes:
         monitor: Host and port of the driver's monitor.
-        token: Shows that a node belongs to the run.
-        fingerprint: Of the driver's certificate; none where the cluster does not encrypt.
+        token: Of the run.
+        fingerprint: Of the driver's certificate; None where the cluster does not encrypt.
         servers: Nodes that hold parameters.
         spares: Nodes that only keep Spark from feeding an executor that has no worker.
     """
@@ -519,11 +489,11 @@ class NodeArguments(argparse.Namespace):
 
 
 def run_node(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    """A node, whatever it is to be. Runs on an executor.
+    """Run a node in its role: worker, parameter server or spare. Runs on an executor.
 
-    The library calls it in a process of its own where Spark feeds the workers, and always for
-    what it takes for a parameter server. What goes wrong is reported to the driver's monitor,
-    while an exception would make the library end the driver.
+    The library calls it in a separate process for nodes that it takes for parameter servers, and
+    for workers that Spark feeds. Errors go to the driver's monitor: an exception would make the
+    library end the driver.
     """
     if node.job_name == "ps":
         _serve(arguments, node)
@@ -546,7 +516,7 @@ def _task(arguments: NodeArguments, node: TFSparkNode.TFNodeContext, rank: int) 
 
 
 def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    """A worker, from its first to its last moment."""
+    """Train as a worker until the run ends."""
     # The library numbers what it takes for parameter servers first.
     task = _task(arguments, node, node.executor_id - arguments.servers - arguments.spares)
     fed = arguments.run.config.training.feed == "spark"
@@ -561,10 +531,9 @@ def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _train_in_child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    """A worker in a child of Spark's Python worker.
+    """Train in a child of Spark's Python worker.
 
-    TensorFlow's cluster state lasts as long as its process, and Spark uses the Python worker
-    again for the next run.
+    TensorFlow's cluster state lasts as long as its process, and Spark reuses the Python worker.
     """
     # fork, since a Python worker of Spark has no main module that a new interpreter could load.
     child = multiprocessing.get_context("fork").Process(target=_child, args=(arguments, node))
@@ -585,7 +554,7 @@ def _child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     """Hold parameters, or nothing on a spare node, until the driver ends the run.
 
-    The library has started this process, whose parent waits for a message of the library's driver.
+    The library has started this process; its parent waits for a message of the library's driver.
     """
     end_with_parent()
     _after_this_process(partial(_release_parent, node))
@@ -627,7 +596,7 @@ def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _after_this_process(act: Callable[[], None]) -> None:
-    """Do something when this process ends, in whatever way.
+    """Run a function when this process ends, in whatever way.
 
     A small child waits for the end of a pipe that only this process holds.
     """

@@ -1,8 +1,7 @@
-"""What BigDL's dllib lacks, in Java: the encoder's layers, AdamW, a worker's granules.
+"""The Java part of BigDL's engine: the encoder's layers, AdamW, a worker's granules.
 
-The Java sources beside this file are compiled in the driver's JVM by the compiler that Spark itself
-uses for its queries, and sent to the executors by Spark; so they need no Java compiler and no build
-step.
+dllib lacks them. Spark's own query compiler compiles the sources beside this file in the driver's
+JVM, and Spark sends the classes to the executors. So they need no Java compiler and no build step.
 """
 
 from __future__ import annotations
@@ -22,16 +21,10 @@ SOURCES = Path(__file__).parent
 
 
 def provide_classes(context: SparkContext) -> Any:
-    """Make the classes known, once for each context. Runs on the driver.
+    """Compile the classes, once for each context; return their Java package. Runs on the driver.
 
-    Args:
-        context: With dllib on the class path of its driver.
-
-    Returns:
-        The Java package, with the classes as attributes.
-
-    Raises:
-        EngineUnavailable: The driver's JVM cannot take classes that are made at run time.
+    The driver needs dllib on its class path. An EngineUnavailable refuses a JVM that does not
+    accept classes made at run time.
     """
     sources = sorted(SOURCES.glob("*.java"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
@@ -79,11 +72,7 @@ def _write_jar(path: Path, classes: dict[str, bytes]) -> None:
 
 
 def _add_to_driver(context: SparkContext, path: Path) -> None:
-    """Add a jar to the class loader that Spark gives the application in the driver.
-
-    Raises:
-        EngineUnavailable: The application has another one.
-    """
+    """Add a jar to the driver's class loader for the application; refuse other class loaders."""
     jvm: Any = context._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     kind = str(loader.getClass().getName())
