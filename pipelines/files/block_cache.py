@@ -165,16 +165,14 @@ class BlockCache:
             os.close(descriptor)
 
     def _counted(self, descriptor: int) -> int:
-        """Return the bytes of all blocks by the count file, or by the blocks if it holds no count.
-        """
+        """Return the bytes of all blocks by the count file, or else by the blocks."""
         written = os.pread(descriptor, _COUNT_DIGITS, 0)
         if len(written) == _COUNT_DIGITS and written.isdigit():
             return int(written)
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove the least recently used blocks down to ``most_bytes``; return the bytes that stay.
-        """
+        """Remove the least recently used blocks down to ``most_bytes``; return the bytes left."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.

@@ -83,8 +83,7 @@ def cache_folder(options: StorageSettings) -> Path:
 
 
 def _copied(source: RemotePath, content: str, fetch: Callable[[Path], None]) -> Path:
-    """Return the copy of a place, made by ``fetch`` if absent; ``content`` identifies the content.
-    """
+    """Return the copy of a place, made by ``fetch`` if absent; ``content`` identifies its bytes."""
     copies = cache_folder(source.store.options) / "folders"
     target = copies / hashlib.sha256(f"{source}{content}".encode()).hexdigest()[:24]
     if not target.is_dir():

@@ -133,8 +133,7 @@ class PosixLockFiles(LockFiles[Path]):
 
 
 class StoreLockFiles(LockFiles[RemotePath]):
-    """The operations in an object store: requests cost, so holders change their files less often.
-    """
+    """The operations in an object store: requests cost, so holders change files less often."""
 
     beat_seconds = 4.0
     poll_seconds = 1.0

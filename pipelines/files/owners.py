@@ -1,4 +1,4 @@
-"""The owners of things on a shared file system: processes, and the check that a folder is still theirs.
+"""Owners of things on a shared file system: processes, and checks that a folder is still theirs.
 
 A process number is ambiguous: containers count their own, and numbers are used again. Together with
 the machine's boot, the process namespace and the start time it is unique for ever. Nothing is known
