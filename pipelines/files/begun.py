@@ -59,10 +59,7 @@ def check_places(key: str, folder: Location, kind: Kind) -> None:
 
 @contextmanager
 def beginning(folder: Location) -> Iterator[Beginning]:
-    """Yield where to begin a folder; an error inside leaves what was there before.
-
-    No other job works at its place.
-    """
+    """Yield where to begin a folder, for one job only; an error inside leaves what was there."""
     if isinstance(folder, Path):
         final = next_folder(folder)
         with storage.built_folder(final) as aside:

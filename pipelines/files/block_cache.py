@@ -238,7 +238,6 @@ def _opened(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path, deadline: float) -> None:
-    """Wait for a lock until a deadline."""
     while not _locked_at_once(descriptor):
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process holds {path}")
@@ -254,7 +253,6 @@ def _locked_at_once(descriptor: int) -> bool:
 
 
 def _is_file_of(descriptor: int, path: Path) -> bool:
-    """Return whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -279,5 +277,4 @@ def _remove_abandoned(part: Path) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _tell_unkept(folder: Path, why: str) -> None:
-    """Warn once of each reason."""
     logger.warning("%s keeps no more blocks, which are fetched when needed (%s)", folder, why)

@@ -28,11 +28,7 @@ class NoConditionalWritesError(OSError):
 
 @dataclass(frozen=True)
 class Found:
-    """A file as it was read.
-
-    ``tag`` is the store's name for this content, for conditions; ``version`` is set where it counts
-    versions.
-    """
+    """A file as it was read; ``tag`` and ``version`` are the store's names of its content."""
 
     path: RemotePath
     content: bytes

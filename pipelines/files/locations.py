@@ -87,10 +87,7 @@ _HERE = PurePosixPath()
 
 @dataclass(frozen=True)
 class Status:
-    """Size and time of change of a file in a store, named as in :class:`os.stat_result`.
-
-    ``st_mtime`` is in seconds since 1970, ``st_mtime_ns`` in nanoseconds.
-    """
+    """Size and time of change of a file in a store, named as in :class:`os.stat_result`."""
 
     st_size: int
     st_mtime: float

@@ -5,8 +5,8 @@ the machine's boot, the process namespace and the start time it is unique for ev
 of a process elsewhere; signs of life decide about its things.
 
 A job that was suspended or cut off may go on after another has taken its folder over. So each job
-registers a check of its folder, and every rename or put that makes something appear there calls it
-last.
+registers a check of its folder. It runs right before every rename or put that makes something
+appear there.
 """
 
 from __future__ import annotations

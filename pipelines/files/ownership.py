@@ -110,7 +110,7 @@ PREPARED = Kind(
     parts=("corpus", "tokens", "teacher", "lanes"),
     unmarked=("units",),
 )
-"""What a preparation writes."""
+"""The output of a preparation."""
 
 RUN = Kind(
     files=RUN_FILES,
@@ -119,7 +119,7 @@ RUN = Kind(
         "checkpoints/plan.json": ("training.seed",),
     },
 )
-"""What a run writes."""
+"""The output of a run."""
 
 MEASURED = Kind(
     files=(
@@ -128,7 +128,7 @@ MEASURED = Kind(
     ),
     marks={**RUN.marks, "jobs.json": ("jobs",)},
 )
-"""What an evaluation writes beside a model, either a run's or one that was put there."""
+"""The output of an evaluation beside a model, either a run's or one that was put there."""
 
 FITTED = Kind(
     files=("pairs.json", "pairs/part-*"),
@@ -138,7 +138,7 @@ FITTED = Kind(
         **{f"prepared/{name}": keys for name, keys in PREPARED.marks.items()},
     },
 )
-"""What an estimator writes into its work folder, beside a preparation and a run."""
+"""The output of an estimator in its work folder, beside a preparation and a run."""
 
 OUTCOMES = Kind(files=("*-*.json",), marks={})
 """Outcomes of a scheduler's jobs, beside a run."""

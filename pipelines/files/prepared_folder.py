@@ -70,7 +70,6 @@ class TokensFolder:
     examples = Entry("examples.parquet")
     """The pairs as token ids, a folder of Parquet files."""
     tokenizer = Entry("tokenizer")
-    """The folder of the tokenizer."""
     lengths = Entry("lengths.json")
     """The number of examples of each length."""
     manifest = Entry("manifest.json")
@@ -86,7 +85,7 @@ class TeacherFolder:
     examples = Entry("examples.parquet")
     """The vectors of each example's texts, a folder of Parquet files."""
     manifest = Entry("manifest.json")
-    """Of :class:`pipelines.lanes.files.TeacherVectors`."""
+    """A :class:`pipelines.lanes.files.TeacherVectors`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class LanesFolder:
     path: Location
 
     manifest = Entry("manifest.json")
-    """Of :class:`pipelines.lanes.files.LaneManifest`."""
+    """A :class:`pipelines.lanes.files.LaneManifest`."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,6 @@ class PreparedFolder:
     run_seconds = Entry("run_seconds.json")
     """The times of the last run on it, by part; see :mod:`pipelines.runs.job_records`."""
     report = Entry("report.html")
-    """The report of the corpus."""
 
     def stage_record(self, stage: str) -> Location:
         """Return the path of a :class:`StageRecord`."""

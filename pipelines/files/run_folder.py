@@ -78,13 +78,12 @@ class RunFolder:
     samples = Entry("samples.json")
     """Held-out pairs and their neighbours, for the report."""
     report = Entry("report.html")
-    """The report of the run."""
     start = Entry("start", MODEL, is_version=True)
     """The folder of the encoder that the training began with."""
     model = Entry("model", MODEL, is_version=True)
     """The folder of the trained encoder."""
     adapter = Entry("adapter", MODEL, is_version=True)
-    """The folder of the LoRA adapter in `peft`'s format, if it was asked for."""
+    """The folder of the LoRA adapter in `peft`'s format, if wanted."""
     best = Entry("best", ("best.json", *_STATE), is_version=True)
     """The folder of the best checkpoint; see :mod:`pipelines.runs.model_choice`."""
     early_end = Entry("early_end.json")

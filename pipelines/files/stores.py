@@ -210,10 +210,7 @@ def _obstore_options(store: Store, endpoint: str | None) -> dict[str, Any]:
 
 
 def _s3_endpoint(options: StorageSettings) -> str | None:
-    """Return a server other than AWS's, by the settings or the variables of AWS's SDKs.
-
-    Arrow's file system reads none of these variables.
-    """
+    """Return a server other than AWS's, by the settings or variables that Arrow does not read."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     known = next((os.environ[name] for name in named if os.environ.get(name)), None)
     return options.s3_endpoint or known

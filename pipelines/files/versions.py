@@ -153,7 +153,6 @@ class Entry:
         return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
 
     def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
-        """Return its place."""
         place = folder.path / self.way
         return current(place) if self.is_version else place
 
@@ -221,7 +220,6 @@ def is_version(name: str) -> bool:
 
 
 def _owner(name: str) -> Owner | None:
-    """Return the process that began a version."""
     return Owner.parse(name.rpartition("-")[0])
 
 

@@ -317,10 +317,7 @@ def upload_checkpoint(
 def prune_checkpoints(
     run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
 ) -> None:
-    """Delete old checkpoints, so that ``keep`` are left up to the one before ``step``.
-
-    The checkpoints of ``spared`` steps stay too.
-    """
+    """Delete checkpoints up to ``step``, except the last ``keep`` and those of ``spared`` steps."""
     # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
     known = [known for known in checkpoint_steps(run_folder) if known <= step]
     for old in (old for old in known[:-keep] if old not in spared):
@@ -328,10 +325,7 @@ def prune_checkpoints(
 
 
 def remove_torn_checkpoints(run_folder: Location) -> None:
-    """Remove unfinished checkpoints of writers that are gone, on any host.
-
-    No other process writes to the run folder now.
-    """
+    """Remove unfinished checkpoints of writers on any host; no other process writes now."""
     storage.sweep(RunFolder(run_folder).checkpoints)
 
 

@@ -141,10 +141,7 @@ def read_jobs(run_folder: Location) -> JobsRecord:
 def prepared_folder_of(
     run_folder: Location, stores: StorageSettings = DEFAULT_STORES
 ) -> Location | None:
-    """Return the folder of the preparation that a run was trained on, if it is known.
-
-    It is wrong if only one of the two folders was moved.
-    """
+    """Return the folder of a run's preparation, if known; wrong if only one of them has moved."""
     folder = read_jobs(run_folder).prepared_folder
     if folder is None:
         return None

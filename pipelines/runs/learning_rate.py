@@ -17,10 +17,7 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """The planned end of a run, from some step on.
-
-    ``step`` is the first step with this plan; ``last_step`` is one past the last.
-    """
+    """The planned end of a run from ``step`` on; ``last_step`` is one past the last step."""
 
     step: int
     last_step: int
@@ -45,7 +42,7 @@ class _Leg:
 
 
 def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
-    """Return the rate of a step: linear warm-up, then a decay that reaches zero at the end.
+    """Return the rate of a step: linear warm-up, then a decay to zero at ``last_step``.
 
     A run whose end was moved before it was reached decays from its current rate to zero at the new
     end. A run that had ended rises and decays once more, with its own warm-up. So the rate jumps

@@ -126,7 +126,6 @@ def compared_steps(
 
 
 def _values(lines: Iterable[Mapping[str, Any]], metric: Metric) -> dict[int, float]:
-    """Return the values of a metric by step."""
     return {
         line["step"]: line[metric.figure]
         for line in lines

@@ -268,7 +268,6 @@ def _forget_run(folder: Location) -> None:
 
 
 def _delete(path: Location) -> None:
-    """Delete a file, or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         storage.remove_folder(path)
     else:

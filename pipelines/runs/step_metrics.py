@@ -534,10 +534,7 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the mean over steps and workers, where known.
-
-    Infinities are left out: the state after them is refused by name.
-    """
+    """Return the mean of finite norms, where known; the state after others is refused by name."""
     norms = [one.gradient_norm for one in records if one.gradient_norm is not None]
     finite = [norm for norm in norms if math.isfinite(norm)]
     return {"gradient_norm": math.fsum(finite) / len(finite)} if finite else {}

@@ -123,7 +123,7 @@ class OperationTasks:
 
 
 TASKS = OperationTasks()
-"""The counts of this process."""
+"""The counts for this process's client."""
 
 
 def default_parallelism(session: SparkSession) -> int:
@@ -138,10 +138,7 @@ def default_parallelism(session: SparkSession) -> int:
 
 
 def has_partitions(frame: DataFrame, least: int) -> bool:
-    """Return whether a frame has at least so many partitions; False with Spark Connect.
-
-    Its client does not see them.
-    """
+    """Return whether a frame has ``least`` partitions; False in Spark Connect, which hides them."""
     return not is_connected() and frame.rdd.getNumPartitions() >= least
 
 

@@ -166,10 +166,7 @@ def _first_line(text: str) -> str:
 
 
 class TaskPlace(NamedTuple):
-    """A task of a job: its partition in the stage, and its host.
-
-    Spark knows the host mostly by its address.
-    """
+    """A task of a job: its partition in the stage, and its host, mostly as an address."""
 
     partition: int
     host: str

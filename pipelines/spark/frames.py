@@ -308,7 +308,6 @@ def write_single_file(frame: DataFrame, path: Location) -> None:
 
 
 def _collected(frame: DataFrame) -> pa.Table:
-    """Return all rows of a small frame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
@@ -462,10 +461,7 @@ def write_arrow(
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:
-    """Return the rows of a folder that Spark wrote, by partition, from the footers.
-
-    A partition without rows may be missing.
-    """
+    """Return the rows of a folder that Spark wrote, by partition; empty ones may be missing."""
     rows: Counter[int] = Counter()
     files = listed(folder, "part-*.parquet")
     for file, footer in zip(files, read_footers(files), strict=True):

@@ -116,9 +116,7 @@ def valid_text(column: Column) -> Column:
 
 
 def check_spark(engine: str, majors: Iterable[int]) -> None:
-    """Refuse an engine whose libraries are compiled for other Spark releases.
-
-    ``majors`` are the releases of the libraries.
+    """Refuse an engine compiled for other major releases of Spark than the installed one.
 
     Raises:
         EngineUnavailable: Naming both, and what to install.

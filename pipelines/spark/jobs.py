@@ -212,10 +212,7 @@ def _may_grow(session: SparkSession) -> bool:
 def _waiting_tasks(
     context: SparkContext, tasks: int, seconds: float, profile: ResourceProfile | None
 ) -> Iterator[Callable[[], int]]:
-    """Let Spark start executors for idle tasks, which live ``seconds`` at most; yield their count.
-
-    The executors stay for a while afterwards.
-    """
+    """Yield the count of idle tasks, for which Spark starts executors that stay for a while."""
     numbers, name = ranks_of(context, tasks, profile), "executors for a training"
 
     def sleep(_: Iterable[int]) -> None:
@@ -466,7 +463,6 @@ class _Watch(threading.Thread):
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """End the thread."""
         self._ended.set()
 
     def run(self) -> None:

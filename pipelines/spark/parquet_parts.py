@@ -29,7 +29,6 @@ PART_BYTES = 32 * 2**20
 BATCH_BYTES = 8 * 2**20
 """Unpacked bytes in memory at a time, if all rows had one size."""
 MAX_ROWS = 2**16
-"""Rows of a batch."""
 _READERS = 16
 
 

@@ -226,9 +226,7 @@ def _python_problem(python: str) -> str:
 
 
 def check_worker(cause: str) -> None:
-    """Refuse the shell's Python or Java, after an executor has not run on it.
-
-    ``cause`` is Spark's message of the failure.
+    """Refuse the shell's Python or Java to which Spark's message of a failed task points.
 
     Raises:
         InputError: The Python does not start, and the shell names one; or the Java is too new.
