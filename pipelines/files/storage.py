@@ -291,7 +291,7 @@ def settle(path: Location) -> None:
 
 
 def clear_abandoned(path: Path, own: Path) -> None:
-    """Remove the asides of a place whose processes are gone.
+    """Remove the abandoned asides of a place.
 
     ``own`` is an aside that this process has just made. Its time of change gives the clock of the
     file system, which may be another machine's.

@@ -42,7 +42,7 @@ class _Leg:
 
 
 def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
-    """Return the rate of a step: linear warm-up, then a decay to zero at ``last_step``.
+    """Return the rate of a step: linear warm-up, then a decay to zero at the planned end.
 
     A run whose end was moved before it was reached decays from its current rate to zero at the new
     end. A run that had ended rises and decays once more, with its own warm-up. So the rate jumps

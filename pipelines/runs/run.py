@@ -183,7 +183,7 @@ class Restart:
         step: The first step that the remaining workers make, perhaps again.
         made: Steps of the run made before.
         time: UTC, in ISO 8601.
-        cause: Of the first loss of a worker.
+        cause: What happened to the worker that was lost first.
         lane: The first lane that this worker read, where known.
     """
 
@@ -246,7 +246,7 @@ def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
     """Return the axes of the vectors' largest mean square: fp32 [width, count], largest first.
 
     ``moment`` [width, width] is the sum or mean of the vectors' outer products. The axes are
-    orthonormal, and the largest number of each is positive.
+    orthonormal, and the entry of largest magnitude in each is positive.
     """
     _, axes = np.linalg.eigh(moment)
     axes = axes[:, ::-1][:, :count]

@@ -107,7 +107,7 @@ def installed_version() -> str:
 def valid_text(column: Column) -> Column:
     """Return a string column with U+FFFD for invalid UTF-8, which Spark passes on unchanged.
 
-    Spark 4 has a function for it, and refuses to decode invalid bytes, as 3.5 does not.
+    Spark 4 has a function for it, and its `decode` refuses invalid bytes; that of 3.5 does not.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
