@@ -1,7 +1,7 @@
-"""Folders that are made over several jobs, each of which goes on with what the one before has done.
+"""Folders made over several jobs, each of which continues the work of the one before.
 
-On a file system such a folder is made beside the place that it is to take, under a name that any
-job finds again. In a store it is a version that is not the current one yet.
+A file system has such a folder beside its final place, under a name that any job finds again. A
+store has it as a version that is not current yet.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from pipelines.files.ownership import Kind, check_ours
 class Beginning:
     """A folder that is begun.
 
-    Attributes:
-        aside: Where its first files are written.
-        folder: Where these are when all of them are there, until the folder is whole.
+    Its first files are written in ``aside``. Once all are there they lie in ``folder``, until the
+    folder is whole.
     """
 
     aside: Location
     folder: Location
 
     def final(self, path: Location) -> Location:
-        """Return where a file will be that may be one of the first."""
+        """Return the final place of a file, which may be one of the first."""
         if not is_within(path, self.aside):
             return path
         return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
 
 
 def next_folder(folder: Path) -> Path:
-    """Return where a folder is made on a file system before it takes its place."""
+    """Return where a file system holds a folder before it takes its place."""
     return folder.parent / f".{folder.name}.next"
 
 
 def begun_folders(folder: Location) -> list[Location]:
-    """Return where there may be folders that have not taken their place, or have lost it."""
+    """Return the places of folders that have not taken their place yet, or have lost it."""
     if isinstance(folder, Path):
         return [next_folder(folder)]
     return list(versions.begun(folder))
 
 
 def check_places(key: str, folder: Location, kind: Kind) -> None:
-    """Refuse a place that would be replaced, and where it is begun, if the user's are there.
+    """Refuse a folder to be replaced, or its beginning, if it holds the user's files.
 
     Raises:
         InputError: See :func:`pipelines.files.ownership.check_ours`.
@@ -60,11 +59,7 @@ def check_places(key: str, folder: Location, kind: Kind) -> None:
 
 @contextmanager
 def beginning(folder: Location) -> Iterator[Beginning]:
-    """Yield where a folder is to be begun; an error inside leaves what was there before.
-
-    Args:
-        folder: The place that it is to take; no other job works there.
-    """
+    """Yield where to begin a folder, for one job only; an error inside leaves what was there."""
     if isinstance(folder, Path):
         final = next_folder(folder)
         with storage.built_folder(final) as aside:
@@ -82,7 +77,7 @@ def beginning(folder: Location) -> Iterator[Beginning]:
 
 
 def take_place(made: Location, folder: Location) -> None:
-    """Have a folder that is whole take its place."""
+    """Let a whole folder take its place."""
     if isinstance(made, RemotePath):
         versions.publish(made)
     else:
@@ -100,7 +95,7 @@ def discard_begun(folder: Location) -> None:
 
 
 def lock_file(folder: Location) -> Location:
-    """Return the lock of such a folder: beside it on a file system, and in it in a store."""
+    """Return the lock of such a folder: beside it on a file system, inside it in a store."""
     if isinstance(folder, RemotePath):
         return folder / locks.LOCK_FILE
     real = folder.resolve()

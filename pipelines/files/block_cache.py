@@ -1,10 +1,10 @@
-"""A folder of this machine for blocks of files in object stores, shared by its processes.
+"""A local cache for blocks of files in object stores, shared by the processes of a machine.
 
-Each block is a file. A process claims a block by locking the file that becomes it, fetches it, and
-gives it its name; others that want it wait for that, so that a block is fetched once. One more file
-says how many bytes are kept; a process that would go beyond the bound removes first what was used
-least recently. The locks are the system's (``flock``), which end with their process: the folder is
-on a local disk.
+Each block is a file. A process locks the file that becomes the block, fetches the content, and
+gives the file its name. Others that want the block wait, so it is fetched once. One more file
+counts the kept bytes: a process that would exceed the bound first removes the least recently used
+blocks. The locks are the system's (``flock``), which end with their process, so the folder is on a
+local disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.files.stores import first_line
 logger = logging.getLogger(__name__)
 
 COUNT_FILE = "bytes"
-"""Holds the bytes of all blocks, those that are being written included."""
+"""Holds the bytes of all blocks, including those that are being written."""
 CLAIM_SUFFIX = ".part"
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.005
@@ -48,14 +48,12 @@ class _Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockCache:
-    """Blocks on a local disk.
-
-    Whatever happens to the disk, blocks are given: what cannot be kept is fetched all the same.
+    """Blocks on a local disk; a block that cannot be kept is fetched all the same.
 
     Attributes:
-        folder: Of this machine; need not be there.
-        most_bytes: What all blocks may have together, whichever process put them there.
-        wait_seconds: How long another process may take with a block, before this one fetches it.
+        folder: On this machine; may be absent.
+        most_bytes: The bound of all blocks together, of all processes.
+        wait_seconds: How long another process may take with a block before this one fetches it.
     """
 
     folder: Path
@@ -65,14 +63,10 @@ class BlockCache:
     def read(
         self, name: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
     ) -> bytes:
-        """Read a part of a block, which is fetched unless it is there.
+        """Return bytes of a block, and fetch the whole block if it is absent.
 
-        Args:
-            fetch: Gives the whole block; what it raises is raised.
-            stop: One past the last; the end of the block unless given.
-
-        Returns:
-            Fewer bytes than asked for, if the block ends before.
+        Fewer bytes come back if the block ends before ``stop``, which is exclusive and defaults to
+        the block's end. Errors of ``fetch`` reach the caller.
         """
         path = self.folder / name
         # What another process has written may be gone again at once, if there is little room.
@@ -90,7 +84,7 @@ class BlockCache:
         return fetch()[start:stop]
 
     def discard(self, name: str) -> None:
-        """Remove a block, if it is there: it does not hold what it should."""
+        """Remove a damaged block, if it is there."""
         # The count is too large from now on, until blocks are removed next.
         (self.folder / name).unlink(missing_ok=True)
 
@@ -114,7 +108,7 @@ class BlockCache:
                 return None
 
     def _fetched(self, claim: _Claim, path: Path, fetch: Callable[[], bytes]) -> bytes:
-        """Fetch a block, and keep it if that can be."""
+        """Fetch a block, and keep it if possible."""
         kept = False
         try:
             content = fetch()
@@ -130,7 +124,7 @@ class BlockCache:
             os.close(claim.descriptor)
 
     def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
-        """Write a block if there is room for it, and return whether it was written."""
+        """Write a block if there is room, and return whether it was written."""
         if len(content) > self.most_bytes or not self._reserve(claim, len(content)):
             return False
         try:
@@ -146,7 +140,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Count a block that is to be written, for which others go; return whether it fits."""
+        """Count a block that is to be written, and remove others for it; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -161,7 +155,7 @@ class BlockCache:
 
     @contextmanager
     def _count_locked(self) -> Iterator[int]:
-        """Give the file of the count while no other process has it."""
+        """Yield the open count file, locked against other processes."""
         path = self.folder / COUNT_FILE
         descriptor = _opened(path)
         try:
@@ -171,14 +165,14 @@ class BlockCache:
             os.close(descriptor)
 
     def _counted(self, descriptor: int) -> int:
-        """Return the bytes of all blocks, by the file of the count, or else by the files."""
+        """Return the bytes of all blocks by the count file, or else by the blocks."""
         written = os.pread(descriptor, _COUNT_DIGITS, 0)
         if len(written) == _COUNT_DIGITS and written.isdigit():
             return int(written)
         return self._remove_oldest(self.most_bytes)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove blocks used least recently until few bytes are left; return how many are."""
+        """Remove the least recently used blocks down to ``most_bytes``; return the bytes left."""
         blocks, total = [], 0
         for path in self._files():
             # Other processes remove what they find damaged.
@@ -212,7 +206,7 @@ def _write_count(descriptor: int, number: int) -> None:
 
 
 def _read(path: Path, start: int, stop: int | None) -> bytes | None:
-    """Return a part of a block, which counts as used now; None if it is not there."""
+    """Read from a block, and mark it as used now; None if it is absent."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -234,7 +228,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _opened(path: Path) -> int:
-    """Return a file to lock and to write; it and its folder are made where they are not there."""
+    """Open a file to lock and write; make it and its folder if they are absent."""
     for _ in range(_ATTEMPTS):
         # Another process may remove the folder while it is empty.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -244,12 +238,6 @@ def _opened(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path, deadline: float) -> None:
-    """Wait for a lock.
-
-    Raises:
-        TimeoutError: Another process does not give it up.
-        OSError: The file system has no locks.
-    """
     while not _locked_at_once(descriptor):
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process holds {path}")
@@ -265,7 +253,6 @@ def _locked_at_once(descriptor: int) -> bool:
 
 
 def _is_file_of(descriptor: int, path: Path) -> bool:
-    """Return whether a file that was opened still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -273,7 +260,7 @@ def _is_file_of(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Remove what becomes a block unless a process is at it; return whether it is gone."""
+    """Remove an unfinished block that no process writes; return whether it is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:
@@ -290,5 +277,4 @@ def _remove_abandoned(part: Path) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _tell_unkept(folder: Path, why: str) -> None:
-    """Warn once of each reason."""
     logger.warning("%s keeps no more blocks, which are fetched when needed (%s)", folder, why)

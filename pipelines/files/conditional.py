@@ -1,7 +1,7 @@
-"""Writes to object stores that depend on what is there: the part that pyarrow.fs lacks.
+"""Conditional writes to object stores, which pyarrow.fs lacks.
 
-By obstore, which has conditional puts (``If-None-Match``, ``If-Match``) for S3, Google Cloud
-Storage and Azure. All of it raises an OSError where the store cannot be asked.
+They go through obstore, whose puts take ``If-None-Match`` and ``If-Match`` for S3, Google Cloud
+Storage and Azure. All functions raise an OSError where the store cannot be reached.
 """
 
 from __future__ import annotations
@@ -23,17 +23,12 @@ _UNABLE = re.compile(r"ETag Header missing|NotImplemented|not implemented|\b501\
 
 
 class NoConditionalWritesError(OSError):
-    """The server cannot make a write depend on what is there."""
+    """The server has no conditional writes."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file as it was read.
-
-    Attributes:
-        tag: What the store calls this content, for conditions.
-        version: Its version, in stores that count them.
-    """
+    """A file as it was read; ``tag`` and ``version`` are the store's names of its content."""
 
     path: RemotePath
     content: bytes
@@ -42,7 +37,7 @@ class Found:
 
 
 def can_condition(store: Store) -> str | None:
-    """Return why a store's writes cannot depend on what is there; None where they can."""
+    """Return why a store has no conditional writes; None if it has them."""
     if not store.conditions:
         return f"{store.scheme} has no conditional writes"
     if importlib.util.find_spec("obstore") is None:
@@ -51,12 +46,12 @@ def can_condition(store: Store) -> str | None:
 
 
 def create(path: RemotePath, content: bytes) -> bool:
-    """Write a file if there is none, and return whether this did."""
+    """Write a file unless it exists, and return whether this call did."""
     return _put(path, content, "create")
 
 
 def replace(found: Found, content: bytes) -> bool:
-    """Write a file if it is what was found, and return whether this did."""
+    """Write a file if it is still what was found, and return whether this call did."""
     tags = {"e_tag": found.tag, "version": found.version}
     return _put(found.path, content, {name: tag for name, tag in tags.items() if tag is not None})
 
@@ -72,7 +67,7 @@ def _put(path: RemotePath, content: bytes, mode: Any) -> bool:
 
 
 def read(path: RemotePath) -> Found | None:
-    """Read a file; None where there is none."""
+    """Read a file; None if it is absent."""
     from obstore.exceptions import NotFoundError
 
     try:
@@ -94,12 +89,7 @@ def delete(path: RemotePath) -> None:
 
 
 def _asked(path: RemotePath, request: Callable[[ObjectStore, str], Any]) -> Any:
-    """Make a request, in the terms of obstore.
-
-    Raises:
-        NoConditionalWritesError: The server has none.
-        OSError: It failed for a reason that is none of a condition's.
-    """
+    """Make a request by obstore; turn its errors, except those of conditions, into an OSError."""
     from obstore.exceptions import (
         AlreadyExistsError,
         BaseError,

@@ -1,7 +1,7 @@
-"""Copies of folders and files in object stores on this machine, for libraries that read files.
+"""Local copies of folders and files in object stores, for libraries that read files.
 
-A copy is made once for all processes of a machine. Nobody knows how long one is needed, so those
-that were not asked for lately go when another one is made; who has a file open keeps it.
+All processes of a machine share a copy. Nobody knows how long a copy is needed, so the next copy
+removes those without recent use; processes with an open file keep it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ _COPY = re.compile(r"[0-9a-f]{24}")
 
 
 def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
-    """Return a folder of this machine with the content of a folder.
+    """Return a local folder with a folder's content; in a store that of its current version.
 
-    Args:
-        folder: On a file system, it is given back. In a store, its current version is copied.
-        check: Looks at a copy before it is used; what it raises, this raises.
+    A folder of a file system is returned itself. ``check`` inspects a new copy before its use; its
+    errors reach the caller.
 
     Raises:
-        InputError: The folder for copies is not this user's alone.
+        InputError: Other users can write to the folder for copies.
         OSError: The store cannot be read.
     """
     if isinstance(folder, Path):
@@ -54,7 +53,7 @@ def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: 
 
 
 def local_file(file: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
-    """Return a file of this machine with the content of a file; see :func:`local_folder`."""
+    """Return a local file with the content of a file; see :func:`local_folder`."""
     if isinstance(file, Path):
         return file
 
@@ -66,10 +65,10 @@ def local_file(file: Location, check: Callable[[Path], None] = lambda copy: None
 
 
 def cache_folder(options: StorageSettings) -> Path:
-    """Return the folder of this machine for copies of what lies in stores; it is made.
+    """Return this machine's folder for copies from stores, and make it if it is absent.
 
     Raises:
-        InputError: Others could write to it.
+        InputError: Other users could write to it.
     """
     named = options.cache_folder
     folder = Path(named) if named else Path(gettempdir(), f"sentence-pipelines-{os.getuid()}")
@@ -84,11 +83,7 @@ def cache_folder(options: StorageSettings) -> Path:
 
 
 def _copied(source: RemotePath, content: str, fetch: Callable[[Path], None]) -> Path:
-    """Return the copy of a place; one that is not there is made by a function that fills a folder.
-
-    Args:
-        content: Differs where the content does.
-    """
+    """Return the copy of a place, made by ``fetch`` if absent; ``content`` identifies its bytes."""
     copies = cache_folder(source.store.options) / "folders"
     target = copies / hashlib.sha256(f"{source}{content}".encode()).hexdigest()[:24]
     if not target.is_dir():

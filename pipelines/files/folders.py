@@ -36,11 +36,11 @@ class JobDecorator(Protocol):
     def __call__(
         self, job: Callable[Concatenate[Config, _P], _T], /
     ) -> Callable[Concatenate[Config, _P], _T]:
-        """Return the job with what is done around it."""
+        """Return the job with its surroundings."""
 
 
 def around_job(enter: Callable[[str, Config], AbstractContextManager[object]]) -> JobDecorator:
-    """Have a job run inside of a context, which is given its name and the settings."""
+    """Run a job inside of a context, which gets its name and the settings."""
 
     def decorate(
         job: Callable[Concatenate[Config, _P], _T], /
@@ -58,12 +58,12 @@ def around_job(enter: Callable[[str, Config], AbstractContextManager[object]]) -
 def working_in(
     *keys: str, reading: Sequence[str] = (), check: Callable[[Config], object] | None = None
 ) -> JobDecorator:
-    """Give a job folders of the settings: it alone works in them while it runs.
+    """Give a job exclusive use of folders of the settings while it runs.
 
     Args:
-        keys: The settings, such as `run.folder`.
-        reading: Settings of folders that it only reads; many jobs may, while none works in them.
-        check: Looks at the folders before anything is written into them.
+        keys: Settings such as `run.folder`.
+        reading: Settings of folders that it only reads, as many jobs may while none works there.
+        check: Inspects the folders before anything is written into them.
     """
 
     @contextmanager
@@ -84,12 +84,10 @@ def working_in(
 def work_folder(
     key: str, folder: Location, job: str, lock_file: Location | None = None
 ) -> Iterator[None]:
-    """Make a folder, look at what it can do, and keep other jobs out of it.
+    """Make a folder, test what it can do, and keep other jobs out of it.
 
-    If the job fails before it has written anything, folders that were made are removed.
-
-    Args:
-        lock_file: `.lock` in the folder unless given.
+    If the job fails before it has written anything, the folders made for it are removed. The lock
+    file is `.lock` in the folder by default.
 
     Raises:
         InputError: The folder cannot do what jobs need.
@@ -151,10 +149,10 @@ def _locked(
 
 
 def check_able(key: str, folder: Location) -> None:
-    """Try in a folder all that jobs do in it, so that an unfit mount is refused at the start.
+    """Try all file operations of jobs in a folder, so that an unfit mount fails at the start.
 
     Raises:
-        InputError: Something fails; names it.
+        InputError: An operation fails; the error names it.
     """
     aside, what = storage.aside_name(folder / "probe", ".part"), ""
     attempts = _tried(aside) if isinstance(aside, Path) else _tried_in_store(folder)
@@ -182,7 +180,7 @@ def _tried_in_store(folder: Location) -> Iterator[str]:
 
 
 def _tried(place: Path) -> Iterator[str]:
-    """Do all that jobs need of a folder, in one that is made; yield the name of each before."""
+    """Do all that jobs need in a new folder; yield the name of each operation before it."""
     yield "make folders"
     place.mkdir()
     yield "write files"
@@ -210,7 +208,7 @@ def _tried(place: Path) -> Iterator[str]:
 
 
 def check_place(key: str, folder: Location) -> None:
-    """Do as :func:`check_able` with a folder that may not be there yet, and is not made."""
+    """Do as :func:`check_able` with a folder that may be absent, and stays so."""
     there = folder
     if isinstance(folder, Path):
         there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -220,14 +218,10 @@ def check_place(key: str, folder: Location) -> None:
 
 
 def check_room(key: str, folder: Location, needed: int, what: str) -> None:
-    """Make sure that something fits on the disk of a folder.
-
-    Args:
-        needed: Bytes.
-        what: Takes them.
+    """Refuse a disk on which ``needed`` bytes do not fit; ``what`` names their use.
 
     Raises:
-        InputError: It does not.
+        InputError: They do not fit.
     """
     if isinstance(folder, RemotePath):
         return
@@ -261,10 +255,10 @@ def _make(key: str, folder: Path) -> None:
 
 @contextmanager
 def named_when_full(key: str, folder: Location) -> Iterator[None]:
-    """Name a folder, while it is written, where there is no room left in it.
+    """Name the folder in the error of a full disk while the block writes to it.
 
     Raises:
-        InputError: Its disk, or the user's quota, is full.
+        InputError: The disk, or the user's quota, is full.
     """
     try:
         yield

@@ -1,9 +1,9 @@
 """Places of files: on a file system, or in an object store.
 
-A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`, which has those of its
-methods that are used here, with the same meaning; so what reads a folder does not ask where it is.
-What stores cannot do (rename, grow a file, map one into memory) remote paths do not have:
-:mod:`pipelines.files.storage` writes, and :mod:`pipelines.files.copies` makes local copies.
+A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`. The latter has the methods
+used here with the same meaning, so readers of a folder do not ask where it is. It lacks what stores
+cannot do (rename, grow a file, map one into memory): :mod:`pipelines.files.storage` writes, and
+:mod:`pipelines.files.copies` makes local copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RangeReader(io.RawIOBase):
-    """A file in a store, of which each read is one request, made again when it is lost."""
+    """A file in a store; each read is one request, repeated when it is lost."""
 
     def __init__(self, path: RemotePath) -> None:
         super().__init__()
@@ -49,17 +49,17 @@ class RangeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the next byte that is read."""
+        """Return the offset of the next byte."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to another byte; nothing is read."""
+        """Move to another byte, without a request."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
         self._place = max(base + offset, 0)
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read some bytes, fewer at the end of the file."""
+        """Fill a buffer, as far as the file goes."""
         wanted = max(min(len(buffer), self._size - self._place), 0)
         if not wanted:
             return 0
@@ -81,18 +81,13 @@ ADDRESS = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.DOTALL | re.IGNORECASE
 )
 READ_AHEAD = 4 << 20
-"""Bytes of a request of whoever reads a file from its beginning to its end."""
+"""Bytes of one request when a file is read from its beginning to its end."""
 _HERE = PurePosixPath()
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a store says of a file; named as in :class:`os.stat_result`.
-
-    Attributes:
-        st_mtime: Time of the last change, in seconds since 1970.
-        st_mtime_ns: The same in nanoseconds.
-    """
+    """Size and time of change of a file in a store, named as in :class:`os.stat_result`."""
 
     st_size: int
     st_mtime: float
@@ -101,12 +96,10 @@ class Status:
 
 @dataclass(frozen=True, repr=False)
 class RemotePath:
-    """A file or folder in an object store; a folder is there as long as anything is in it.
+    """A file or folder in an object store; a folder exists as long as anything is in it.
 
-    Attributes:
-        store: Bucket, and how to reach it.
-        key: Below the root of the store.
-        place: Of a version of a folder (:func:`pipelines.files.versions.current`), the folder.
+    ``key`` is the path below the root of the store. A version of a folder
+    (:func:`pipelines.files.versions.current`) has that folder as its ``place``.
     """
 
     store: Store
@@ -166,12 +159,12 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that it is in; that of a root is the root."""
+        """The folder that it is in; a root is its own parent."""
         return RemotePath(self.store, self.key.parent)
 
     @property
     def parents(self) -> tuple[RemotePath, ...]:
-        """All folders that it is in, the innermost first."""
+        """All folders that it is in, innermost first."""
         return tuple(RemotePath(self.store, key) for key in self.key.parents)
 
     def __truediv__(self, name: str | PurePosixPath) -> RemotePath:
@@ -193,10 +186,10 @@ class RemotePath:
         return RemotePath(self.store, self.key.with_suffix(suffix))
 
     def relative_to(self, folder: Location) -> PurePosixPath:
-        """Return the way down from a folder.
+        """Return the path below a folder.
 
         Raises:
-            ValueError: It is not below that.
+            ValueError: It is not below the folder.
         """
         if not self.is_relative_to(folder):
             raise ValueError(f"{self} is not below {folder}")
@@ -204,7 +197,7 @@ class RemotePath:
         return self.key.relative_to(folder.key)
 
     def is_relative_to(self, folder: Location) -> bool:
-        """Return whether it is a folder or below it."""
+        """Return whether it is the folder or below it."""
         return (
             isinstance(folder, RemotePath)
             and self.store.identity == folder.store.identity
@@ -232,50 +225,50 @@ class RemotePath:
         return False
 
     def exists(self) -> bool:
-        """Return whether there is such a file, or anything below."""
+        """Return whether it is a file, or has anything below it."""
         return bool(self._info.type)
 
     def is_file(self) -> bool:
-        """Return whether there is such a file."""
+        """Return whether it is a file."""
         return bool(self._info.is_file)
 
     def is_dir(self) -> bool:
-        """Return whether there is anything below."""
+        """Return whether it has anything below it."""
         from pyarrow.fs import FileType
 
         return bool(self._info.type == FileType.Directory)
 
     def stat(self) -> Status:
-        """Return size and time of the last change."""
+        """Return the size and the time of the last change."""
         info = self._info
         if not info.type:
             raise FileNotFoundError(f"there is no {self}")
         return _status(info)
 
     def lstat(self) -> Status:
-        """Return the same: stores have no links."""
+        """Do as :meth:`stat`: stores have no links."""
         return self.stat()
 
     def mkdir(self, mode: int = 0, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Do nothing: a folder comes with what is in it."""
+        """Do nothing: a folder exists by its content."""
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Return what is directly in it, sorted; nothing of a folder that is not there."""
+        """Return its direct content, sorted; nothing if it is absent."""
         return (self / name for name, _ in self.entries(recursive=False))
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield what is in it, at the depth of a pattern; ``**`` stands for any depth."""
+        """Yield what matches a pattern, at its depth; ``**`` stands for any depth."""
         wanted = pattern.split("/")
         for name, _ in self.entries(recursive=len(wanted) > 1 or "**" in wanted):
             if fits(name.split("/"), wanted):
                 yield self / name
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
-        """Return the same at any depth."""
+        """Yield what matches a pattern at any depth."""
         return self.glob(f"**/{pattern}")
 
     def entries(self, *, recursive: bool = True) -> list[tuple[str, Status | None]]:
-        """Return all that is in it, sorted: names below it; size and time, None of a folder."""
+        """List all content, sorted: relative paths with size and time, or None for a folder."""
         from pyarrow.fs import FileSelector
 
         lists_folders = self.store.open().lists_folders
@@ -295,11 +288,9 @@ class RemotePath:
         return sorted((name, status) for name, status in named.items() if name)
 
     def open(self, mode: str = "r", buffering: int = READ_AHEAD, encoding: str = "") -> IO:
-        """Open a file to read it.
+        """Open a file for reading, in mode `rb` or `r`.
 
-        Args:
-            mode: `rb` or `r`.
-            buffering: Bytes of a request at least; 0 for as many as are asked for.
+        A request reads at least ``buffering`` bytes; 0 requests just what each read asks for.
         """
         if mode not in ("rb", "r", "rt"):
             raise io.UnsupportedOperation(f"{self} is not written in place")
@@ -319,7 +310,7 @@ class RemotePath:
         return self.store.retried(f"reading {self}", attempt)
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
-        """Return the content of a text file; raises as :meth:`read_bytes`."""
+        """Return the content of a text file."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def unlink(self, *, missing_ok: bool = False) -> None:
@@ -340,12 +331,12 @@ class RemotePath:
 
     @property
     def files(self) -> FileSystem:
-        """The file system."""
+        """The file system of its store."""
         return self.store.open().files
 
     @property
     def fs_path(self) -> str:
-        """The path in it."""
+        """The path in :attr:`files`."""
         return "/".join(part for part in (self.store.open().base, self._key) if part)
 
     @property
@@ -356,16 +347,15 @@ class RemotePath:
 
 
 Location: TypeAlias = Path | RemotePath
-"""A file or folder, wherever it is."""
+"""A file or folder on a file system or in a store."""
 P = TypeVar("P", Path, RemotePath, Path | RemotePath)
-"""A place of one kind, where what is made of it is of the same kind."""
+"""One kind of place, where the result is of the argument's kind."""
 
 
 def location(given: str | Location, options: StorageSettings | None = None) -> Location:
-    """Return the place that a setting names: an address of a store, or a path.
+    """Return the place of a setting: an address of a store, or a path.
 
-    Args:
-        given: As :data:`pipelines.settings.base.StoredPath` has checked it.
+    :data:`pipelines.settings.base.StoredPath` has checked it.
     """
     if not isinstance(given, str):
         return given
@@ -382,7 +372,7 @@ def is_remote(given: str) -> bool:
 def as_local(path: Location) -> Path | None:
     """Return the path on a file system, for what only a file system can do; None in a store.
 
-    What both can do has a function here or in :mod:`pipelines.files.storage` that asks neither.
+    For what both can do, this module and :mod:`pipelines.files.storage` have functions.
     """
     return path if isinstance(path, Path) else None
 
@@ -393,7 +383,7 @@ def as_remote(path: Location) -> RemotePath | None:
 
 
 def matching(pattern: Location) -> list[Location]:
-    """Return what a glob matches; ``**`` stands for any depth."""
+    """Return the matches of a glob; ``**`` stands for any depth."""
     if isinstance(pattern, Path):
         found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 - of an absolute pattern
         return [Path(match) for match in found]
@@ -410,30 +400,30 @@ def fixed_folder(pattern: P) -> P:
 
 
 def is_within(path: Location, folder: Location) -> bool:
-    """Return whether a place is a folder or below it; none of a store is on a file system."""
+    """Return whether a place is a folder or below it; False for places of different kinds."""
     if isinstance(path, Path) and isinstance(folder, Path):
         return path.is_relative_to(folder)
     return isinstance(path, RemotePath) and path.is_relative_to(folder)
 
 
 def listed(folder: Location, pattern: str) -> list[Location]:
-    """Return what is in a folder at the depth of a pattern, in the order of the names."""
+    """Return what a pattern matches in a folder, at its depth, sorted by name."""
     found: list[Location] = list(folder.glob(pattern))
     return sorted(found, key=str)
 
 
 def arrow_source(path: Location) -> Path | IO:
-    """Return a file as the readers of pyarrow take it."""
+    """Return a file in the form that pyarrow's readers take."""
     return path if isinstance(path, Path) else path.open("rb", buffering=0)
 
 
 def version_of(place: RemotePath, name: str) -> RemotePath:
-    """Return a version of a folder, which knows what it is a version of."""
+    """Return a version of a folder, with the folder as its ``place``."""
     return replace(place / name, place=place)
 
 
 def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether the parts of a way down fit to those of a pattern; ``**`` is any depth."""
+    """Return whether the parts of a relative path match those of a pattern; ``**`` is any depth."""
     if not wanted:
         return not names
     if wanted[0] == "**":
@@ -444,7 +434,7 @@ def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
 def _with_folders(
     named: Mapping[str, Status | None], *, recursive: bool
 ) -> dict[str, Status | None]:
-    """Return what was found at any depth, with the folders that it is in; or the top of it."""
+    """Add the folders of files found at any depth, or return only the top level."""
     folders = {str(way): None for name in named for way in PurePosixPath(name).parents[:-1]}
     all_named = folders | dict(named)
     return {name: found for name, found in all_named.items() if recursive or "/" not in name}
@@ -456,14 +446,14 @@ def _status(info: FileInfo) -> Status:
 
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-"""What names of compressed files end with; :mod:`pipelines.corpus.readers.streams` reads them."""
+"""Suffixes of compressed files; :mod:`pipelines.corpus.readers.streams` reads them."""
 
 
 def is_compressed(file: Location) -> bool:
-    """Return whether the name ends with the suffix of a compression."""
+    """Return whether the name has the suffix of a compression."""
     return file.suffix.lower() in SUFFIXES
 
 
 def plain_suffix(file: Location) -> str:
-    """Return the suffix under that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
+    """Return the suffix before that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
     return PurePath(file.stem if is_compressed(file) else file.name).suffix.lower()

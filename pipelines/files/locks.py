@@ -1,18 +1,16 @@
-"""Locks on folders: one job at a time, on whichever host it runs.
+"""Locks on folders: one job at a time, on any host.
 
 The holder of a lock has a file, and rewrites it every few seconds as a heartbeat. A holder of the
-same machine and namespace is looked up among the processes; one from elsewhere is alive as long as
-its file changes, and its lock is taken over when the file has not changed for some minutes. The
-place only has to create a file exclusively and change it as a whole, which shared folders of all
-kinds can, and most object stores by :mod:`pipelines.files.conditional`, unlike the locks of a
-kernel.
+same machine and namespace is looked up among the processes. One from elsewhere is alive as long as
+its file changes; after some minutes without a change its lock is taken over. This needs only the
+exclusive creation and the atomic replacement of a file. Shared file systems of all kinds have
+both, unlike kernel locks, and so have most object stores (:mod:`pipelines.files.conditional`).
 
-The package ``filelock`` does not do: it uses kernel locks, which shared file systems have not or
-keep to one machine, or a bare file without an owner, which stays when a job is killed.
+The package ``filelock`` does not do. It uses kernel locks, which shared file systems lack or keep
+to one machine, or a bare file without an owner, which stays when a job is killed.
 
-A lock may be shared: each holder that shares it has a file of its own beside that of the lock. A
-process makes its own file first and then looks for those of others, so that of two that exclude
-one another at most one gets the lock.
+Each holder of a shared lock has its own file beside that of the lock. A process makes its own file
+first and then looks for others', so at most one of two that exclude each other gets the lock.
 """
 
 from __future__ import annotations
@@ -44,14 +42,15 @@ from pipelines.files.owners import Owner
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
-"""Name of the file of a lock in the folder that it is for."""
+"""The lock's file in its folder."""
 SILENT_SECONDS = 150.0
-"""The lock of a holder elsewhere that has not changed its file for so long is taken over.
+"""A lock is taken over after so long without a change by a holder elsewhere.
 
-By then the workers of a run whose driver is gone have ended too: they wait for it for
-:data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
+By then the workers of a run without its driver have ended too: they wait for
+:data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`.
+"""
 SHARED = re.compile(r".*\.[0-9a-f]{32}")
-"""The names of the files of those who share a lock."""
+"""The names of the files of a shared lock's holders."""
 GONE = re.compile(r"\..*\.[0-9a-f]{8}\.gone")
 """The names of files that are being removed."""
 _LOG_SECONDS = 5.0
@@ -63,37 +62,35 @@ Place = TypeVar("Place", Path, RemotePath)
 class LockFiles(Protocol[Place]):
     """The file operations of locks in one kind of place.
 
-    Attributes:
-        beat_seconds: After which a holder changes its file.
-        poll_seconds: After which others look at it again.
+    A holder changes its file every ``beat_seconds``; others look at it every ``poll_seconds``.
     """
 
     beat_seconds: float
     poll_seconds: float
 
     def make(self, path: Place, content: bytes) -> bool:
-        """Make a file unless there is one, and return whether this did."""
+        """Make a file unless it exists, and return whether this call did."""
 
     def content(self, path: Place) -> bytes | None:
-        """Return the content of a file; None where there is none."""
+        """Return the content of a file; None if it is absent."""
 
     def change(self, path: Place, content: bytes) -> None:
-        """Replace the content of this process's own file as a whole."""
+        """Replace the whole content of this process's own file."""
 
     def remove(self, path: Place, known: bytes) -> None:
-        """Remove a file if it is still the holder's that is known; of several processes one can."""
+        """Remove a file while its content is ``known``; of several processes one succeeds."""
 
     def beside(self, path: Place) -> list[Place]:
-        """Return the files of those who share a lock."""
+        """Return the files of a shared lock's holders."""
         found: Iterator[Any] = path.parent.glob(f"{path.name}.*")
         return sorted(file for file in found if SHARED.fullmatch(file.name))
 
     def sweep(self, path: Place) -> None:
-        """Remove what processes left that were killed while they changed or removed a file."""
+        """Remove the remains of processes killed while they changed or removed a file."""
 
 
 class PosixLockFiles(LockFiles[Path]):
-    """On a file system."""
+    """The operations on a file system."""
 
     beat_seconds = 2.0
     poll_seconds = 0.1
@@ -136,7 +133,7 @@ class PosixLockFiles(LockFiles[Path]):
 
 
 class StoreLockFiles(LockFiles[RemotePath]):
-    """In an object store. Each request costs, so holders change their files less often."""
+    """The operations in an object store: requests cost, so holders change files less often."""
 
     beat_seconds = 4.0
     poll_seconds = 1.0
@@ -166,30 +163,28 @@ class StoreLockFiles(LockFiles[RemotePath]):
 
     @override
     def sweep(self, path: RemotePath) -> None:
-        """Do nothing: there are no renames that could be interrupted."""
+        """Do nothing: there are no renames to interrupt."""
 
 
 _POSIX, _STORE = PosixLockFiles(), StoreLockFiles()
 
 
 def files_for(path: Location) -> LockFiles[Any]:
-    """Return the operations for a place."""
+    """Return the operations for a kind of place."""
     return _STORE if isinstance(path, RemotePath) else _POSIX
 
 
 _keys_here: set[str] = set()
-"""Of all locks that this process holds or is about to."""
+"""Keys of the locks that this process holds or is about to hold."""
 _held: ContextVar[Mapping[Location, Lock]] = ContextVar("held", default=MappingProxyType({}))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The content of the file.
+    """The content of a lock's file.
 
-    Attributes:
-        job: What it does, such as `train`.
-        owner: Its process, as :class:`~pipelines.files.owners.Owner` writes it.
-        key: Of this lock alone.
+    ``job`` is a command such as `train`, ``owner`` the text of an
+    :class:`~pipelines.files.owners.Owner`. ``key`` is unique to this lock.
     """
 
     job: str
@@ -201,13 +196,13 @@ class Holder:
 
     @classmethod
     def here(cls, job: str) -> Holder:
-        """Return this process."""
+        """Return this process as a holder."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(job, socket.gethostname(), str(Owner.here()), since, uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, content: bytes) -> Holder | None:
-        """Return None of what no release has written, or not whole; another one may say more."""
+        """Read a holder, with unknown keys left out; None if the content is torn or not ours."""
         with suppress(ValueError, TypeError):
             known = json.loads(content)
             names = (part.name for part in fields(cls))
@@ -216,11 +211,11 @@ class Holder:
 
     @property
     def process(self) -> Owner | None:
-        """The process, unless another release has written it."""
+        """The process; None if another release wrote it."""
         return Owner.parse(str(self.owner))
 
     def is_gone(self) -> bool | None:
-        """Return whether the process is gone; None where that cannot be known."""
+        """Return whether the process is gone; None if that is unknown."""
         process = self.process
         if process is None:
             return None
@@ -233,11 +228,7 @@ class Holder:
 
 
 class LockedError(PipelineError):
-    """Another process holds the lock.
-
-    Args:
-        holder: The process; None where the file does not say.
-    """
+    """Another process holds the lock; ``holder`` is None where the file does not name it."""
 
     def __init__(self, path: Location, holder: Holder | None) -> None:
         self.holder: Holder | str = holder or "a job that cannot be told"
@@ -245,7 +236,7 @@ class LockedError(PipelineError):
 
 
 class ForeignLockError(LockedError):
-    """A file that no job has written has the name of a lock; it stays."""
+    """A file that no job wrote has the name of a lock; it stays."""
 
     def __init__(self, path: Location, file: Location) -> None:
         super().__init__(path, None)
@@ -267,7 +258,7 @@ class Lock:
         self._thread.start()
 
     def check(self) -> None:
-        """Make sure that no other process has taken the lock over: read the file.
+        """Read the file, and refuse to go on if another process has taken the lock over.
 
         Raises:
             PipelineError: One has, as this one was suspended for too long, or the file is gone.
@@ -282,7 +273,7 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Release the lock; what cannot be removed is taken over by who wants it next."""
+        """Release the lock; the next process that wants it takes over what cannot be removed."""
         self._ended.set()
         self._thread.join(timeout=SILENT_SECONDS)
         if self._lost:
@@ -314,18 +305,14 @@ class Lock:
 def held(
     path: Location, job: str, *, shared: bool = False, wait_seconds: float = 0.0
 ) -> Iterator[Lock | None]:
-    """Hold a lock while the block runs.
+    """Hold a lock while the block runs; yield None where a store has no conditional writes.
 
-    A block inside of one that holds the lock already, in the same thread, has it too, unless it
-    wants alone what the other shares. A store without conditional writes has no locks: that is
-    logged, and the block runs without.
+    That case is logged, and the block runs without a lock. A nested block of the same thread has
+    the lock already, unless it wants exclusively what the outer one shares.
 
     Args:
-        path: The file, in a folder that is there.
-        shared: Whether others may hold it at the same time, if they share it as well.
-
-    Yields:
-        The lock; None without one.
+        path: The file, in an existing folder.
+        shared: Whether others that share it may hold it at the same time.
 
     Raises:
         LockedError: Another process holds it.
@@ -363,7 +350,7 @@ def held(
 
 @lru_cache(maxsize=64)
 def _unable(folder: RemotePath) -> str | None:
-    """Return why there can be no lock in a folder of a store; None where there can."""
+    """Return why a folder of a store cannot have a lock; None if it can."""
     problem = conditional.can_condition(folder.store)
     if problem:
         return problem
@@ -385,22 +372,22 @@ def _unable(folder: RemotePath) -> str | None:
 
 
 def is_lock(name: str) -> bool:
-    """Return whether a file in a folder is called as its lock, or one of those who share it."""
+    """Return whether a file name is that of a folder's lock, or of one of its sharers."""
     return name == LOCK_FILE or bool(name.startswith(LOCK_FILE) and SHARED.fullmatch(name))
 
 
 def is_left(name: str) -> bool:
-    """Return whether a file was left by a process that was killed while it let a lock go."""
+    """Return whether a process that was killed while it released a lock left this file."""
     return LOCK_FILE in name and GONE.fullmatch(name) is not None
 
 
 def held_here() -> tuple[Lock, ...]:
-    """Return the locks that are held by the blocks around the caller."""
+    """Return the locks that the blocks around the caller hold."""
     return tuple(_held.get().values())
 
 
 def check_held() -> None:
-    """Make sure that the blocks around the caller still hold their locks; see :class:`Lock`."""
+    """Do :meth:`Lock.check` for each lock that the blocks around the caller hold."""
     for lock in held_here():
         lock.check()
 
@@ -435,11 +422,7 @@ def _tried(path: Location, own: Location, holder: Holder) -> Lock:
 
 
 def _refuse_if_alive(path: Location, file: Location) -> None:
-    """Remove the file of a holder that is gone; return too when the file is gone by itself.
-
-    Raises:
-        LockedError: The holder is alive.
-    """
+    """Remove the file of a holder that is gone; refuse if the holder is alive."""
     files = files_for(file)
     first, began = files.content(file), time.monotonic()
     logged = False
@@ -471,7 +454,7 @@ def _line(holder: Holder) -> bytes:
 
 
 def _is_foreign(content: bytes) -> bool:
-    """Return whether no release has written a file, nor a process that was killed meanwhile."""
+    """Return whether no release wrote a file, not even a process killed meanwhile."""
     if content.startswith(_BEGINNING[: len(content)]):
         return False
     try:

@@ -1,14 +1,12 @@
-"""Which process owns something on a shared file system, and what is no longer its own.
+"""Owners of things on a shared file system: processes, and checks that a folder is still theirs.
 
-The number of a process is ambiguous: each container counts its own, and numbers are used
-again. With the boot of the machine, the namespace of processes and the time of the start it names
-one process for ever. Of a process elsewhere nothing is known; what it owns is judged by signs of
-life.
+A process number is ambiguous: containers count their own, and numbers are used again. Together with
+the machine's boot, the process namespace and the start time it is unique for ever. Nothing is known
+of a process elsewhere; signs of life decide about its things.
 
-A job that was suspended, or cut off from the others, may go on after another one has taken its
-folder over. So whoever works in a folder says how it is known that the folder is still its own, and
-all that makes something appear in a folder asks here first, as the last thing before a rename or a
-put.
+A job that was suspended or cut off may go on after another has taken its folder over. So each job
+registers a check of its folder. It runs right before every rename or put that makes something
+appear there.
 """
 
 from __future__ import annotations
@@ -27,18 +25,17 @@ from pipelines.files.locations import Location
 
 _WRITTEN = re.compile(r"([0-9a-f]{12})-(\d+)-(\d+)")
 _START_FIELD = 18
-"""Of `starttime` in /proc/PID/stat, counted from behind the state; see proc(5)."""
+"""Index of `starttime` in /proc/PID/stat, counted from the state; see proc(5)."""
 _ENDED = "ZXx"
-"""States of processes that have ended; the parent has not asked for how."""
+"""States of ended processes whose parent has not yet waited for them."""
 
 
 @dataclass(frozen=True)
 class Owner:
     """A process.
 
-    Attributes:
-        realm: Digest of the boot and the namespace in which its number means something.
-        started: Clock ticks from the boot to its start; 0 where the system does not say.
+    ``realm`` is a digest of the boot and the namespace in which its number is valid. ``started``
+    counts clock ticks from the boot to its start; 0 where the system does not say.
     """
 
     realm: str
@@ -52,7 +49,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return what :meth:`__str__` wrote; None of anything else."""
+        """Read what :meth:`__str__` wrote; None for anything else."""
         found = _WRITTEN.fullmatch(text)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
@@ -60,7 +57,7 @@ class Owner:
         return f"{self.realm}-{self.process}-{self.started}"
 
     def is_gone(self) -> bool | None:
-        """Return whether the process has ended; None where that cannot be known from here."""
+        """Return whether the process has ended; None if that is unknown here."""
         if self.realm != _realm():
             return None
         try:
@@ -81,8 +78,8 @@ class Owner:
 def _realm() -> str:
     """Return twelve hexadecimal digits, the same for a whole host where the system does not say.
 
-    A namespace never changes under a process that has been started, nor under those it forks, but
-    for `unshare`, which changes the one of its children: they are started anew.
+    A running process never changes its namespace, nor do those it forks. Only `unshare` changes
+    that of its children, which are started anew.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
@@ -100,10 +97,7 @@ def _link(path: str) -> str:
 
 
 def _started(process: str) -> int | None:
-    """Return when a process was started; 0 of one that has ended and left its number.
-
-    None of one that is not shown, be it that it is gone.
-    """
+    """Return the start of a process; 0 if it has ended as a zombie, None if it is not shown."""
     try:
         status = Path("/proc", process, "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -114,15 +108,14 @@ def _started(process: str) -> int | None:
 
 # Read and changed by several threads: each use is one call, which Python does not interrupt.
 _checks: list[tuple[Location, Callable[[], None]]] = []
-"""Of this process: a folder, and what raises when the folder is another's."""
+"""Folders of this process, with checks that raise when another job has them."""
 
 
 @contextmanager
 def fence(folder: Location, check: Callable[[], None]) -> Iterator[None]:
-    """Have all threads of this process publish in a folder only as long as a check passes.
+    """Let all threads of this process publish in a folder only while a check passes.
 
-    Args:
-        check: Raises a `PipelineError` when the folder is another's.
+    The check raises a `PipelineError` when another job has the folder.
     """
     entry = (folder, check)
     _checks.append(entry)
@@ -133,10 +126,10 @@ def fence(folder: Location, check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_own(path: Location) -> None:
-    """Check, before something appears at a place or goes from there, that it is still ours.
+    """Check that a place is still ours, before something appears there or goes.
 
     Raises:
-        PipelineError: It is in a folder that another job has taken over.
+        PipelineError: Another job has taken over the folder.
     """
     for folder, check in tuple(_checks):
         if folder == path or folder in path.parents:

@@ -1,9 +1,9 @@
-"""Which folders are ours, and what in them is not: no command deletes what none has written.
+"""Ownership of folders: no command deletes what no command has written.
 
-A folder of ours is known by its mark, a record that the command writes and that no other tool
-would: a JSON file of a certain name with certain keys. Below a folder of ours, whatever has not the
-name of something that the command writes is the user's. :func:`check_ours` refuses both, a folder
-without a mark and the user's files in what is about to be replaced, before anything is written.
+A folder of ours has a mark, a record that only our command writes: a JSON file with certain keys.
+Inside it, names that the command does not write belong to the user. Before anything is written,
+:func:`check_ours` refuses a folder without a mark, and the user's files in what is about to be
+replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipelines.files.run_folder import MODEL, RUN_FILES, RunFolder
 from pipelines.files.versions import POINTER, current, is_version
 
 PROBE = ".probe-"
-"""What the names of files begin with by which a store is tried."""
+"""Prefix of the files that test a store."""
 _SHOWN = 3
 # What Spark, Databricks, EMR, mounts and desktops leave beside the files that are written.
 _BY_SYSTEMS = (
@@ -49,11 +49,10 @@ class Kind:
     """A kind of folder that a command takes over.
 
     Attributes:
-        files: What the command writes there: ways down, whose parts may be patterns.
-        marks: Records with the keys that they have; one of them is enough. A folder beside one of
-            ours has none.
-        parts: Folders in it that have marks of their own, without which nothing in them is ours.
-        unmarked: What is there before there is a mark.
+        files: What the command writes there: relative paths, whose parts may be patterns.
+        marks: Records with their keys; one is enough. A folder beside one of ours has none.
+        parts: Subfolders with marks of their own, without which nothing in them is ours.
+        unmarked: Files that appear before the mark.
     """
 
     files: tuple[str, ...]
@@ -111,7 +110,7 @@ PREPARED = Kind(
     parts=("corpus", "tokens", "teacher", "lanes"),
     unmarked=("units",),
 )
-"""What a preparation writes."""
+"""The output of a preparation."""
 
 RUN = Kind(
     files=RUN_FILES,
@@ -120,7 +119,7 @@ RUN = Kind(
         "checkpoints/plan.json": ("training.seed",),
     },
 )
-"""What a run writes."""
+"""The output of a run."""
 
 MEASURED = Kind(
     files=(
@@ -129,7 +128,7 @@ MEASURED = Kind(
     ),
     marks={**RUN.marks, "jobs.json": ("jobs",)},
 )
-"""What an evaluation writes beside a model, be it that of a run or one that was put there."""
+"""The output of an evaluation beside a model, either a run's or one that was put there."""
 
 FITTED = Kind(
     files=("pairs.json", "pairs/part-*"),
@@ -139,16 +138,16 @@ FITTED = Kind(
         **{f"prepared/{name}": keys for name, keys in PREPARED.marks.items()},
     },
 )
-"""What an estimator writes into its work folder, beside a preparation and a run."""
+"""The output of an estimator in its work folder, beside a preparation and a run."""
 
 OUTCOMES = Kind(files=("*-*.json",), marks={})
-"""What jobs of a scheduler have told of themselves, beside a run."""
+"""Outcomes of a scheduler's jobs, beside a run."""
 
 TABLE = Kind(files=_TABLE, marks={"_plan.json": ("identity", "parts")})
 """A table of vectors."""
 
 INDEX = Kind(files=("index.json", "*.usearch"), marks={})
-"""An index in a folder of vectors, be it a table or one of other files."""
+"""An index in a folder of vectors, either a table or other files."""
 
 NEGATIVES = Kind(
     files=("part-*.parquet", "_mining.json", "_manifest.json", "_work/**", "_attempts/**"),
@@ -160,7 +159,7 @@ VERSION = Kind(
     files=(*MODEL, "promotion.json", "observations.parquet"),
     marks={"promotion.json": ("model", "replaces")},
 )
-"""A model that was promoted."""
+"""A promoted model."""
 
 
 def is_ours(folder: Location, kind: Kind) -> bool:
@@ -169,17 +168,16 @@ def is_ours(folder: Location, kind: Kind) -> bool:
 
 
 def is_run(run: RunFolder) -> bool:
-    """Return whether a run has begun there, by its record: other tools name their files alike."""
+    """Return whether a run has begun there, by its record: other tools use the same file names."""
     is_whole = all(path.exists() for path in (*run.marks, run.checkpoints))
     return is_whole and is_ours(run.path, RUN)
 
 
 def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
-    """Return what no command has written, by its way down from a folder; sorted.
+    """Return the sorted relative paths of what no command has written.
 
-    Args:
-        whole: Whether all of it is about to go. Otherwise a folder of ours may hold more, beside
-            what the command writes.
+    With ``whole``, all of the folder is about to go. Otherwise a folder of ours may hold more,
+    beside the command's files.
     """
     if not kind.marks or is_ours(folder, kind):
         return _foreign_in_ours(folder, kind, whole=whole)
@@ -193,7 +191,7 @@ def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 
 
 def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
-    """Refuse a folder that a command would take over, if that might cost the user a file.
+    """Refuse a folder whose takeover might cost the user a file.
 
     Raises:
         InputError: It is a file, or a link that would be replaced, or holds other files.
@@ -207,16 +205,16 @@ def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
 
 
 def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
-    """Return what is raised of a folder that holds what no command has written."""
+    """Return the error of a folder that holds what no command has written."""
     problem = f"{folder} holds other files ({shown(found)})"
     return InputError(key, problem, "move them elsewhere, or name an empty folder")
 
 
 def check_free(key: str, folder: Location, kind: Kind) -> None:
-    """Refuse a folder with files that a command would replace; what else is there may stay.
+    """Refuse a folder with files that a command would replace; other files may stay.
 
     Raises:
-        InputError: The folder is not ours, and holds some of them, or the user's are in them.
+        InputError: The folder is not ours and holds such files, or the user's are among them.
     """
     if is_ours(folder, kind):
         found = foreign(folder, kind, whole=False)
@@ -228,7 +226,7 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
 
 
 def shown(ways: Sequence[str]) -> str:
-    """Return the first few of what was found, for a message."""
+    """Return the first few of the paths found, for a message."""
     more = len(ways) - _SHOWN
     return ", ".join(ways[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -248,9 +246,9 @@ def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
 def _ways(
     folder: Location, taken: frozenset[str] | None = None
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield the files and the empty folders below a folder, and which they are; links are files.
+    """Yield the files and empty folders below a folder, each with whether it is a folder.
 
-    Left out is what the storage of folders puts there itself, and what Spark does.
+    Links count as files. Leaves out what the storage of folders, or Spark, puts there.
     """
     if isinstance(folder, RemotePath):
         for way in _ways_in_store(folder):
@@ -263,7 +261,7 @@ def _ways(
 
 
 def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
-    """Yield of what is in versions of folders, those of the current ones, without their names."""
+    """Yield relative paths; a folder's current version counts without its name."""
     pointed: dict[tuple[str, ...], str] = {}
     for name, status in folder.entries():
         parts = tuple(name.split("/"))
@@ -294,7 +292,7 @@ def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Return what is in a folder; nothing if a job has replaced it just now."""
+    """Return a folder's content; nothing if a job has just replaced it."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -330,7 +328,7 @@ def _is_named(way: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bo
 
 
 def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
-    """Return whether a record is there, an object or a list of them, with some keys."""
+    """Return whether a record is there, an object or a list of objects, with some keys."""
     place = current(folder)
     *folders, file = name.split("/")
     for part in folders:

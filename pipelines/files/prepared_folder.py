@@ -1,7 +1,7 @@
-"""Where everything is in the folder of a preparation, `prepared.folder`.
+"""The layout of a preparation's folder, `prepared.folder`.
 
-A stage writes its folder aside, and then it takes the place of the one before, so each of them
-has a value of its own, which stands for a folder under either name.
+A stage writes its folder aside, and then replaces the previous one. So each stage has its own
+class, which stands for a folder under either name.
 """
 
 from __future__ import annotations
@@ -27,72 +27,75 @@ BEFORE: Mapping[str, tuple[str, ...]] = {
     "teacher": ("corpus",),
     "lanes": ("tokens", "teacher"),
 }
-"""The stages in their order, with those whose content each is made of."""
+"""The stages in order, each with the stages that it is made of."""
 AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
 @dataclass(frozen=True)
 class CorpusFolder:
-    """What the stage `corpus` writes."""
+    """The output of the stage `corpus`."""
 
     path: Location
 
     pairs = Entry("pairs.parquet")
-    """The pairs for training, a folder of Parquet files."""
+    """The training pairs, a folder of Parquet files."""
     queries = Entry("evaluation/queries.parquet")
-    """The queries of the pairs that are held out; not there where none are."""
+    """The queries of held-out pairs; absent where none are held out."""
     documents = Entry("evaluation/documents.parquet")
-    """The documents of the pairs that are held out; not there where none are."""
+    """The documents of held-out pairs; absent where none are held out."""
     distractors = Entry("evaluation/distractors.parquet")
-    """Documents for training that held-out queries search too, a folder of Parquet files; not
-    there where none are, nor in corpora of earlier releases."""
+    """Training documents that held-out queries search too, a folder of Parquet files.
+
+    Absent where there are none, and in corpora of earlier releases.
+    """
     quarantine = Entry("quarantine.parquet")
-    """What could not be read, and where it stands in the inputs."""
+    """Unreadable input, and where it stands in the inputs."""
     funnel = Entry("funnel.json")
-    """How many rows and pairs each step of the cleaning has kept and dropped."""
+    """Rows and pairs that each step of the cleaning has kept and dropped."""
     statistics = Entry("statistics.json")
     """Counts, languages and examples for the report."""
     overlap = Entry("overlap.json")
-    """How much of the evaluation sets is among the pairs; see
-    :mod:`pipelines.evaluation.overlap`. Not there where no set was named."""
+    """The share of evaluation sets among the pairs (:mod:`pipelines.evaluation.overlap`).
+
+    Absent where no set was named.
+    """
 
 
 @dataclass(frozen=True)
 class TokensFolder:
-    """What the stage `tokens` writes."""
+    """The output of the stage `tokens`."""
 
     path: Location
 
     examples = Entry("examples.parquet")
     """The pairs as token ids, a folder of Parquet files."""
     tokenizer = Entry("tokenizer")
-    """The folder of the tokenizer."""
     lengths = Entry("lengths.json")
-    """How many examples have each length."""
+    """The number of examples of each length."""
     manifest = Entry("manifest.json")
     """The summary of the stage."""
 
 
 @dataclass(frozen=True)
 class TeacherFolder:
-    """What the stage `teacher` writes, where the settings name a teacher."""
+    """The output of the stage `teacher`, where the settings name a teacher."""
 
     path: Location
 
     examples = Entry("examples.parquet")
     """The vectors of each example's texts, a folder of Parquet files."""
     manifest = Entry("manifest.json")
-    """Of :class:`pipelines.lanes.files.TeacherVectors`."""
+    """A :class:`pipelines.lanes.files.TeacherVectors`."""
 
 
 @dataclass(frozen=True)
 class LanesFolder:
-    """What the stage `lanes` writes; :mod:`pipelines.lanes.files` knows the files of a lane."""
+    """The output of the stage `lanes`; :mod:`pipelines.lanes.files` knows the files of a lane."""
 
     path: Location
 
     manifest = Entry("manifest.json")
-    """Of :class:`pipelines.lanes.files.LaneManifest`."""
+    """A :class:`pipelines.lanes.files.LaneManifest`."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class PreparedFolder:
 
     @classmethod
     def of(cls, config: Config) -> PreparedFolder:
-        """Return the one that the settings name, absolute."""
+        """Return the absolute folder of the settings."""
         return cls(location(config.prepared.folder, config.storage).absolute())
 
     @property
@@ -122,8 +125,7 @@ class PreparedFolder:
         return TeacherFolder(current(self.path / "teacher"))
 
     teacher_texts = Entry("teacher_texts")
-    """Texts that a teacher is asked for, and the tables of their vectors; see
-    :mod:`pipelines.vectors.teacher`."""
+    """Texts for a teacher, and the tables of their vectors (:mod:`pipelines.vectors.teacher`)."""
 
     @property
     def lanes(self) -> LanesFolder:
@@ -131,30 +133,29 @@ class PreparedFolder:
         return LanesFolder(current(self.path / "lanes"))
 
     units = Entry("units")
-    """What each input file gave; see :mod:`pipelines.corpus.kept_units`."""
+    """The yield of each input file; see :mod:`pipelines.corpus.kept_units`."""
     deleted_keys = Entry("deleted_keys.json")
-    """What is in no corpus any more; see :mod:`pipelines.corpus.unit_rows`."""
+    """Keys that no corpus holds any more; see :mod:`pipelines.corpus.unit_rows`."""
     stages = Entry("stages.json")
-    """How long each stage took, and whether it was kept."""
+    """The time of each stage, and whether it was kept."""
     run_seconds = Entry("run_seconds.json")
-    """How long parts of the last run on it took; see :mod:`pipelines.runs.job_records`."""
+    """The times of the last run on it, by part; see :mod:`pipelines.runs.job_records`."""
     report = Entry("report.html")
-    """The report of the corpus."""
 
     def stage_record(self, stage: str) -> Location:
-        """Return the :class:`StageRecord` of a stage."""
+        """Return the path of a :class:`StageRecord`."""
         return current(self.path / stage) / "stage.json"
 
     @property
     def deleted_digest(self) -> str | None:
-        """Of the list of deleted keys; None where nothing was deleted."""
+        """Digest of the list of deleted keys; None where nothing was deleted."""
         path = self.deleted_keys
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
 
     def name_stages(self) -> None:
-        """Name the content of stages of earlier releases, which are taken to be in step.
+        """Name the content of stages of earlier releases, which count as in step.
 
-        Otherwise nobody could tell, after one of them is made anew, which others are not.
+        Otherwise, once one of them is made anew, nobody could tell which others are out of step.
         """
         made: dict[str, str] = {}
         for stage in BEFORE:
@@ -170,13 +171,13 @@ class PreparedFolder:
             made[stage] = record.made
 
     def check_in_step(self) -> None:
-        """Refuse stages of which one was made of another one's content of before.
+        """Refuse stages of which one was made of an earlier content of another.
 
-        A preparation, or a deletion, that died between two stages leaves them so. What earlier
-        releases have written does not say what it was made of, and passes.
+        A preparation or a deletion that died between two stages leaves them so. Stages of earlier
+        releases do not say what they were made of, and pass.
 
         Raises:
-            InputError: Training would learn what is not in the corpus any more.
+            InputError: Training would learn what the corpus no longer holds.
         """
         known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
         is_named = any(record and record.made for record in known.values())
@@ -204,7 +205,7 @@ class PreparedFolder:
         )
 
     def check_deleted(self) -> None:
-        """Refuse a corpus that still has rows of keys that were deleted.
+        """Refuse a corpus that still has rows of deleted keys.
 
         Raises:
             InputError: A deletion did not end.
@@ -224,10 +225,10 @@ class StageRecord:
     """What a stage was made from, and how long it took.
 
     Attributes:
-        fingerprint: Of inputs, settings and the stages before; None where that is not known.
-        made: A name of this content alone; empty in records of earlier releases.
-        after: The same of the stages that it was made of.
-        deleted: Of the corpus: see :attr:`PreparedFolder.deleted_digest`.
+        fingerprint: Of inputs, settings and the stages before; None if unknown.
+        made: A unique name of this content; empty in records of earlier releases.
+        after: The names of the stages that it was made of.
+        deleted: For the corpus; see :attr:`PreparedFolder.deleted_digest`.
     """
 
     fingerprint: str | None
@@ -238,7 +239,7 @@ class StageRecord:
 
 
 def read_stage_record(path: Location) -> StageRecord | None:
-    """Return the record of a stage; None of one that was not run, or must be run again."""
+    """Return the record of a stage; None if the stage did not run, or must run again."""
     try:
         return records.read_if_there(path, StageRecord)
     except DamagedFileError as error:

@@ -1,7 +1,7 @@
 """Records: the JSON files that this package writes, read back.
 
-Whatever such a file holds, what is read has the form that was asked for, or an error names the
-file: a disk that was full, a mount that lost a write or a person may have changed it since.
+A value that is read has the expected form, or an error names the file: a full disk, a mount that
+lost a write or a person may have changed it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pipelines.files.locations import Location
 T = TypeVar("T")
 
 DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What comes of values of other types than those that were written."""
+"""Errors that values of unexpected types cause."""
 
 
 def to_text(value: Any) -> str:
-    """Return the text of a JSON file with a value, indented."""
+    """Return a value as indented JSON."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
         text.encode()
@@ -38,10 +38,7 @@ def read(path: Location, kind: type[T]) -> T: ...
 @overload
 def read(path: Location, kind: Any = Any) -> Any: ...
 def read(path: Location, kind: Any = Any) -> Any:
-    """Read the value in a JSON file.
-
-    Args:
-        kind: Its type, by which it is checked and made: dataclasses, lists and dicts of them.
+    """Read the value in a JSON file, checked and built as ``kind``: dataclasses, lists, dicts.
 
     Raises:
         DamagedFileError: It is no JSON, or of another type.
@@ -51,7 +48,7 @@ def read(path: Location, kind: Any = Any) -> Any:
 
 
 def read_if_there(path: Location, kind: type[T]) -> T | None:
-    """Read the value in a JSON file as :func:`read`; None if there is no file."""
+    """Read a JSON file as :func:`read`; None if it is absent."""
     return read(path, kind) if path.is_file() else None
 
 
@@ -61,10 +58,10 @@ def read_object(path: Location) -> dict[str, Any]:
 
 
 def built(path: Location, build: Callable[[Any], T]) -> T:
-    """Return what a function makes of the value in a JSON file, for what has no plain type.
+    """Build a value from a JSON file by a function, for what has no plain type.
 
     Raises:
-        DamagedFileError: It is no JSON, or the function cannot make anything of it.
+        DamagedFileError: It is no JSON, or the function cannot use it.
         OSError: It cannot be read.
     """
     value = read(path)
@@ -77,15 +74,14 @@ def built(path: Location, build: Callable[[Any], T]) -> T:
 
 
 def read_lines(path: Location, kind: Any, *, torn: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a file that has one in each line; none if there is no file.
+    """Yield the objects of a file with one in each line; none if it is absent.
 
     Args:
-        kind: A type of mappings that each is one of; what it has beside that is given too.
-        torn: Whether lines may be no JSON, and are left out then: a process that was killed while
-            it wrote leaves half a line.
+        kind: The mapping type of each; further keys are given too.
+        torn: Whether to skip lines that are no JSON: a killed writer leaves half a line.
 
     Raises:
-        DamagedFileError: A line is none of them.
+        DamagedFileError: A line is no such object.
         OSError: It cannot be read.
     """
     for line in path.read_bytes().splitlines() if path.exists() else ():

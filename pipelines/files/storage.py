@@ -1,7 +1,6 @@
-"""Files and folders that are either whole or not there, on a file system or in an object store.
+"""Files and folders that are either whole or absent, on a file system or in an object store.
 
-On a file system they are written aside and renamed; how it is done in a store is in
-:mod:`pipelines.files.versions`.
+A file system writes them aside and renames them. For stores see :mod:`pipelines.files.versions`.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from pipelines.files.owners import Owner
 logger = logging.getLogger(__name__)
 
 ABANDONED_SECONDS = 24 * 3600.0
-"""What a process elsewhere has put aside, and has not changed for so long, is abandoned."""
+"""An aside of a process elsewhere counts as abandoned after so long without a change."""
 FLUSH_SECONDS = 10.0
-"""Between two writes of a :class:`LineLog` in a store, at least."""
+"""The shortest time between two writes of a :class:`LineLog` in a store."""
 # By which the log must have grown too, so that what is written in all stays within limits.
 _GROWTH = 0.02
 
@@ -51,14 +50,11 @@ _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
     """Yield a folder beside ``path`` that takes its place when the block ends well.
 
-    It is for what executors write too, who see it under the same name. An error inside leaves what
-    was at ``path`` before, and nothing else. What a process left when it was killed is removed by
-    the next one: at once if that can know that the process is gone, and otherwise, in another
-    container or on another machine, when nothing of it has changed for a day.
-
-    Args:
-        replace: Whether it may take the place of another. Otherwise, of two processes that want the
-            same place one is given it, and the other an OSError.
+    Executors may write it too: they see it under the same name. An error inside leaves what was at
+    ``path`` before, and nothing else. The next process removes what a killed one left: at once if
+    it knows that process to be gone. Otherwise (another container or machine) it waits for a day
+    without a change. Without ``replace``, one of several processes gets the place; the others get
+    an OSError.
     """
     if isinstance(path, RemotePath):
         with versions.new_version(path, replace=replace) as version:
@@ -70,7 +66,7 @@ def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
 
 @contextmanager
 def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
-    """Do the same for what this process writes alone: yield a folder of this machine."""
+    """Yield a folder of this machine for :func:`new_folder`, where only this process writes."""
     if isinstance(path, RemotePath):
         with temporary_folder() as made:
             yield made
@@ -83,7 +79,7 @@ def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def inner_folder(path: Location) -> Iterator[Path]:
-    """Yield a folder of this machine whose files go into a folder inside of a new one."""
+    """Yield a folder of this machine whose files go into a subfolder of a new folder."""
     if isinstance(path, RemotePath):
         with temporary_folder() as made:
             yield made
@@ -97,8 +93,7 @@ def inner_folder(path: Location) -> Iterator[Path]:
 def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Path]:
     """Yield the name of a file of this machine that takes its place when the block ends well.
 
-    Args:
-        aside_in: Where on a file system it is while it is written, instead of beside its place.
+    On a file system it is written beside its place, or in ``aside_in``.
     """
     if isinstance(path, RemotePath):
         with temporary_folder() as made:
@@ -141,11 +136,11 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
 
 
 def take_place(new: Path, path: Path) -> None:
-    """Rename a folder that is whole, so that it takes the place of another, if there is one.
+    """Rename a whole folder to ``path``, and replace the folder there.
 
-    Where the kernel and the file system exchange two names at once, a reader finds one of both
-    at any moment. Elsewhere there is none between two renames; a process that is killed then
-    leaves both, and :func:`settle` puts the other one back.
+    Where the kernel and the file system can exchange two names, readers find one of the two at any
+    moment. Elsewhere there is none between two renames. A process killed there leaves both, and
+    :func:`settle` puts the replaced one back.
     """
     if not path.exists():
         new.rename(path)
@@ -164,7 +159,7 @@ def take_place(new: Path, path: Path) -> None:
 
 
 def _exchanged(new: Path, path: Path) -> bool:
-    """Return whether two folders have changed their names; False where that cannot be done."""
+    """Exchange the names of two folders; return False where that cannot be done."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -179,7 +174,7 @@ def _exchanged(new: Path, path: Path) -> bool:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Return the system call; None where the C library has none."""
+    """Return the system call; None where the C library lacks it."""
     try:
         found: Any = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -189,7 +184,7 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def remove_folder(path: Location) -> None:
-    """Remove a folder at once for every reader."""
+    """Remove a folder, at once for every reader."""
     fencing.check_own(path)
     if isinstance(path, RemotePath):
         versions.remove(path)
@@ -198,14 +193,14 @@ def remove_folder(path: Location) -> None:
 
 
 def _remove_for_good(path: Path, gone: Path) -> None:
-    """Rename it first, so that no reader takes what is left of it for a whole folder."""
+    """Rename the folder first, so that no reader takes its rest for a whole folder."""
     path.rename(gone)
     # NFS keeps files that a process on this machine has open; they are swept later.
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def discard_folder(path: Location) -> None:
-    """Remove what is left of a folder that nobody reads any more, if it is there."""
+    """Remove the rest of a folder that nobody reads any more, if it is there."""
     if isinstance(path, RemotePath):
         versions.clear(path)
     else:
@@ -215,25 +210,19 @@ def discard_folder(path: Location) -> None:
 def aside_name(path: P, suffix: str) -> P:
     """Return a name beside ``path`` for what this process puts there for a while.
 
-    Args:
-        path: What it is to become, or was.
-        suffix: `.part`, `.old` or `.gone`.
+    The suffix is `.part` (to become ``path``), `.old` (was ``path``) or `.gone` (to be removed).
     """
     return path.with_name(f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}")
 
 
 def is_aside(name: str) -> bool:
-    """Return whether a name is one of :func:`aside_name`: of nothing that a user has put there."""
+    """Return whether a name comes from :func:`aside_name`, and so not from a user."""
     matched = _ASIDE.fullmatch(name)
     return matched is not None and Owner.parse(matched[2]) is not None
 
 
 class _Aside(NamedTuple):
-    """What a process has put aside.
-
-    Attributes:
-        place: Where it was, or was to be.
-    """
+    """A file or folder that a process has put aside, and the place that it had or was to take."""
 
     path: Path
     place: Path
@@ -258,7 +247,7 @@ class _Aside(NamedTuple):
 
 
 def _left_aside(folder: Path) -> list[_Aside]:
-    """Return what is named as :func:`aside_name` does; all else is not ours."""
+    """Return what has a name of :func:`aside_name`; all else is not ours."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         matched = _ASIDE.fullmatch(path.name)
@@ -269,7 +258,7 @@ def _left_aside(folder: Path) -> list[_Aside]:
 
 
 def _last_change(path: Path) -> float:
-    """Return the newest time of change of a folder and all that is in it."""
+    """Return the newest time of change in a folder, its own included."""
     times = []
     for found in (path, *path.rglob("*")):
         # A file that disappears meanwhile belongs to a process that is alive.
@@ -279,12 +268,9 @@ def _last_change(path: Path) -> float:
 
 
 def sweep(folder: Location) -> None:
-    """Remove all that other processes have left aside in a folder where no other one works now.
+    """Remove all asides in a folder, and put back what made room for a folder that never came.
 
-    What had to make room for a new folder that never came is put back.
-
-    Args:
-        folder: Held by a lock, see :mod:`pipelines.files.locks`; need not be there.
+    The caller holds the folder's lock (:mod:`pipelines.files.locks`). The folder may be absent.
     """
     if isinstance(folder, RemotePath):
         versions.sweep(folder)
@@ -294,9 +280,9 @@ def sweep(folder: Location) -> None:
 
 
 def settle(path: Location) -> None:
-    """Do as :func:`sweep`, for one place, which the caller has locked.
+    """Do as :func:`sweep` for one place, which the caller has locked.
 
-    A store has nothing beside a folder: its versions are in it.
+    A store has nothing beside a folder: its versions are inside.
     """
     if isinstance(path, Path):
         for left in _left_aside(path.parent):
@@ -305,11 +291,10 @@ def settle(path: Location) -> None:
 
 
 def clear_abandoned(path: Path, own: Path) -> None:
-    """Remove what processes that are gone have left aside for a place.
+    """Remove the abandoned asides of a place.
 
-    Args:
-        own: What this process has just put aside there: its time of change is by the clock of the
-            file system, which may be another machine's.
+    ``own`` is an aside that this process has just made. Its time of change gives the clock of the
+    file system, which may be another machine's.
     """
     now = own.stat().st_mtime
     for left in _left_aside(path.parent):
@@ -318,10 +303,9 @@ def clear_abandoned(path: Path, own: Path) -> None:
 
 
 def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
-    """Remove what killed processes have left aside for places, whatever it was to become.
+    """Remove the asides of killed processes for places in a folder, whatever they were to become.
 
-    Args:
-        folder: Has the places in it; the caller holds a lock, under which no other process writes.
+    The caller holds a lock under which no other process writes.
     """
     if isinstance(folder, RemotePath):
         versions.sweep(folder)
@@ -334,8 +318,7 @@ def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
 def remove_asides(path: Location) -> None:
     """Remove what killed processes have left beside a file.
 
-    Args:
-        path: The file; the caller holds a lock, under which no other process writes it.
+    The caller holds a lock under which no other process writes the file.
     """
     if isinstance(path, RemotePath):
         return
@@ -347,7 +330,7 @@ def remove_asides(path: Location) -> None:
 
 
 def copy_folder(source: Location, target: Location) -> None:
-    """Copy all files below a folder to another one, wherever both are."""
+    """Copy all files below a folder to another one, in any pair of places."""
     if isinstance(source, Path) and isinstance(target, Path):
         try:
             shutil.copytree(source, target, dirs_exist_ok=True)
@@ -361,10 +344,7 @@ def copy_folder(source: Location, target: Location) -> None:
 
 
 def _first_failure(error: shutil.Error) -> OSError:
-    """Return the first failure of a copy, as the error of the file system that it was.
-
-    Python goes on with the other files, and raises a list of all that failed, as text.
-    """
+    """Return the first failure of `shutil.copytree`, which lists all failures as text."""
     _, target, reason = error.args[0][0]
     number = re.match(r"\[Errno (\d+)\]", str(reason))
     if number is None:
@@ -373,7 +353,7 @@ def _first_failure(error: shutil.Error) -> OSError:
 
 
 def copy_file(file: Location, target: Location) -> None:
-    """Copy a file, wherever both places are; between stores by way of this machine."""
+    """Copy a file in any pair of places; between stores by way of this machine."""
     if isinstance(target, RemotePath):
         versions.put_file(file, target)
     elif isinstance(file, RemotePath):
@@ -383,10 +363,10 @@ def copy_file(file: Location, target: Location) -> None:
 
 
 def link(file: Location, target: Location) -> None:
-    """Give a file a second name in its file system; a store copies it by itself.
+    """Give a file a second name in its file system; a store makes a copy itself.
 
     Raises:
-        OSError: It cannot be done: there are no links, or the two are of different kinds.
+        OSError: There are no links, or the two places are of different kinds.
     """
     if isinstance(file, Path) and isinstance(target, Path):
         target.hardlink_to(file)
@@ -397,7 +377,7 @@ def link(file: Location, target: Location) -> None:
 
 
 def link_or_copy(file: Location, target: Location) -> None:
-    """Give a file a second name, or copy it where that cannot be done."""
+    """Give a file a second name, or copy it where there are no links."""
     if isinstance(file, Path) and isinstance(target, Path):
         with suppress(OSError):
             target.hardlink_to(file)
@@ -406,7 +386,7 @@ def link_or_copy(file: Location, target: Location) -> None:
 
 
 def move_folder(source: Location, target: Location) -> None:
-    """Give a folder another name; in a store file by file, so the target may be seen half."""
+    """Rename a folder; in a store file by file, so readers may see half of the target."""
     if isinstance(source, Path) and isinstance(target, Path):
         source.rename(target)
     else:
@@ -415,7 +395,7 @@ def move_folder(source: Location, target: Location) -> None:
 
 
 def point(pointer: Location, content: str) -> None:
-    """Make a place name another: by a link, or where there are none by a file with the name."""
+    """Make a place name another: by a link, or by a file with the name where there are no links."""
     if isinstance(pointer, RemotePath):
         write_text(pointer, f"{content}\n")
         return
@@ -433,7 +413,7 @@ def point(pointer: Location, content: str) -> None:
 
 
 def file_names(folder: Location) -> list[str]:
-    """Return the files in a folder at any depth, by their way down, sorted by its parts."""
+    """Return the relative paths of the files at any depth of a folder, sorted by their parts."""
     if isinstance(folder, RemotePath):
         ways = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
     else:
@@ -443,11 +423,7 @@ def file_names(folder: Location) -> list[str]:
 
 
 def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
-    """Return a digest of the names and the bytes of all files in a folder, 16 hexadecimal digits.
-
-    Args:
-        without: Files that do not count.
-    """
+    """Return 16 hexadecimal digits of names and bytes of a folder's files, except ``without``."""
     digest = hashlib.sha256()
     for name in (name for name in file_names(folder) if name not in without):
         with (folder / name).open("rb") as file:
@@ -457,12 +433,12 @@ def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
 
 
 def can_grow(path: Location) -> bool:
-    """Return whether files there are seen to grow while they are written; no store's are."""
+    """Return whether readers see files there grow while they are written; a store's never do."""
     return isinstance(path, Path)
 
 
 def signs_of_life(folder: Location) -> dict[str, object]:
-    """Return what changes in a folder while processes write files there, by their names."""
+    """Return, by name, what changes in a folder while processes write files there."""
     if isinstance(folder, RemotePath):
         return dict(folder.entries(recursive=False))
     states: dict[str, object] = {}
@@ -476,7 +452,7 @@ def signs_of_life(folder: Location) -> dict[str, object]:
 def flush(path: Location) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk.
 
-    An object store has it on its disks before it answers.
+    An object store answers only after that.
     """
     if isinstance(path, RemotePath):
         return
@@ -499,10 +475,10 @@ def flush_tree(folder: Location) -> None:
 
 
 def create_file(path: Location, content: bytes) -> bool:
-    """Write a file unless there is one, and return whether this did.
+    """Write a file unless it exists, and return whether this call did.
 
-    Of several processes one succeeds; in a store without conditional writes, which has no locks
-    either, two that do so at the same moment may both.
+    Of several processes one succeeds. In a store without conditional writes, and so without locks,
+    two that write at the same moment may both succeed.
     """
     if isinstance(path, RemotePath):
         if conditional.can_condition(path.store) is None:
@@ -528,10 +504,9 @@ def create_file(path: Location, content: bytes) -> bool:
 
 
 def write_text(path: Location, text: str, *, durable: bool = False) -> None:
-    """Write a file aside and rename it, so that a reader never sees half of it.
+    """Write a file aside and rename it, so that readers never see half of it.
 
-    Args:
-        durable: Whether it is to be on the disk when this returns, whole after a power cut too.
+    A ``durable`` file is on the disk when this returns, whole after a power cut too.
     """
     if isinstance(path, RemotePath):
         versions.put_bytes(path, text.encode())
@@ -555,7 +530,7 @@ def read_json(path: Location) -> Any:
 
 
 def add_line(path: Location, line: str) -> None:
-    """Add a line to a file; where files cannot grow, as in object stores, all is written anew."""
+    """Add a line to a file; rewrite it where files cannot grow, as in object stores."""
     if isinstance(path, RemotePath):
         _write_with_line(path, line)
         return
@@ -575,7 +550,7 @@ def _write_with_line(path: Location, line: str) -> None:
 
 
 class LineLog:
-    """The lines of a file, which need not be there; only one process writes it."""
+    """The lines of a file, which may be absent and has one writing process."""
 
     def __init__(self, path: Location) -> None:
         self._path = path
@@ -584,7 +559,7 @@ class LineLog:
         self._flushed = time.monotonic()
 
     def add(self, line: str) -> None:
-        """Add a line; in a store it may be seen some seconds later, and after :meth:`flush`."""
+        """Add a line; in a store readers see it some seconds later, or after :meth:`flush`."""
         if can_grow(self._path):
             add_line(self._path, line)
             return
@@ -601,7 +576,7 @@ class LineLog:
         self._write()
 
     def flush(self) -> None:
-        """Write what a store does not have yet."""
+        """Write the lines that a store does not have yet."""
         is_behind = self._held is not None and len(self._held) != self._flushed_lines
         if is_behind and not can_grow(self._path):
             self._write()

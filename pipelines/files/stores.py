@@ -1,9 +1,9 @@
-"""Object stores: their clients by the scheme of an address, and requests that are made again.
+"""Object stores: their clients by the scheme of an address, and requests with retries.
 
-Everything is read and written by :mod:`pyarrow.fs`, whose file systems for S3, Google Cloud
-Storage, Azure and HDFS find credentials as the SDK of each store does; what it has none for goes
-through fsspec. Writes that depend on what is there go through obstore, which has conditional puts
-and takes credentials from the environment, from the machine's role, and by boto3 from profiles.
+:mod:`pyarrow.fs` reads and writes: its file systems for S3, Google Cloud Storage, Azure and HDFS
+find credentials as each store's SDK does. Other stores go through fsspec. Conditional writes go
+through obstore, which takes credentials from the environment, from the machine's role, and by boto3
+from profiles.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SDK_ATTEMPTS = 4
 _TOLD_ATTEMPT = 4
 
 _AWAY: set[Store] = set()
-"""Stores that were away in this process for as long as they are waited for, and not back since."""
+"""Stores that stayed away for their whole retry time in this process, and are not back since."""
 
 _DEFINITE = re.compile(
     r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
@@ -51,7 +51,7 @@ _DEFINITE = re.compile(
     r"|HTTP status 4(?!08|09|25|29)\d\d",
     re.IGNORECASE,
 )
-"""What stores say of requests that fail however often they are made."""
+"""Errors of requests that fail however often they are made."""
 
 _REFUSED = re.compile(
     r"ACCESS_DENIED|AccessDenied|EXPIRED|INVALID_TOKEN|InvalidToken|INVALID_ACCESS_KEY"
@@ -59,18 +59,17 @@ _REFUSED = re.compile(
     r"|Authenti?cation|Authorization|HTTP status 40[13]",
     re.IGNORECASE,
 )
-"""Those of them that other credentials would mend."""
+"""Errors that other credentials would mend."""
 
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:.*?<Message>([^<]+)</Message>)?", re.DOTALL)
-"""What the document says that S3 and Azure answer with."""
+"""Code and message in the XML answers of S3 and Azure."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """What an address names before the first slash of its path.
+    """The part of an address before the first slash of its path.
 
-    Attributes:
-        authority: A bucket, a container and its account, or a host; may be empty.
+    ``authority`` is a bucket, a container and its account, or a host; it may be empty.
     """
 
     scheme: str
@@ -82,39 +81,39 @@ class Store:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return the same for all addresses of one store, such as `s3://b` and `s3a://b`."""
+        """The same for all addresses of one store, such as `s3://b` and `s3a://b`."""
         return self.kind, self.authority
 
     @property
     def kind(self) -> str:
-        """Return the name that all schemes of one kind of store share, such as `s3`."""
+        """The name that all schemes of one kind of store share, such as `s3`."""
         return STORES[self.scheme].kind if self.scheme in STORES else self.scheme
 
     def open(self) -> OpenStore:
-        """Return the file system; one for all of a process."""
+        """Return the file system, one for the whole process."""
         # A client does not survive a fork: its threads are gone.
         return _opened(self, os.getpid())
 
     def conditional(self) -> ObjectStore | None:
-        """Return the client for conditional writes; None of a kind of store that has none."""
+        """Return the client for conditional writes; None if this kind of store has none."""
         return _opened_conditional(self, os.getpid()) if self.conditions else None
 
     @property
     def conditions(self) -> bool:
-        """Whether writes to this kind of store can depend on what is there."""
+        """Whether this kind of store has conditional writes."""
         return self.kind in _CLIENTS and _CLIENTS[self.kind].conditional is not None
 
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
         """Make a request until it succeeds, fails for good, or time is up.
 
         Args:
-            what: It does, for the log.
-            attempt: The request; it must make no difference whether it is made once or twice.
+            what: The request, for the log.
+            attempt: Must be idempotent.
 
         Raises:
-            OSError: The store says no, or is away for ``storage.retry_seconds``. Once it was away
-                for so long, each request is made once, until one succeeds: what a job then does to
-                clean up, and Spark to repeat its tasks, does not take the same time again each.
+            OSError: The store refuses, or is away for ``storage.retry_seconds``. From then until
+                the next success each request is made once: a job's clean-up and Spark's repeated
+                tasks do not wait for the same time again.
         """
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_delay(0 if self in _AWAY else self.options.retry_seconds),
@@ -137,9 +136,8 @@ class Store:
 class OpenStore:
     """A file system, and where in it a store begins.
 
-    Attributes:
-        base: The path in it of the store's own root: the bucket, or nothing.
-        lists_folders: Whether it lists folders too that are there by what is in them alone.
+    ``base`` is the path of the store's root: the bucket, or nothing. ``lists_folders`` says whether
+    listings include folders that exist only by their content.
     """
 
     files: FileSystem
@@ -148,14 +146,14 @@ class OpenStore:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a request that failed so may succeed when it is made again."""
+    """Return whether a repetition of the failed request may succeed."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | FileExistsError):
         return False
     return isinstance(error, OSError) and not _DEFINITE.search(str(error))
 
 
 def credentials_remedy(error: OSError) -> str:
-    """Say how a request goes through that was refused for its credentials; else nothing."""
+    """Say how to mend a request refused for its credentials; return nothing for other errors."""
     if error.errno is not None or not _REFUSED.search(str(error)):
         return ""
     return "; renew the store's credentials, or let them read and write there, and run it again"
@@ -170,7 +168,7 @@ def _tell(what: str, state: tenacity.RetryCallState) -> None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return an error in one line; of a store's answer in XML, its code and its message."""
+    """Return an error in one line: code and message where a store answered in XML."""
     text = str(error)
     line = next(iter(text.splitlines()), "") or type(error).__name__
     answer = _ANSWER.search(text)
@@ -181,7 +179,7 @@ def first_line(error: BaseException | None) -> str:
 
 
 class _Clients(NamedTuple):
-    """How a kind of store is reached; see :data:`_CLIENTS`."""
+    """The clients of a kind of store; see :data:`_CLIENTS`."""
 
     files: Callable[[Store], OpenStore]
     conditional: Callable[[Store], ObjectStore] | None = None
@@ -201,7 +199,7 @@ def _opened_conditional(store: Store, _process: int) -> ObjectStore:
 
 
 def _obstore_options(store: Store, endpoint: str | None) -> dict[str, Any]:
-    """Return the options that obstore has for every kind of store."""
+    """Return obstore's options for every kind of store."""
     timeout = timedelta(seconds=store.options.timeout_seconds)
     http = bool(endpoint and endpoint.startswith("http://"))
     return {
@@ -212,10 +210,7 @@ def _obstore_options(store: Store, endpoint: str | None) -> dict[str, Any]:
 
 
 def _s3_endpoint(options: StorageSettings) -> str | None:
-    """Return a server other than AWS's: by the settings, or by the variables of AWS's SDKs.
-
-    Arrow's file system reads none of these.
-    """
+    """Return a server other than AWS's, by the settings or variables that Arrow does not read."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     known = next((os.environ[name] for name in named if os.environ.get(name)), None)
     return options.s3_endpoint or known
@@ -262,7 +257,7 @@ def _s3_conditional(store: Store) -> ObjectStore:
 
 
 def _aws_profile(store: Store) -> Any:
-    """Return the credentials of a profile, by boto3, where the environment holds none."""
+    """Return a profile's credentials, by boto3, where the environment holds none."""
     if store.options.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
         return None
     if importlib.util.find_spec("boto3") is None:
@@ -301,13 +296,9 @@ def _google_conditional(store: Store) -> ObjectStore:
 
 
 def _azure_account(store: Store, sas_name: str) -> tuple[str, str, dict[str, Any]]:
-    """Return container and account of `abfss://container@account.dfs.core.windows.net`.
+    """Return container, account and `az`'s key or token of an address or the environment.
 
-    Args:
-        sas_name: What the client calls a token.
-
-    Returns:
-        And the key or the token of `az` that the environment holds.
+    The address is `abfss://container@account.dfs.core.windows.net`.
     """
     container, _, host = store.authority.partition("@")
     account = host.split(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
@@ -343,7 +334,7 @@ def _azure_conditional(store: Store) -> ObjectStore:
 
 
 def _hadoop(store: Store) -> OpenStore:
-    """Open HDFS by the native library of an installation of Hadoop on the machine."""
+    """Open HDFS by the native library of the machine's Hadoop installation."""
     from pyarrow.fs import HadoopFileSystem
 
     host, _, port = store.authority.partition(":")
@@ -368,4 +359,4 @@ _CLIENTS: Mapping[str, _Clients] = {
     "hdfs": _Clients(_hadoop),
     "viewfs": _Clients(_hadoop),
 }
-"""By the kind of a store, see :data:`pipelines.settings.base.STORES`; all others are fsspec's."""
+"""By the kind of a store (:data:`pipelines.settings.base.STORES`); all others are fsspec's."""

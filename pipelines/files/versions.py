@@ -1,9 +1,9 @@
 """Files and folders of object stores, each of which appears as a whole.
 
-A store has no rename. What a job writes into a folder goes below a name of its own, a *version*,
-and the object ``current.json``, which is written last and by one request, says which version the
-folder is. So a reader finds a whole version, or the one before; that one stays until the next but
-one, for readers that have begun.
+A store has no rename. A job writes into a *version*, a subfolder with its own name. The object
+``current.json``, written last and by one request, names the folder's version. So a reader finds a
+whole version, the new one or the one before. The latter stays until the next but one, for readers
+that have begun.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipelines.files.owners import Owner
 logger = logging.getLogger(__name__)
 
 POINTER = "current.json"
-"""The object of a folder that names its version, and the one before."""
+"""The object that names a folder's version, and the one before."""
 _CHUNK = 8 << 20
 
 
@@ -44,7 +44,7 @@ def put_bytes(path: RemotePath, content: bytes) -> None:
 
 
 def put_file(source: Location, path: RemotePath) -> None:
-    """Copy a file into a store; from the same store by the store itself."""
+    """Copy a file into a store; within one store by the store itself."""
     if isinstance(source, Path):
         path.store.retried(f"writing {path}", lambda: _copy(source, path))
     elif source.store == path.store:
@@ -108,7 +108,7 @@ def get_folder(folder: RemotePath, target: Path) -> None:
 
 
 def current(folder: Location) -> Location:
-    """Return where the content of a folder is that is written as a whole.
+    """Return the current version of a folder that is written as a whole.
 
     On a file system, and where nothing was written, that is the folder itself.
     """
@@ -119,7 +119,7 @@ def current(folder: Location) -> Location:
 
 
 def home(folder: P) -> P:
-    """Return the folder that a version is of; any other folder itself."""
+    """Return the folder of a version; any other folder itself."""
     return folder if isinstance(folder, Path) else (folder.place or folder)
 
 
@@ -133,13 +133,13 @@ class HasPath(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in the folder that a value stands for, as an attribute of that.
+    """A file or folder in the folder that a value stands for, as an attribute of the value.
 
     Attributes:
-        way: Down from the folder.
-        holds: Of a folder: ways down from it to what its job writes; their parts may be patterns.
-        is_version: Whether it is a folder that is written as a whole; its current version is given.
-        stays: Whether it is not deleted with what else its job has written.
+        way: The relative path from that folder.
+        holds: For a folder: relative paths of the files that its job writes; parts may be patterns.
+        is_version: Whether it is a folder written as a whole; reading gives its current version.
+        stays: Whether it stays when the rest of its job's files is deleted.
     """
 
     way: str
@@ -149,11 +149,10 @@ class Entry:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file, or those in the folder, by their ways down."""
+        """The file, or those in the folder, as relative paths."""
         return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
 
     def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
-        """Return its place."""
         place = folder.path / self.way
         return current(place) if self.is_version else place
 
@@ -162,11 +161,8 @@ class Entry:
 def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemotePath]:
     """Yield a version of a folder that becomes the current one when the block ends well.
 
-    Args:
-        replace: Whether it may take the place of another.
-
     Raises:
-        FileExistsError: There is one already, and it may not be replaced.
+        FileExistsError: There is one already, and ``replace`` is false.
     """
     version, place = begin(folder), home(folder)
     try:
@@ -186,15 +182,15 @@ def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemoteP
 
 
 def begin(folder: RemotePath) -> RemotePath:
-    """Return a new version of a folder, which becomes the current one by :func:`publish`.
+    """Return a new version of a folder, for :func:`publish`.
 
-    It may be finished by another process: nothing of it is removed but by :func:`remove_begun`.
+    Another process may finish it: only :func:`remove_begun` removes it.
     """
     return version_of(home(folder), f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
 
 
 def begun(folder: RemotePath) -> list[RemotePath]:
-    """Return the versions of a folder that are neither the current one nor the one before."""
+    """Return the versions of a folder except the current one and the one before."""
     return _versions(home(folder), without=_pointed(home(folder)))
 
 
@@ -204,18 +200,14 @@ def _versions(place: RemotePath, without: Collection[str]) -> list[RemotePath]:
 
 
 def remove_begun(folder: RemotePath, *, but: RemotePath | None = None) -> None:
-    """Remove the versions of :func:`begun`, of a folder where no other job works.
-
-    Args:
-        but: One that stays.
-    """
+    """Remove the versions of :func:`begun` except ``but``; no other job works in the folder."""
     for version in begun(folder):
         if but is None or version.name != but.name:
             _remove_quietly(version)
 
 
 def publish(version: RemotePath) -> None:
-    """Make a version that is whole the current one, in a folder where no other job works."""
+    """Make a whole version the current one; no other job works in the folder."""
     assert version.place is not None, "a version knows its folder"
     known = [name for name in _pointed(version.place) if name != version.name]
     _point(version.place, version.name, *known[:1])
@@ -228,19 +220,18 @@ def is_version(name: str) -> bool:
 
 
 def _owner(name: str) -> Owner | None:
-    """Return the process that has begun a version."""
     return Owner.parse(name.rpartition("-")[0])
 
 
 def remove(folder: RemotePath) -> None:
-    """Remove a folder: first what says that it is there."""
+    """Remove a folder, its pointer first."""
     place = home(folder)
     (place / POINTER).unlink(missing_ok=True)
     clear(place)
 
 
 def forget_earlier(folder: Location) -> None:
-    """Remove the versions of a folder that a store keeps for those who still read them."""
+    """Remove the earlier versions that a store keeps for their readers."""
     if isinstance(folder, Path):
         return
     place = home(folder)
@@ -252,7 +243,7 @@ def forget_earlier(folder: Location) -> None:
 
 
 def sweep(folder: RemotePath) -> None:
-    """Remove versions that are not current, of folders in a folder where no other job works."""
+    """Remove the versions that are not current, of all subfolders; no other job works there."""
     for place in folder.iterdir():
         if place.name != POINTER:
             remove_begun(place)
@@ -284,11 +275,7 @@ def _point(place: RemotePath, *names: str, may_replace: bool = True) -> None:
 
 
 def _pointed(place: RemotePath) -> list[str]:
-    """Return the current version and the one before.
-
-    Raises:
-        DamagedFileError: What says so says something else.
-    """
+    """Return the current version and the one before; refuse a pointer that names anything else."""
     pointer = place / POINTER
     try:
         names = records.read(pointer, list[str])

@@ -1,13 +1,13 @@
-"""The attempts on a run: a first start, each resume, each restart after workers were lost.
+"""The attempts on a run: the first start, each resume, each restart after workers were lost.
 
-Their numbers are fencing tokens. Whoever begins an attempt makes the file of the next number in
-``attempts`` of the run folder, which one process alone can, and which says by name which
-checkpoints the attempt takes over. From then on checkpoints count that the file names, and those of
-its own attempt; the number is a part of a checkpoint's name. So a worker or driver of an earlier
-attempt, however late it writes, replaces no checkpoint that counts, and adds none.
+Their numbers are fencing tokens. An attempt begins with the file of the next number in ``attempts``
+of the run folder. One process alone can make it, and it lists the checkpoints that the attempt
+takes over. From then on only these checkpoints and the attempt's own count; the number is part of a
+checkpoint's name. So a worker or driver of an earlier attempt, however late it writes, neither
+replaces nor adds a checkpoint that counts.
 
-Whoever writes looks for a later attempt first, and ends if there is one. That look may be out of
-date by the time of the write, or by what a mount remembers of a folder; nothing depends on it.
+Writers first look for a later attempt, and end if there is one. A mount's cache may make that look
+out of date; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pipelines.files.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 FIRST = 1
-"""Of a run that nobody has gone on with; its checkpoints have the plain names."""
+"""A run's first attempt; its checkpoints have the plain names."""
 _CHECKPOINT = re.compile(r"step-(\d+)(?:-attempt-(\d+))?")
 _RECORD = re.compile(r"(\d{8})\.json")
 _TRIES = 100
 
 _begun: dict[Location, int] = {}
-"""By run folder, the attempt that this process has begun or works for."""
+"""The attempt that this process has begun or works for, by run folder."""
 
 
 class SupersededError(PipelineError):
@@ -46,13 +46,13 @@ class SupersededError(PipelineError):
 
 @dataclass(frozen=True)
 class Attempts:
-    """What is known of the attempts on a run.
+    """The known attempts on a run.
 
     Attributes:
-        newest: The highest number that was given; 0 before the first.
-        basis: The newest attempt whose file is whole; 0 if there is none. One whose file is not
-            has ended before it had begun.
-        inherited: Names of the checkpoints that it took over.
+        newest: The highest number given; 0 before the first.
+        basis: The newest attempt whose file is whole; 0 if there is none. An attempt with a torn
+            file ended before it had begun.
+        inherited: Names of the checkpoints that the basis took over.
     """
 
     newest: int
@@ -60,18 +60,18 @@ class Attempts:
     inherited: frozenset[str]
 
     def accept(self, name: str) -> bool:
-        """Return whether a checkpoint of a name counts."""
+        """Return whether a checkpoint counts, by its name."""
         return name in self.inherited or _parsed(name)[1] >= self.basis
 
 
 def checkpoint_name(step: int, attempt: int) -> str:
-    """Return the name of the checkpoint before a step that an attempt writes."""
+    """Return the name of an attempt's checkpoint before a step."""
     plain = f"step-{step:08d}"
     return plain if attempt <= FIRST else f"{plain}-attempt-{attempt}"
 
 
 def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
-    """Return the checkpoints that count, whole or torn, by step; the oldest first."""
+    """Return the checkpoints that count, whole or torn, by step, oldest first."""
     known = read_attempts(run_folder)
     # Of two of one step, the later attempt's is the last.
     names = sorted(filter(known.accept, _names(run_folder)), key=_parsed)
@@ -79,7 +79,7 @@ def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
 
 
 def read_attempts(run_folder: Location) -> Attempts:
-    """Return what is known of the attempts on a run."""
+    """Return the known attempts on a run."""
     numbers = _numbers(run_folder)
     for number in reversed(numbers):
         try:
@@ -92,14 +92,10 @@ def read_attempts(run_folder: Location) -> Attempts:
 
 
 def begin_attempt(run_folder: Location, first_step: int | None) -> int:
-    """Begin the next attempt, and return its number: earlier ones have lost the run.
+    """Begin the next attempt and return its number; earlier ones have lost the run.
 
-    Runs on the driver.
-
-    Args:
-        run_folder: Of the run; the caller holds its lock, where there are locks.
-        first_step: The attempt goes on from the checkpoint before this step, and takes over those
-            that are older; None if it takes over none.
+    Runs on the driver, which holds the run's lock, where there are locks. The attempt takes over
+    the checkpoints up to ``first_step``; none if that is None.
 
     Raises:
         PipelineError: Another job has taken the run folder over, or the checkpoint.
@@ -125,9 +121,9 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
 
 
 def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
-    """Begin an attempt of a number, unless another process has, and return whether this did.
+    """Begin an attempt unless another process has, and return whether this call did.
 
-    The number is known before its file is there: another thread of this process, which looks for a
+    The number is set before its file exists: another thread of this process, which looks for a
     later attempt before it writes, must not take its own for one.
     """
     before = _begun.get(run_folder)
@@ -145,10 +141,9 @@ def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool
 
 @contextmanager
 def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
-    """Have this process write to a run folder only while its attempt is the newest.
+    """Let this process write to a run folder only while its attempt is the newest.
 
-    Args:
-        attempt: Its number; otherwise that of the one that the process has begun last.
+    Without a number, its attempt is the one that it has begun last.
     """
     if attempt is not None:
         _begun[run_folder] = attempt
@@ -176,7 +171,7 @@ def _numbers(run_folder: Location) -> list[int]:
 
 
 def _names(run_folder: Location) -> list[str]:
-    """Return the names of all checkpoints, whichever attempt wrote them."""
+    """Return the names of all checkpoints, of any attempt."""
     names = (path.name for path in RunFolder(run_folder).checkpoints.glob("step-*"))
     return [name for name in names if _CHECKPOINT.fullmatch(name)]
 
@@ -189,7 +184,7 @@ def _parsed(name: str) -> tuple[int, int]:
 
 
 def _made(path: Location, checkpoints: list[str]) -> bool:
-    """Make the file of an attempt, durably, and return whether this process did."""
+    """Make the file of an attempt, durably, and return whether this call did."""
     record = {
         "checkpoints": checkpoints,
         "host": socket.gethostname(),
@@ -206,7 +201,7 @@ def _made(path: Location, checkpoints: list[str]) -> bool:
 
 
 def _remove_superseded(run_folder: Location) -> None:
-    """Remove the checkpoints that do not count, and never will again."""
+    """Remove the checkpoints that will never count again."""
     known = read_attempts(run_folder)
     for name in _names(run_folder):
         if not known.accept(name):

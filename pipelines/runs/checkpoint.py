@@ -1,14 +1,13 @@
-"""Checkpoints: folders ``checkpoints/step-00001200``, each whole or not there.
+"""Checkpoints: folders ``checkpoints/step-00001200``, each whole or absent.
 
-A checkpoint is taken *before* the step that it is named after: step 0 holds the weights that
-training starts from, so that starting and resuming are one thing.
+A checkpoint is taken *before* the step in its name. Step 0 holds the start weights, so starting and
+resuming are the same.
 
-Its ``state.json`` names its files with their sizes and checksums, since a rename alone does not
-make a folder whole: a machine that loses power, or a mount that loses a write, leaves files short.
-What is not trained does not change, and lies beside the checkpoints once, in ``frozen``. Whoever
-loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
-on, and takes an older checkpoint where the newest is torn. Every damage is told in one line that
-names the file.
+Its ``state.json`` names the files with sizes and checksums. A rename alone does not make a folder
+whole: a power cut, or a mount that loses a write, leaves short files. Weights that are not trained
+lie beside the checkpoints once, in ``frozen``. Loading a checkpoint compares the sizes. The driver
+reads the contents once before a run goes on, and falls back to an older checkpoint where the newest
+is torn. Every damage gives one line that names the file.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 AVERAGE = "ema"
-"""Stands before the names of moving averages."""
+"""Prefix of the names of moving averages."""
 
 
 class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
@@ -55,10 +54,7 @@ class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know i
 
 @dataclass(frozen=True)
 class _State:
-    """A ``state.json``.
-
-    Whatever is asked of it, a ``TornCheckpoint`` says what is missing.
-    """
+    """A ``state.json``; reading a missing part raises a ``TornCheckpoint``."""
 
     folder: Location
     values: Mapping[str, Any]
@@ -76,7 +72,7 @@ class _State:
 
     @property
     def files(self) -> Mapping[str, dict[str, Any]]:
-        """By name, what :func:`_fingerprint` gave of each."""
+        """The :func:`_fingerprint` of each file, by name."""
         files = self.values.get("files")
         if not (isinstance(files, dict) and all(map(_is_fingerprint, files.values()))):
             raise TornCheckpoint(f"{self.folder / STATE} does not list files and sizes")
@@ -94,7 +90,7 @@ class _State:
 
     @property
     def scale(self) -> float:
-        """By what the products of LoRA are multiplied, of a state that is not trained."""
+        """The factor of LoRA's products; only in the state that is not trained."""
         try:
             scale = float(self.values["scale"])
         except DAMAGED:
@@ -110,11 +106,7 @@ class _State:
 
 
 def _local_state(folder: Location) -> tuple[Path, _State]:
-    """Return a folder of this machine and its state, if the files have the sizes in it.
-
-    Raises:
-        TornCheckpoint: They do not, or it is incomplete, or cannot be copied from its store.
-    """
+    """Return a local folder and its state; refuse files of other sizes than the state has."""
     try:
         path = local_folder(folder)
     except OSError as error:
@@ -139,7 +131,7 @@ def _read_arrays(
 
 @contextmanager
 def _telling_damage(path: Location) -> Iterator[None]:
-    """Have what libraries raise at a file name the file, as a ``TornCheckpoint``."""
+    """Turn libraries' errors at a file into a ``TornCheckpoint`` that names it."""
     try:
         yield
     except (OSError, PipelineError, SafetensorError, *DAMAGED) as error:
@@ -167,14 +159,13 @@ class Checkpoint:
 
     Attributes:
         step: The next step.
-        spec: The encoder's shape.
-        weights: What is trained of its weights: all, unless parts are frozen or LoRA is used.
+        weights: The trained weights: all, unless parts are frozen or LoRA is used.
         moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``, and moving averages of the
-            weights, ``ema/NAME``, if there are to be some; empty before step 1.
-        frozen: What is not trained. It is not written with the checkpoint; see
+            weights, ``ema/NAME``, where asked for; empty before step 1.
+        frozen: The other weights. They are not written with the checkpoint; see
             :func:`save_frozen`.
 
-    Arrays may be read from a file, or gathered from all workers, when they are asked for: see
+    Access may read an array from a file, or gather it from all workers: see
     :class:`pipelines.models.arrays.LazyArrays` and :meth:`gathered`.
     """
 
@@ -186,14 +177,14 @@ class Checkpoint:
 
     @property
     def averages(self) -> Weights:
-        """What the model is made of: the moving averages of the weights, or else these."""
+        """The weights of the model: their moving averages, or else the weights."""
         return {
             name: self.moments.get(f"{AVERAGE}/{name}", value)
             for name, value in self.weights.items()
         }
 
     def gathered(self) -> Checkpoint:
-        """Return the same in memory; all workers call it if they share the state."""
+        """Return the state in memory; all workers call it if they share the state."""
         weights, moments = (
             {name: arrays[name] for name in stored_order(arrays)}
             for arrays in (self.weights, self.moments)
@@ -201,9 +192,9 @@ class Checkpoint:
         return replace(self, weights=weights, moments=moments)
 
     def pass_through(self) -> None:
-        """Make one array after the other, and keep none, as :func:`write_files` does.
+        """Make one array after the other, in the order of :func:`write_files`, and keep none.
 
-        By it a worker takes part in what rank 0 writes.
+        By it a worker takes part in rank 0's writing.
         """
         for arrays in (self.weights, self.moments):
             for name in stored_order(arrays):
@@ -211,18 +202,18 @@ class Checkpoint:
 
     @property
     def encoder_weights(self) -> Weights:
-        """All weights of the encoder that this state stands for."""
+        """All weights of this state's encoder."""
         return effective(self.averages, self.frozen.weights, self.frozen.scale)
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
-    """Return where the checkpoint before a step is that counts, if there is one."""
+    """Return the path of the checkpoint before a step: the one that counts, if any."""
     path = accepted_checkpoints(run_folder).get(step)
     return _place(run_folder, step, FIRST) if path is None else path
 
 
 def _place(run_folder: Location, step: int, attempt: int) -> Location:
-    """Return where an attempt writes its checkpoint before a step, and no other does."""
+    """Return the path of an attempt's checkpoint before a step, where no other attempt writes."""
     return RunFolder(run_folder).checkpoints / checkpoint_name(step, attempt)
 
 
@@ -234,12 +225,12 @@ def save_checkpoint(
     *,
     attempt: int = FIRST,
 ) -> Location:
-    """Write a checkpoint as a whole, and prune older ones; see :func:`prune_checkpoints`.
+    """Write a whole checkpoint, and prune older ones; see :func:`prune_checkpoints`.
 
     It is on the disk when this returns, where the file system can flush.
 
     Raises:
-        FloatingPointError: Weights or moments hold numbers that are none; there is no checkpoint.
+        FloatingPointError: Weights or moments are not finite; there is no checkpoint.
         SupersededError: A later attempt has begun.
     """
     path = _place(run_folder, checkpoint.step, attempt)
@@ -252,10 +243,10 @@ def save_checkpoint(
 
 
 def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
-    """Write the files of a checkpoint to a folder of this machine, array by array.
+    """Write the files of a checkpoint to a local folder, array by array.
 
     Raises:
-        FloatingPointError: Weights or moments hold numbers that are none; the files are not whole.
+        FloatingPointError: Weights or moments are not finite; the files are not whole.
     """
     files = {
         WEIGHTS: _finite(checkpoint.step, "the weight", checkpoint.weights),
@@ -273,13 +264,10 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
-    """Refuse arrays with numbers that are not finite, each when it is made.
+    """Refuse fp32 arrays with numbers that are not finite, each when it is made.
 
-    The loss of a step is computed before its update, so no loss shows a last update that diverged.
-
-    Args:
-        kind: What the arrays are, for the error, a FloatingPointError that names the array.
-        arrays: fp32.
+    A step's loss comes before its update, so no loss shows a last update that diverged. ``kind``
+    describes the arrays in the FloatingPointError, which names the array.
     """
 
     def checked(name: str) -> np.ndarray:
@@ -299,7 +287,7 @@ def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArray
 
 
 def save_frozen(run_folder: Location, frozen: Frozen) -> None:
-    """Write what is not trained, once and before the first checkpoint; nothing if all is."""
+    """Write the weights that are not trained, if any, once and before the first checkpoint."""
     if not frozen.weights:
         return
     path = RunFolder(run_folder).frozen
@@ -320,7 +308,7 @@ def upload_checkpoint(
     *,
     attempt: int = FIRST,
 ) -> None:
-    """Copy a checkpoint that :func:`write_files` has written, and prune older ones."""
+    """Copy a checkpoint of :func:`write_files` to its place, and prune older ones."""
     with storage.new_folder(_place(run_folder, step, attempt)) as folder:
         storage.copy_folder(Path(written), folder)
     prune_checkpoints(run_folder, step, keep, spared)
@@ -329,11 +317,7 @@ def upload_checkpoint(
 def prune_checkpoints(
     run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
 ) -> None:
-    """Delete old checkpoints, so that ``keep`` are left up to the one before ``step``.
-
-    Args:
-        spared: Steps whose checkpoints are left too.
-    """
+    """Delete checkpoints up to ``step``, except the last ``keep`` and those of ``spared`` steps."""
     # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
     known = [known for known in checkpoint_steps(run_folder) if known <= step]
     for old in (old for old in known[:-keep] if old not in spared):
@@ -341,22 +325,18 @@ def prune_checkpoints(
 
 
 def remove_torn_checkpoints(run_folder: Location) -> None:
-    """Remove what writers that are gone left unfinished, on whatever host they were.
-
-    Args:
-        run_folder: No other process writes to it now.
-    """
+    """Remove unfinished checkpoints of writers on any host; no other process writes now."""
     storage.sweep(RunFolder(run_folder).checkpoints)
 
 
 def load_checkpoint(
     run_folder: Location, step: int, rows: Rows | None = None, *, lazily: bool = False
 ) -> Checkpoint:
-    """Read the checkpoint before a step, whose files have the sizes that they had.
+    """Read the checkpoint before a step, whose files must have the recorded sizes.
 
     Args:
-        rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
-        lazily: Whether each array is read when it is asked for, from a file that has to stay.
+        rows: See :func:`pipelines.models.weights.load_weights`; for trained weights only.
+        lazily: Whether to read each array at its first use, from a file that has to stay.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -367,7 +347,7 @@ def load_checkpoint(
 def load_state(
     run_folder: Location, folder: Location, rows: Rows | None = None, *, lazily: bool = False
 ) -> Checkpoint:
-    """Read the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
+    """Read a state of a run from another folder; see :func:`load_checkpoint`."""
     path, state = _local_state(folder)
     with_moments = MOMENTS in state.files
     return Checkpoint(
@@ -388,7 +368,7 @@ def _load_frozen(run_folder: Location) -> Frozen:
 
 
 def load_spec(run_folder: Location, step: int) -> EncoderSpec:
-    """Read the shape of the encoder, of the checkpoint before a step, and nothing else.
+    """Read only the encoder's shape, from the checkpoint before a step.
 
     Raises:
         TornCheckpoint: It cannot be read.
@@ -397,7 +377,7 @@ def load_spec(run_folder: Location, step: int) -> EncoderSpec:
 
 
 def load_shapes(run_folder: Location, step: int) -> Shapes:
-    """Read the shapes of what is trained, of the checkpoint before a step.
+    """Read the shapes of the trained weights, from the checkpoint before a step.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -408,7 +388,7 @@ def load_shapes(run_folder: Location, step: int) -> Shapes:
 
 
 def check_checkpoint(run_folder: Location, step: int) -> None:
-    """Compare a checkpoint, and what is not trained, with what was written: read all of it.
+    """Read a whole checkpoint and the frozen weights, and compare them with their checksums.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -426,17 +406,14 @@ def check_checkpoint(run_folder: Location, step: int) -> None:
 
 
 def checkpoint_steps(run_folder: Location) -> list[int]:
-    """Return the steps before which there are checkpoints that count, whole or torn, in order."""
+    """Return the steps, in order, whose checkpoints count, whole or torn."""
     return list(accepted_checkpoints(run_folder))
 
 
 def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
-    """Return the newest step whose checkpoint is whole, and warn of newer ones that are not.
+    """Return the newest step with a whole checkpoint, up to ``latest``; warn of torn ones.
 
-    Reads all of it, so the driver alone asks for it.
-
-    Args:
-        latest: No step after this one, if given.
+    Reads all of it, so only the driver calls it.
     """
     for step in reversed(checkpoint_steps(run_folder)):
         if latest is not None and step > latest:
@@ -469,9 +446,8 @@ def newest_checkpoint(run_folder: Location) -> int:
 class CheckpointWriter:
     """Writes the checkpoints of a run, one after the other. Runs on an executor.
 
-    A checkpoint for a store is written to the disk of this machine, which is when the next step may
-    begin, and copied by a thread. The copy before it has ended by then, so that the disk holds no
-    more than one.
+    A checkpoint for a store goes to the local disk first. The next step may then begin, while a
+    thread copies the files. The previous copy has ended by then, so the disk holds one at most.
     """
 
     def __init__(
@@ -484,13 +460,10 @@ class CheckpointWriter:
         self._last: Future[None] | None = None
 
     def save(self, checkpoint: Checkpoint, saved: Callable[[int], None]) -> None:
-        """Write a checkpoint.
-
-        Args:
-            saved: Called with the step once the checkpoint is whole, perhaps on another thread.
+        """Write a checkpoint, then call ``saved`` with its step, perhaps on another thread.
 
         Raises:
-            FloatingPointError: It holds numbers that are none; there is no checkpoint.
+            FloatingPointError: It holds numbers that are not finite; there is no checkpoint.
             OSError: It, or the one before it, cannot be written.
         """
         if as_local(self._run_folder) is not None:
@@ -509,7 +482,7 @@ class CheckpointWriter:
         self._last = self._copying.submit(self._upload, written, checkpoint.step, saved)
 
     def wait(self) -> None:
-        """Return when the last checkpoint is whole.
+        """Wait until the last checkpoint is whole.
 
         Raises:
             OSError: It cannot be written.
@@ -527,5 +500,5 @@ class CheckpointWriter:
         saved(step)
 
     def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many stay when that before a step is there, and which others."""
+        """Return how many checkpoints stay after that of a step, and the steps of further ones."""
         return self._training.kept_checkpoints, self._training.averaged_steps(step)

@@ -1,4 +1,4 @@
-"""What a run folder says of its jobs: when they ran, what they took, and what they were told."""
+"""Records of a run's jobs in its folder: when they ran, how long, and with which settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
 
 @dataclass(frozen=True)
 class Start:
-    """When a job began, by the calendar and by a clock that nobody sets."""
+    """A job's beginning, by the calendar and by the monotonic clock."""
 
     moment: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
@@ -53,11 +53,11 @@ class Job:
 
     Attributes:
         name: `train` or `evaluate`.
-        began: UTC, as ISO 8601 has it.
-        host: Of the driver.
-        command: Its command line without secrets; None where it was called from Python.
-        commit: Of the folder that it was run in, if that is known.
-        seconds: By the clock; None where it has not ended, or not by itself.
+        began: UTC, in ISO 8601.
+        host: The driver's.
+        command: Its command line without secrets; None for a call from Python.
+        commit: That of its working directory, if known.
+        seconds: Wall clock; None if it has not ended, or was killed.
     """
 
     name: str
@@ -70,11 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PreparedStage:
-    """A stage of the preparation.
-
-    Attributes:
-        is_kept: Whether an earlier preparation had run it.
-    """
+    """A stage of the preparation; ``is_kept`` if an earlier preparation had run it."""
 
     name: str
     seconds: float
@@ -83,12 +79,12 @@ class PreparedStage:
 
 @dataclass(frozen=True)
 class JobsRecord:
-    """All of ``jobs.json``.
+    """The content of ``jobs.json``.
 
     Attributes:
-        jobs: In the order in which they began.
-        preparation: Of what the run was trained on, as it was when the training began.
-        prepared_folder: Relative to the run folder, or the address of a store; None if not known.
+        jobs: In the order of their beginnings.
+        preparation: The stages of the training data, as they were when the training began.
+        prepared_folder: Relative to the run folder, or the address of a store; None if unknown.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -97,7 +93,7 @@ class JobsRecord:
 
 
 class _StageRecord(TypedDict):
-    """An entry of ``stages.json`` of a preparation."""
+    """An entry of a preparation's ``stages.json``."""
 
     stage: str
     seconds: float
@@ -105,7 +101,7 @@ class _StageRecord(TypedDict):
 
 
 def begin_job(run_folder: Location, name: str, start: Start) -> None:
-    """Note that a job works on a run from now on; :func:`end_job` notes how long it took."""
+    """Record that a job begins to work on a run; :func:`end_job` records its duration."""
     arguments = command_arguments()
     command = None
     if arguments is not None:
@@ -117,7 +113,7 @@ def begin_job(run_folder: Location, name: str, start: Start) -> None:
 
 
 def end_job(run_folder: Location, start: Start) -> None:
-    """Note that the job that was begun last has come to its end."""
+    """Record the end of the job that was begun last."""
     known = read_jobs(run_folder)
     *earlier, job = known.jobs
     ended = replace(job, seconds=round(time.monotonic() - start.clock, 2))
@@ -125,7 +121,7 @@ def end_job(run_folder: Location, start: Start) -> None:
 
 
 def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
-    """Note what the run is trained on, which another preparation may replace later."""
+    """Record the run's training data, which another preparation may replace later."""
     path = PreparedFolder(prepared_folder).stages
     told = records.read_if_there(path, list[_StageRecord]) or []
     stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in told)
@@ -134,7 +130,7 @@ def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
 
 
 def read_jobs(run_folder: Location) -> JobsRecord:
-    """Return what is known of the jobs of a run; nothing of a run of an earlier release.
+    """Return the recorded jobs of a run; none for a run of an earlier release.
 
     Raises:
         DamagedFileError: The file does not hold jobs.
@@ -145,11 +141,7 @@ def read_jobs(run_folder: Location) -> JobsRecord:
 def prepared_folder_of(
     run_folder: Location, stores: StorageSettings = DEFAULT_STORES
 ) -> Location | None:
-    """Return the folder of the preparation that a run was trained on, if it is known.
-
-    Args:
-        run_folder: Moved together with it, or not at all; otherwise another place is named.
-    """
+    """Return the folder of a run's preparation, if known; wrong if only one of them has moved."""
     folder = read_jobs(run_folder).prepared_folder
     if folder is None:
         return None
@@ -174,18 +166,14 @@ def _write(run_folder: Location, record: JobsRecord) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """All of ``run_seconds.json``.
-
-    Attributes:
-        of: Digest of the settings.
-    """
+    """The content of ``run_seconds.json``; ``of`` is a digest of the settings."""
 
     of: str
     seconds: dict[str, float]
 
 
 def expected_seconds(config: Config) -> dict[str, float]:
-    """Return seconds by stage, of the last run on this preparation if it had the same settings."""
+    """Return seconds by stage of this preparation's last run, if it had the same settings."""
     try:
         known = records.read_if_there(PreparedFolder.of(config).run_seconds, _Known)
     except DamagedFileError as error:
@@ -196,7 +184,7 @@ def expected_seconds(config: Config) -> dict[str, float]:
 
 
 def keep_seconds(config: Config, seconds: Mapping[str, float]) -> None:
-    """Note what a run took that has ended."""
+    """Record the seconds of a finished run."""
     found = {stage: seconds[stage] for stage in STAGES if stage in seconds}
     storage.write_json(
         PreparedFolder.of(config).run_seconds, asdict(_Known(_digest(config), found))
@@ -210,11 +198,11 @@ def _digest(config: Config) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """Steps that were made with the same settings.
+    """Steps made with the same settings.
 
     Attributes:
         step: The first of them.
-        last_step: One past the last step of the run, as it was to end then.
+        last_step: One past the last step of the run, as planned then.
         settings: Those that may change while a run goes on, by key.
     """
 
@@ -224,11 +212,10 @@ class Chapter:
 
 
 def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
-    """Record and log from which step changed settings apply; return where the run was to end.
+    """Record and log from which step changed settings apply; return the planned ends of the run.
 
-    Args:
-        first_step: The next step. What is known of it and of later ones is forgotten: they are
-            made again.
+    ``first_step`` is the next step. Records from it on are dropped, since these steps are made
+    again.
     """
     chapters = _read(folder)
     if first_step < last_step:
@@ -247,19 +234,19 @@ def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> 
 
 
 def last_step_of(folder: Location) -> int | None:
-    """Return one past the last step of a run, as it was to end when it last went on."""
+    """Return one past a run's last step, as planned when it last went on."""
     chapters = _read(folder)
     return chapters[-1].last_step if chapters else None
 
 
 def last_settings(folder: Location) -> Mapping[str, Any]:
-    """Return the recorded settings with which a run last went on; none if there is no history."""
+    """Return the recorded settings with which a run last went on; empty without a history."""
     chapters = _read(folder)
     return chapters[-1].settings if chapters else {}
 
 
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
-    """Return the chapters at which the end of the run was moved, and the first."""
+    """Return a horizon for the first chapter, and for each that moved the run's end."""
     horizons: list[Horizon] = []
     for chapter in chapters:
         if not horizons or horizons[-1].last_step != chapter.last_step:
@@ -294,14 +281,14 @@ def _read(folder: Location) -> list[Chapter]:
 
 
 def add_restart(run_folder: Location, restart: Restart) -> None:
-    """Add a restart, as the last one."""
+    """Append a restart."""
     known = [*read_restarts(run_folder), restart]
     path = RunFolder(run_folder).restarts
     storage.write_json(path, [asdict(one) for one in known], durable=True)
 
 
 def read_restarts(run_folder: Location) -> list[Restart]:
-    """Return the restarts within all jobs of a run, the oldest first; none if there is no file.
+    """Return the restarts within all jobs of a run, oldest first; none without a file.
 
     Raises:
         DamagedFileError: The file does not hold restarts.
@@ -310,7 +297,7 @@ def read_restarts(run_folder: Location) -> list[Restart]:
 
 
 class EvaluationLine(TypedDict):
-    """What every line has, beside figures by metric."""
+    """The keys of every line, beside figures by metric."""
 
     step: int
     evaluation: str
@@ -321,10 +308,8 @@ def add_evaluations(
 ) -> None:
     """Add a line for each evaluation, in place of an earlier one of the same step.
 
-    Args:
-        step: Steps that had been made; 0 for the start.
-        figures: By evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives
-            them.
+    ``step`` counts completed steps, 0 for the start. ``figures`` are by evaluation and metric, from
+    :func:`pipelines.evaluation.sets.evaluate`.
     """
     new = [{"step": step, "evaluation": name, **metrics} for name, metrics in figures.items()]
     kept = [
@@ -336,7 +321,7 @@ def add_evaluations(
 
 
 def forget_evaluations(run_folder: Location, after: int) -> None:
-    """Drop the lines of steps that are made again, those after a step."""
+    """Drop the lines of the steps after one, which are made again."""
     lines = read_evaluations(run_folder)
     if any(line["step"] > after for line in lines):
         _write_lines(run_folder, [line for line in lines if line["step"] <= after])
@@ -346,7 +331,7 @@ def read_evaluations(run_folder: Location) -> list[dict[str, Any]]:
     """Return the lines (``step``, ``evaluation``, figures by metric); none without a file.
 
     Raises:
-        DamagedFileError: A line is none of them.
+        DamagedFileError: A line has another form.
     """
     return list(records.read_lines(RunFolder(run_folder).evaluations, EvaluationLine))
 

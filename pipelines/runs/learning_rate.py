@@ -17,12 +17,7 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """Where a run was to end, from some step of it on.
-
-    Attributes:
-        step: The first step that was made with this end in view.
-        last_step: One past the last step.
-    """
+    """The planned end of a run from ``step`` on; ``last_step`` is one past the last step."""
 
     step: int
     last_step: int
@@ -47,18 +42,16 @@ class _Leg:
 
 
 def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
-    """Return the rate of a step: linear warm-up, then the decay, which would reach zero at the end.
+    """Return the rate of a step: linear warm-up, then a decay to zero at the planned end.
 
-    A run whose end was moved while it was on its way decays from the rate that it had to zero at
-    the new end. One that had come to its end rises and decays once more, with a warm-up of its
-    own. So no rate jumps but to where a warm-up begins.
+    A run whose end was moved before it was reached decays from its current rate to zero at the new
+    end. A run that had ended rises and decays once more, with its own warm-up. So the rate jumps
+    only to where a warm-up begins.
 
     Source of the second rise: Ibrahim et al., "Simple and Scalable Strategies to Continually
     Pre-train Large Language Models", TMLR 2024, arXiv:2403.08763.
 
-    Args:
-        horizons: Where the run was to end, from the first step on; not only what is left of it
-            after a resume.
+    ``horizons`` are all planned ends from the first step on, after a resume too.
     """
     first, *later = horizons
     leg = _rise(0, first.last_step, 0.0, settings)
@@ -74,7 +67,7 @@ def _rise(step: int, last_step: int, start: float, settings: TrainingSettings) -
 
 
 def _moved(leg: _Leg, horizon: Horizon, settings: TrainingSettings) -> _Leg:
-    """Return what follows when another end comes into view."""
+    """Return the leg after the run's end was moved."""
     share = leg.share(horizon.step, settings.schedule)
     if horizon.step >= leg.last_step:
         return _rise(horizon.step, horizon.last_step, share, settings)

@@ -1,8 +1,8 @@
-"""Which state of a run becomes its model: the last, the best, a mean, or one near the start.
+"""The choice of a run's model: the last state, the best, a mean, or one near the start.
 
-The best by a metric of the evaluations during training lies in ``best`` in the run folder, without
-the optimiser's arrays, whatever becomes of the checkpoints; ``best.json`` in it says how good it
-was. The file ``early_end.json`` says that a run is to end, or has ended, before its last step.
+The best state by a metric of the evaluations during training lies in ``best`` of the run folder,
+without the optimiser's arrays and independent of the checkpoints; ``best.json`` holds its value.
+The file ``early_end.json`` says that a run is to end, or has ended, before its last step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 TITLES = "titles"
 """A value of ``training.start_share``."""
 WHOLE = 1.0
-"""The model keeps the weights of the start as they are."""
+"""The share with which the model keeps the start weights unchanged."""
 _SHARE_WITH_TITLES = 0.5
 FACTORS = "factors"
-"""What a moving average is of with LoRA; the model has the product of the two."""
+"""The object of a moving average with LoRA; the model has the product of the two factors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class Metric:
     """A figure of an evaluation, for instance `retrieval.ndcg@10`.
 
     Attributes:
-        sign: 1 where more is better, and -1 where less is.
-        asked_as: What the settings call it, where that is something else.
+        sign: 1 where more is better, -1 where less is.
+        asked_as: Its name in the settings, where that differs.
     """
 
     evaluation: str
@@ -76,7 +76,7 @@ class Best:
 
 
 def read_best(run_folder: Location, metric: str) -> Best | None:
-    """Return what is known of the best state by a metric; None if none was kept by it."""
+    """Return the record of the best state by a metric; None if there is none."""
     best = records.read_if_there(RunFolder(run_folder).best / _BEST, Best)
     return best if best is not None and best.metric == metric else None
 
@@ -93,11 +93,7 @@ def load_best(run_folder: Location) -> Checkpoint:
 def keep_if_best(
     run_folder: Location, metric: Metric, step: int, value: float, written: Path
 ) -> bool:
-    """Keep a state if it is better than all before it, and return whether it was.
-
-    Args:
-        written: The files of the state, on this machine; they are copied.
-    """
+    """Copy a state's local files if it is the best so far, and return whether it is."""
     known = read_best(run_folder, str(metric))
     if known is not None and metric.sign * value <= metric.sign * known.value:
         return False
@@ -109,24 +105,17 @@ def keep_if_best(
 
 
 def measured_since(lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best) -> int:
-    """Return how many evaluations there were after the best state.
-
-    Args:
-        lines: Of ``evaluations.jsonl``.
-    """
+    """Return the number of evaluations after the best state, by ``evaluations.jsonl``."""
     return sum(step > best.step for step in _values(lines, metric))
 
 
 def compared_steps(
     lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best | None
 ) -> set[int]:
-    """Return the steps whose states were compared with the best of then.
+    """Return the steps whose states were compared with the best so far, by ``evaluations.jsonl``.
 
-    One whose figure was written down and that is better than the best is none of them: the driver
-    has died before it was kept, or it was compared by another metric.
-
-    Args:
-        lines: Of ``evaluations.jsonl``.
+    A recorded step that beats the best is not among them: the driver died before it was kept, or
+    the comparison used another metric.
     """
     if best is None:
         return set()
@@ -137,7 +126,6 @@ def compared_steps(
 
 
 def _values(lines: Iterable[Mapping[str, Any]], metric: Metric) -> dict[int, float]:
-    """Return the values of a metric by step."""
     return {
         line["step"]: line[metric.figure]
         for line in lines
@@ -151,30 +139,28 @@ def ask_to_end(run_folder: Location) -> None:
 
 
 def is_to_end(run_folder: Location) -> bool:
-    """Return whether the run was asked to end, and was not asked to go on since."""
+    """Return whether the run was asked to end, and not to go on since."""
     return RunFolder(run_folder).early_end.is_file()
 
 
 def go_on_to_the_end(run_folder: Location) -> None:
-    """Take the request to end back."""
+    """Withdraw the request to end."""
     RunFolder(run_folder).early_end.unlink(missing_ok=True)
 
 
 class _Statistics(TypedDict, total=False):
-    """What is read of the statistics of a corpus, which have more."""
+    """The keys read from a corpus's statistics, which have more."""
 
     titled: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A state, and why it is the one.
+    """A state, and the reasons for it.
 
-    Attributes:
-        checkpoint: Whose ``encoder_weights`` the model has.
-        reasons: For ``metrics.json``, beside the step: ``best_by`` and ``value``, ``averaged``
-            (the steps of the checkpoints that it is the mean of), ``ema``, and ``ema_of``
-            (:data:`FACTORS`) if that is not of the encoder's own weights, and ``start_share``.
+    The model has the ``encoder_weights`` of ``checkpoint``. ``reasons`` go to ``metrics.json``,
+    beside the step: ``best_by`` and ``value``; ``averaged``, the steps of a mean; ``ema``, and
+    ``ema_of`` (:data:`FACTORS`) unless that is of the encoder's own weights; ``start_share``.
     """
 
     checkpoint: Checkpoint
@@ -189,11 +175,10 @@ class Choice:
 def choose(
     run_folder: Location, training: TrainingSettings, last_step: int, share: float = 0.0
 ) -> Choice:
-    """Return the state that becomes the model of a run.
+    """Return the state that becomes a run's model, by the settings of the training.
 
-    Args:
-        training: ``keep_best``, ``average_checkpoints`` and ``ema`` say which.
-        last_step: Of the newest checkpoint, which is the model unless they say otherwise.
+    These are ``keep_best``, ``average_checkpoints`` and ``ema``; the default is the newest
+    checkpoint, that of ``last_step``.
     """
     chosen = _trained(run_folder, training, last_step)
     if not share:
@@ -204,13 +189,11 @@ def choose(
 
 
 def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
-    """Return how much of the start's weights a model keeps, from 0 to :data:`WHOLE`.
+    """Return the share of the start weights that a model keeps, from 0 to :data:`WHOLE`.
 
-    A title is like a question, and a piece of a text is not: three collections with titles gained
-    by training, and of three without two lost; see the page on measurements.
-
-    Args:
-        corpus: Tells whether most documents have titles.
+    The setting `titles` asks the corpus whether most documents have titles. A title is like a
+    question, and a piece of a text is not: three collections with titles gained by training, and of
+    three without two lost; see the page on measurements.
     """
     if training.start_share != TITLES:
         return float(training.start_share)
@@ -219,14 +202,14 @@ def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
 
 
 def asked_steps(training: TrainingSettings, in_an_epoch: int, corpus: CorpusFolder) -> int:
-    """Return how many steps a whole run makes: one where its model keeps the start's weights."""
+    """Return the steps of a whole run: one if its model keeps the start weights."""
     steps = in_an_epoch * training.epochs
     most = 1 if start_share(training, corpus) == WHOLE else training.max_steps
     return min(steps, most or steps)
 
 
 def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -> Choice:
-    """Return the state of the training alone, whatever share of the start the model is to have."""
+    """Return the trained state, before the start weights get their share."""
     best = read_best(run_folder, training.keep_best) if training.keep_best else None
     if best is not None:
         state = load_best(run_folder)
@@ -242,7 +225,7 @@ def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -
 
 
 def told_choice(figures: Mapping[str, Any]) -> str:
-    """Return a choice for people, from ``metrics.json``."""
+    """Describe a choice for people, from ``metrics.json``."""
     told = _told_state(figures)
     share = figures.get("start_share")
     if share == WHOLE:
@@ -267,7 +250,7 @@ def _told_state(figures: Mapping[str, Any]) -> str:
 
 
 def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
-    """Return what is said of a moving average."""
+    """Return the reasons that concern a moving average."""
     if training.ema is None:
         return {}
     if any(name.endswith((DOWN, UP)) for name in state.weights):
@@ -278,14 +261,11 @@ def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
 def _mean(
     run_folder: Location, newest: Checkpoint, earlier: Sequence[int]
 ) -> tuple[Checkpoint, list[int]]:
-    """Return the mean of the newest state and earlier ones, of which one is in memory at a time.
+    """Return the mean of the newest state and earlier ones, and its steps; skip torn checkpoints.
 
-    With LoRA it is that of the encoder's weights: the product of its factors' means would be
-    another encoder, since factors of two states may differ where their products do not.
-
-    Returns:
-        The mean, and the steps that it is of: a torn checkpoint is passed over, and a warning says
-        so.
+    It holds one earlier state in memory at a time. With LoRA it is the mean of the encoder's
+    weights: the product of the factors' means would be another encoder, since factors of two states
+    may differ where their products do not.
     """
     total, steps = _changed(newest), [newest.step]
     for step in reversed(earlier):
@@ -311,8 +291,8 @@ def _with_start(trained: Checkpoint, start: Weights, share: float) -> Checkpoint
     """Return a state between the start and a trained one.
 
     Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, whose `alpha` is
-    one minus the share: a straight line between the weights of both, since the loss along it is
-    low where the one was trained from the other.
+    one minus the share. The straight line between both weights has a low loss, since one was
+    trained from the other.
     """
     kept = trained.frozen
     moved = changed(trained.averages, kept.weights, kept.scale)

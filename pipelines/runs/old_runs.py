@@ -1,4 +1,4 @@
-"""Old runs are removed: those beside a run, but for the newest and those that are needed."""
+"""The removal of old runs: those beside a run, except the newest and those still needed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 
 OUTCOMES_SUFFIX = ".outcomes"
-"""How the folder is called, behind the name of a run, in which a scheduler has outcomes of jobs."""
+"""Added to a run's name, names the folder of a scheduler's job outcomes."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was removed, and what was kept."""
+    """The removed and the kept runs."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
 
 
 def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
-    """Remove runs that lie beside ``run.folder``, but for the newest ``run.keep`` of them.
+    """Remove the runs beside ``run.folder``, except the newest ``run.keep`` and those ``needed``.
 
-    The run of the settings stays, and so do folders that hold no run, links, runs that a job works
-    on, and runs with files beside what runs write.
-
-    Args:
-        needed: Folders of further runs that stay.
+    The run of the settings stays. So do folders without a run, links, runs that a job works on, and
+    runs with other files than runs write.
     """
     own = RunFolder.of(config).path
     # What is left of runs whose removal was killed.
@@ -65,7 +62,7 @@ def _last_change(run: Location) -> float:
 
 
 def _is_removed(run: Location) -> bool:
-    """Remove a run unless a job works on it, or it holds what is the user's."""
+    """Remove a run and return True, unless a job works on it or it holds the user's files."""
     outcomes = run.with_name(f"{run.name}{OUTCOMES_SUFFIX}")
     found = [*foreign(run, RUN, whole=True), *foreign(outcomes, OUTCOMES, whole=True)]
     if found:

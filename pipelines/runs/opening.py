@@ -53,22 +53,21 @@ LIBRARIES = (
     "numpy",
     "pyarrow",
 )
-"""Whose versions :func:`environment` tells."""
+"""Libraries whose versions :func:`environment` reports."""
 MISSING = "not installed"
 
 
 def open_run_folder(
     config: Config, plan: BatchPlan, manifest: LaneManifest
 ) -> tuple[Location, bool]:
-    """Make the run folder, or open it to resume; what is refused changes nothing.
+    """Make or resume the run folder; return it, and whether there is a checkpoint to go on from.
 
-    Returns:
-        The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
-        may find that of a worker of the run that was overwritten.
+    A refusal changes nothing. A later look for a checkpoint may find that of a worker of an
+    overwritten run.
 
     Raises:
-        InputError: It holds a run already and the settings do not say what to do with it, or
-            a run that cannot be resumed with these settings.
+        InputError: It holds a run and the settings do not say what to do with it, or a run that
+            cannot be resumed with these settings.
     """
     folder, has_run = check_run_folder(config)
     if has_run and config.training.resume:
@@ -87,15 +86,14 @@ def open_run_folder(
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
-    """Look at what can be known of the run folder before there are lanes; change nothing.
+    """Check the run folder before there are lanes; return it, and whether it holds a run.
 
-    Returns:
-        The folder, and whether it holds a run that has made a step, which is then to be resumed or
-        overwritten. One that could not start is begun anew.
+    Such a run has made a step, and is to be resumed or overwritten; one that could not start is
+    begun anew. Changes nothing.
 
     Raises:
-        InputError: It holds other files, or a run, and the settings do not say what to do with it,
-            or it is to go on with a run that was begun with others.
+        InputError: It holds other files, or a run for which the settings say nothing, or a run to
+            be resumed that was begun with other settings.
     """
     folder = check_owned(config)
     has_begun, steps = is_run(RunFolder(folder)), checkpoint_steps(folder)
@@ -117,7 +115,7 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
 
 
 def check_measured(config: Config) -> None:
-    """Make sure that an evaluation replaces nothing of the user's; change nothing.
+    """Check that an evaluation replaces nothing of the user's; change nothing.
 
     Raises:
         InputError: It would.
@@ -126,10 +124,10 @@ def check_measured(config: Config) -> None:
 
 
 def check_owned(config: Config) -> Location:
-    """Return the run folder, once it holds nothing of the user's that a run would replace.
+    """Return the run folder, if a run would replace nothing of the user's in it.
 
     Raises:
-        InputError: It does, or holds the start of the training where that would be replaced.
+        InputError: It would, or it would replace the training's start encoder.
     """
     folder = RunFolder.of(config).path
     check_ours("run.folder", folder, RUN, whole=False)
@@ -148,14 +146,14 @@ def _has_learnt(folder: Location) -> bool:
 
 
 def _asked(config: Config) -> dict[str, Any]:
-    """Return the settings that decide what is learnt, but for those that the lanes decide."""
+    """Return the settings that decide the result, except those fixed by the lanes."""
     from_lanes = ("training.granules_per_step", "training.seed", "lanes.granule")
     fixed = fixed_settings(config)
     return {key: fixed[key] for key in fixed if key not in from_lanes}
 
 
 def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
-    """Return what the steps of a run, and what they teach, follow from, by setting."""
+    """Return, by setting, all that the steps of a run and their results follow from."""
     return {
         **_asked(config),
         "training.granules_per_step": plan.granules_per_step,
@@ -166,7 +164,7 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
 
 
 def _choices(config: Config) -> dict[str, Any]:
-    """Return what the model is made of besides the last state; a resumed run may change it."""
+    """Return the settings of the model's choice, which a resumed run may change."""
     usual = Config()
     chosen = {key: attrgetter(key) for key in CHOICES}
     return {key: get(config) for key, get in chosen.items() if get(config) != get(usual)}
@@ -175,14 +173,14 @@ def _choices(config: Config) -> dict[str, Any]:
 def identity_digest(
     config: Config, plan: BatchPlan, manifest: LaneManifest, corpus: CorpusFolder
 ) -> str:
-    """Digest what the model of a whole run follows from: lanes, settings and steps."""
+    """Digest what a whole run's model follows from: lanes, settings and steps."""
     last_step = asked_steps(config.training, plan.steps_per_epoch, corpus)
     identity = {**_identity(config, plan, manifest), **_choices(config), "format": FORMAT}
     return _digest(identity, last_step)
 
 
 def trained_identity(folder: Location) -> str | None:
-    """Return the same of the run in a folder, as far as it has come; None if it does not say."""
+    """Return the :func:`identity_digest` of a folder's run so far; None if it has no record."""
     steps = checkpoint_steps(folder)
     if not steps or not RunFolder(folder).plan.is_file():
         return None
@@ -197,7 +195,7 @@ def _digest(identity: dict[str, Any], steps: int) -> str:
 
 
 def _check_release(folder: Location) -> None:
-    """Refuse a run of an earlier release, whose steps followed from lanes of another format."""
+    """Refuse a run of an earlier release, whose lanes had another format."""
     if _known_identity(RunFolder(folder).plan).get("format") != FORMAT:
         raise InputError(
             "training.resume",
@@ -207,7 +205,7 @@ def _check_release(folder: Location) -> None:
 
 
 def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
-    """Refuse to go on with a run whose steps would be others, or teach something else."""
+    """Refuse to resume a run whose steps, or their results, would change."""
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
         # A setting that there was not when the run began was not written down.
@@ -221,7 +219,7 @@ def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
 
 
 def _known_identity(path: Location) -> dict[str, Any]:
-    """Return what the run was begun with."""
+    """Return the identity that the run was begun with."""
     try:
         known = storage.read_json(path)
     except (OSError, ValueError) as error:
@@ -234,11 +232,9 @@ def _known_identity(path: Location) -> dict[str, Any]:
 
 
 def tell_if_finished(run: TrainingRun, share: float) -> None:
-    """Log that nothing is left to do, which is no error: a scheduler may ask for a run twice.
+    """Log that nothing is left to do; no error, as schedulers may ask for a run twice.
 
-    Args:
-        share: How much of the start's weights its model keeps; see
-            :func:`pipelines.runs.model_choice.start_share`.
+    ``share`` comes from :func:`pipelines.runs.model_choice.start_share`.
     """
     if run.first_step < run.last_step:
         return
@@ -253,10 +249,10 @@ def tell_if_finished(run: TrainingRun, share: float) -> None:
 
 
 def _forget_run(folder: Location) -> None:
-    """Delete what a run has written, but for ``plan.json``, which the next one replaces.
+    """Delete a run's files, except ``plan.json``, which the next run replaces.
 
-    Whenever it is killed, there is a run that can be resumed or overwritten, or one that is barely
-    begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
+    If it is killed, a run stays that can be resumed or overwritten, or is barely begun: the marks
+    of a run go last, and the checkpoints before them, the newest last.
     """
     paths = RunFolder(folder)
     storage.remove_left_aside(folder, (*paths.contents, *paths.marks))
@@ -272,7 +268,6 @@ def _forget_run(folder: Location) -> None:
 
 
 def _delete(path: Location) -> None:
-    """Delete a file, or a folder as a whole, if it is there."""
     if path.is_dir() and not path.is_symlink():
         storage.remove_folder(path)
     else:
@@ -280,7 +275,7 @@ def _delete(path: Location) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return versions and machine that this process runs on."""
+    """Return the versions and the machine of this process."""
     found = {
         "sentence-pipelines": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a training run is, as plain values that travel from the driver to every worker."""
+"""A training run as plain values, which travel from the driver to every worker."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from pipelines.settings.training import Place, Placement
 from pipelines.tokens.vocabulary import SpecialIds
 
 SAMPLED_GRANULES = 512
-"""From which the axes are computed, evenly spread over the lanes."""
+"""The number of granules, evenly spread over the lanes, that the axes are computed from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """Everything that an engine and its workers need to know.
 
+    Every executor reaches ``lanes_folder`` and ``run_folder``.
+
     Attributes:
-        lanes_folder: Folder of the lanes, reachable from every executor.
-        run_folder: Folder of the run, reachable from every executor.
         first_step: The step to begin with; the checkpoint before it exists.
         last_step: One past the last step.
-        horizons: Where the run was to end, from its first step on, if that was ever moved.
-        teacher_axes: On what a teacher's vectors are projected, fp32 [its width, the embeddings'];
-            None if they are taken as they are.
-        special_ids: Of the vocabulary, for an objective that reconstructs texts; else None.
+        horizons: The planned ends of the run from its first step on, if the end was ever moved.
+        teacher_axes: The projection of a teacher's vectors, fp32 [teacher's width, embedding's];
+            None without a projection.
+        special_ids: The vocabulary's, for an objective that reconstructs texts; else None.
         attempt: The number of this attempt on the run; see :mod:`pipelines.runs.attempts`.
     """
 
@@ -65,24 +65,22 @@ class TrainingRun:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether each step is one worker's alone, and not shared by all of them."""
+        """Whether each step is one worker's, instead of shared by all."""
         return self.config.training.mode != "sync"
 
     def is_checkpointed(self, step: int) -> bool:
-        """Return whether the state before a step is kept."""
+        """Return whether there is to be a checkpoint before a step."""
         return step % self.config.training.checkpoint_every == 0 or step == self.last_step
 
     def shares(
         self, rank: int, workers: int
     ) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
-        """Yield the steps that one worker has a part in, each with the granules that are its own.
+        """Yield the steps of one worker, each with the worker's granules.
 
-        In a synchronous run that is an equal part of every step. In an asynchronous one it is
-        the whole of every so many-th step, so that the updates are the same ones, of as many
-        granules, on any number of workers; they differ by the age of the parameters alone.
-
-        Args:
-            rank: Number of the worker, or of the replica that it belongs to.
+        ``rank`` is the number of the worker, or of its replica. A synchronous worker has an equal
+        part of every step. An asynchronous one has the whole of every n-th step of n workers. So
+        the updates, and their numbers of granules, are the same for any number of workers; only the
+        age of the parameters differs.
         """
         for step in self.plan.steps(self.first_step, self.last_step):
             if not self.takes_turns:
@@ -91,7 +89,7 @@ class TrainingRun:
                 yield step, step.granules
 
     def lane_reader(self) -> LaneReader:
-        """Read the sides of granules that are embedded. Runs on an executor."""
+        """Return a reader of the embedded sides of granules. Runs on an executor."""
         cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
         wanted = [Wanted(one.sides, one.teacher) for one in self.by_source]
         return LaneReader(
@@ -100,9 +98,9 @@ class TrainingRun:
 
     @property
     def by_source(self) -> tuple[TrainingRun, ...]:
-        """The run as it would be if each source were alone; of one source, itself.
+        """The run restricted to each source, or itself for a single source.
 
-        Their objectives and sides are those of the source; the plan is that of all.
+        Objective and sides are those of the source; the plan is that of all.
         """
         if not self.config.corpus.sources:
             return (self,)
@@ -111,15 +109,15 @@ class TrainingRun:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides of a granule that are embedded, in the order in which the loss takes them.
+        """The embedded sides of a granule, in the loss's order.
 
-        Of several sources those of each are asked for; see :attr:`by_source`.
+        With several sources, ask each of them; see :attr:`by_source`.
         """
         return self.manifest.embedded(LOSSES.load(self.config.objective.name).sides)
 
     @property
     def teacher(self) -> TeacherVectors | None:
-        """The vectors of a teacher in the lanes, if the loss is given them."""
+        """The teacher's vectors in the lanes, if the loss uses them."""
         held = self.manifest.teacher if self.config.objective.uses_teacher else None
         return held if held is None or self.teacher_axes is None else held.along(self.teacher_axes)
 
@@ -144,7 +142,7 @@ class WorkerTask:
 
     @property
     def placement(self) -> Placement:
-        """How the workers are laid out."""
+        """The layout of the workers."""
         training = self.run.config.training
         stages, members = training.pipeline_parallel, training.model_parallel
         return Placement(
@@ -153,7 +151,7 @@ class WorkerTask:
 
     @property
     def place(self) -> Place:
-        """Where this worker stands among them."""
+        """This worker's place in the layout."""
         return self.placement.place(self.rank)
 
     @property
@@ -165,13 +163,13 @@ class WorkerTask:
         return first_lane(self.place.replica, replicas, self.run.plan.granules_per_step)
 
     def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
-        """Yield the steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
+        """Yield this worker's steps; see :meth:`TrainingRun.shares`."""
         return self.run.shares(self.place.replica, self.placement.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness:
-    """How old the parameters were that gradients were computed on, in updates by others."""
+    """The age of the parameters behind gradients, in updates by other workers."""
 
     mean: float
     most: int
@@ -179,14 +177,14 @@ class Staleness:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """A run goes on after it has lost workers.
+    """The continuation of a run that has lost workers.
 
     Attributes:
-        step: The first step that is made, perhaps again, by those that are there.
-        made: Steps of the run that had been made before.
-        time: When, in UTC, as ISO 8601 has it.
+        step: The first step that the remaining workers make, perhaps again.
+        made: Steps of the run made before.
+        time: UTC, in ISO 8601.
         cause: What happened to the worker that was lost first.
-        lane: The first lane that it read, where one is known.
+        lane: The first lane that this worker read, where known.
     """
 
     step: int
@@ -202,14 +200,14 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """What a finished run reports.
+    """The report of a finished run.
 
     Attributes:
-        steps: Optimiser updates that were made.
+        steps: Optimiser updates made.
         seconds: From the first step to the last.
-        examples_per_second: Over the steps after the first logged ones, which hold the
-            framework's start-up.
-        precision: In which matrices were multiplied; None where no worker reported it.
+        examples_per_second: Without the first logged steps, which include the framework's
+            start-up.
+        precision: Of matrix multiplications; None where no worker reported it.
     """
 
     steps: int
@@ -223,17 +221,14 @@ class TrainingOutcome:
 
 
 def with_axes(run: TrainingRun, width: int) -> TrainingRun:
-    """Return the run with the axes on which its teacher's vectors are projected, if they are.
+    """Return the run with the axes that project its teacher's vectors, where they are projected.
 
-    The vectors get as many numbers as an embedding has. They are projected on the axes along which
-    they differ most from zero: no projection to as many dimensions keeps their inner products
+    The vectors get ``width`` numbers, as embeddings have. The axes are those along which the
+    vectors differ most from zero: no projection to as many dimensions keeps their inner products
     better (Eckart and Young, "The approximation of one matrix by another of lower rank",
-    Psychometrika 1936). They are not centred, which would change cosines. The first axis holds
-    most, so the projected vectors may be cut. The axes are part of what a run learns: they are
-    written into its folder when it begins, and stay.
-
-    Args:
-        width: Of an embedding.
+    Psychometrika 1936). Centring would change cosines. The first axis holds most, so the projected
+    vectors may be truncated. The axes are part of what a run learns: they are written into its
+    folder when it begins, and stay.
     """
     held = run.teacher
     if held is None or held.width <= width or not run.config.objective.projects_teacher:
@@ -248,14 +243,10 @@ def with_axes(run: TrainingRun, width: int) -> TrainingRun:
 
 
 def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
-    """Return the axes along which vectors have the largest mean square.
+    """Return the axes of the vectors' largest mean square: fp32 [width, count], largest first.
 
-    Args:
-        moment: [width, width], the sum or mean of the vectors' outer products.
-
-    Returns:
-        fp32 [width, count], orthogonal and of length 1, the largest first. Of an axis and its
-        opposite the one is taken whose largest number is positive.
+    ``moment`` [width, width] is the sum or mean of the vectors' outer products. The axes are
+    orthonormal, and the entry of largest magnitude in each is positive.
     """
     _, axes = np.linalg.eigh(moment)
     axes = axes[:, ::-1][:, :count]
@@ -266,7 +257,7 @@ def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
 
 
 def _second_moment(run: TrainingRun, width: int) -> np.ndarray:
-    """Return the sum of the outer products of the teacher's vectors in some granules."""
+    """Return the sum of outer products of the teacher's vectors in sampled granules."""
     manifest = run.manifest
     granules = manifest.lanes * manifest.rows
     total = np.zeros((width, width))

@@ -1,8 +1,7 @@
-"""Metrics of the steps on the driver: the workers' records become metrics lines and figures.
+"""Metrics of the steps on the driver: workers' records become metrics lines and figures.
 
-Workers report their own part of a step. Whether a step is shared by all of them or made by one
-alone, it is complete when records of all of its granules have arrived, from each worker of a
-replica that made them together.
+A worker reports its own part of a step. A step, shared or made by one worker, is complete when the
+records of all its granules have arrived, from each worker of the replica that made them.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ _OF_AN_EARLIER_MODEL = (
     *("weight_change", "signs", "overlap", "doubts"),
 )
 OnMetrics = Callable[[dict[str, Any]], None]
-"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
+"""Called on the driver with each metrics line of a run; see :class:`StepMetrics`."""
 
 
 class _Step(TypedDict):
-    """What a log that goes on must find in a line."""
+    """The keys that a continued log reads from a line."""
 
     step: int
     precision: NotRequired[str | None]
 
 
 class MetricsLine(_Step):
-    """What is read again of every line of a run, which has more."""
+    """The keys read back from every line, which has more."""
 
     loss: float
     seconds: float
@@ -54,10 +53,10 @@ class MetricsLine(_Step):
 
 
 def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
-    """Read the metrics lines that are whole; none if there is no file.
+    """Read the whole metrics lines; none without a file.
 
     Raises:
-        DamagedFileError: The file holds something else.
+        DamagedFileError: A line has another form.
     """
     return _read(run_folder, MetricsLine)
 
@@ -69,7 +68,7 @@ def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
 class MetricsLog:
     """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
 
-    Lines of steps that the run makes again are dropped from an earlier file.
+    It drops the lines of an earlier file whose steps are made again.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -97,7 +96,7 @@ class MetricsLog:
         self._lines.flush()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take a metrics line; drop those of steps that a run which lost a worker makes again."""
+        """Take a metrics line; drop later ones, whose steps a run makes again after a loss."""
         if line["step"] <= self._logged:
             self._keep_lines_to(line["step"] - 1)
         self._logged = line["step"]
@@ -107,14 +106,14 @@ class MetricsLog:
         self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
 
     def step_done(self, step: int) -> None:
-        """Show that so many steps are done."""
+        """Show the number of completed steps."""
         self._progress.move(step)
         if self._run.is_checkpointed(step):
             # A run that goes on from the checkpoint, which is written now, makes no lines before.
             self._lines.flush()
 
     def checkpoint_saved(self) -> None:
-        """Write the lines before a checkpoint, which need not be one of a known step."""
+        """Flush the lines before a checkpoint, whose step may be unknown."""
         self._lines.flush()
 
     def _warn_of_gap(self) -> None:
@@ -130,7 +129,7 @@ class MetricsLog:
             )
 
     def _warn_of_precision(self, precision: str | None) -> None:
-        """Warn if steps are not rounded as those before, which ``auto`` may bring about."""
+        """Warn if the precision changes, as ``auto`` may bring about."""
         if None not in (precision, self._precision) and precision != self._precision:
             logger.warning(
                 "the steps up to here were computed in %s, and those from here on are in %s "
@@ -155,7 +154,7 @@ class _Model(TypedDict, total=False):
 
 
 class _Record(TypedDict, total=False):
-    """What is read again of ``metrics.json``, which has more."""
+    """The key read back from ``metrics.json``, which has more."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -163,22 +162,18 @@ class _Record(TypedDict, total=False):
 
 
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
-    """Add figures to the record of a run, in place of earlier ones of the same names.
-
-    Args:
-        figures: By names such as ``training``, ``before`` and ``after``.
-    """
+    """Update the record of a run with figures by names such as ``training`` and ``after``."""
     storage.write_json(RunFolder(folder).metrics, _read_metrics(folder) | dict(figures))
 
 
 def model_step(folder: Location) -> int | None:
-    """Return the step of the state that a run's model was made of; None if that is not known."""
+    """Return the step of the state that became the model; None if unknown."""
     step: int | None = _read_metrics(folder).get("model", {}).get("step")
     return step
 
 
 def forget_earlier_model(folder: Location) -> None:
-    """Take out what is no longer true once a run that had a model goes on."""
+    """Remove the figures of a run's model, which are outdated once the run goes on."""
     known = _read_metrics(folder)
     if known:
         left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
@@ -190,12 +185,10 @@ def forget_earlier_model(folder: Location) -> None:
 def training_figures(
     run: TrainingRun, outcome: TrainingOutcome, seconds_before: float
 ) -> dict[str, Any]:
-    """Return what the training was, from its first step on, also of a run that was resumed.
+    """Return the figures of the training from its first step on, also after a resume.
 
-    ``metrics.jsonl`` holds it to the last step.
-
-    Args:
-        seconds_before: That those before took; see :func:`seconds_to`.
+    ``metrics.jsonl`` is complete to the last step. ``seconds_before`` comes from
+    :func:`seconds_to`.
     """
     figures: dict[str, Any] = {
         "steps": run.first_step + outcome.steps,
@@ -215,9 +208,9 @@ def training_figures(
 
 
 def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
-    """Return the figures of a training whose driver died behind its last step, from its log.
+    """Return the figures of a training from its log, if the driver died after the last step.
 
-    None if they are in the record, or there is no log.
+    None if the record has them, or there is no log.
     """
     lines = list(read_metrics_lines(run.run_folder))
     if not lines or "training" in _read_metrics(run.run_folder):
@@ -234,10 +227,10 @@ def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
 
 
 def _figures_of_lines(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return losses, the objectives that they are of, and CPU time where all of it is known.
+    """Return losses, objectives, and CPU time where all of it is known.
 
-    Losses are means over the steps of their lines, as the console has them. The loss of the last
-    step alone would be another number, of one batch.
+    Losses are means over the steps of a line, as on the console; the last step's loss would be that
+    of a single batch.
     """
     figures: dict[str, Any] = {
         "final_loss": float(lines[-1]["loss"]),
@@ -250,7 +243,7 @@ def _figures_of_lines(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> d
 
 
 def seconds_to(folder: Location, step: int) -> float:
-    """Return the seconds that the steps up to one took, of all tries, by ``metrics.jsonl``.
+    """Return the seconds of the steps up to one, over all tries, by ``metrics.jsonl``.
 
     A try counts its seconds from its own first step.
     """
@@ -270,26 +263,24 @@ def _read_metrics(folder: Location) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One worker's part of one step.
+    """One worker's part of one step. Figures that were not measured are None.
 
     Attributes:
-        loss: Mean over the worker's granules, or over all of the step where the workers share it.
-        gradient_norm: Of the gradient that the worker made the update with, before it was clipped;
-            None where the framework does not tell.
-        padded_tokens: The same with padding.
+        loss: Mean over the worker's granules, or over the whole step where the workers share it.
+        gradient_norm: Before clipping, of the gradient that the worker used for the update.
+        padded_tokens: Tokens with padding.
         data_seconds: Seconds that the worker waited for these granules.
-        seconds: Since the worker's first step began, at the end of this one.
-        staleness: Updates between the parameters that the gradient was computed on and those
-            that it was applied to; None where they are the same by construction.
-        rank: Of the worker; None where a record stands for all of them.
-        compute_seconds: Seconds of arithmetic and communication; None where they are not measured.
-        communication_seconds: Seconds of these that numbers travelled, or that the worker waited
-            for others; None where they cannot be separated from arithmetic.
-        step_seconds: Seconds from the end of the worker's step before to the end of this one.
-        cpu_seconds: CPU time of all threads of the worker's process in these seconds; None where
-            that is not measured.
-        precision: In which the worker multiplied matrices.
-        source: Number of the source that the step is of.
+        seconds: From the beginning of the worker's first step to the end of this one.
+        staleness: Updates between the parameters that gave the gradient and those that it was
+            applied to; None where they are the same by construction.
+        rank: The worker's; None where a record stands for all workers.
+        compute_seconds: Seconds of arithmetic and communication.
+        communication_seconds: The part of these for transfers and waiting for others; None where
+            it cannot be separated from arithmetic.
+        step_seconds: Seconds from the end of the worker's previous step to the end of this one.
+        cpu_seconds: CPU time in ``step_seconds`` of all threads of the worker's process.
+        precision: Of the worker's matrix multiplications.
+        source: Number of the step's source.
     """
 
     step: int
@@ -314,24 +305,22 @@ class StepRecord:
 
 @runtime_checkable
 class StepListener(Protocol):
-    """A listener of metrics lines that is called with each step too."""
+    """A listener of metrics lines that also hears of each step."""
 
     def step_done(self, step: int) -> None:
-        """Hear that so many steps of the run are done."""
+        """Hear the number of completed steps."""
         ...
 
     def checkpoint_saved(self) -> None:
-        """Hear that a checkpoint is whole, the steps before which were all made known."""
+        """Hear that a checkpoint is whole; its steps were reported before."""
         ...
 
 
 class StepMetrics:
-    """Collects the records of a run; not safe for threads, its caller is.
+    """Collects the records of a run; not thread-safe, its caller is.
 
-    A metrics line is of the ``log_every`` steps before it, in the order of the steps.
-
-    Args:
-        on_line: Called with each metrics line; and with each step if it is a :class:`StepListener`.
+    A metrics line covers the ``log_every`` steps before it; lines come in the order of the steps.
+    ``on_line`` hears each line, and each step too if it is a :class:`StepListener`.
     """
 
     def __init__(self, run: TrainingRun, workers: int, on_line: OnMetrics) -> None:
@@ -357,7 +346,7 @@ class StepMetrics:
 
     @property
     def next_step(self) -> int:
-        """The first step that is not complete."""
+        """The first incomplete step."""
         return self._next
 
     def checkpoint_saved(self) -> None:
@@ -366,17 +355,13 @@ class StepMetrics:
             self._on_step.checkpoint_saved()
 
     def begin(self, now: float) -> float:
-        """Return when the first worker was ready, on the driver's clock: now, unless one was."""
+        """Return when the first worker was ready, on the driver's clock; the first call sets it."""
         if self._began is None:
             self._began = now
         return self._began
 
     def go_back(self, restart: Restart) -> None:
-        """Forget the steps that are made again by other workers.
-
-        Args:
-            restart: Its first step is at most :attr:`next_step`.
-        """
+        """Forget the steps, before :attr:`next_step`, that other workers make again."""
         self._restarts.append(restart)
         made = restart.step - self._run.first_step
         del self._losses[made:], self._ages_until[made:]
@@ -387,7 +372,7 @@ class StepMetrics:
             self._settled = None
 
     def add(self, record: StepRecord) -> None:
-        """Take a worker's part; pass on the lines that have become complete.
+        """Take a worker's part, and pass on the lines that it completes.
 
         Raises:
             PipelineError: Workers compute in different precisions.
@@ -405,7 +390,7 @@ class StepMetrics:
             self._close(self._open.pop(self._next))
 
     def outcome(self) -> TrainingOutcome:
-        """Return what the complete steps add up to; a last line that is not full is passed on."""
+        """Return the sums of the complete steps; pass on a last, partial line."""
         if self._window:
             self._log()
         steps, examples = len(self._losses), self._run.examples_per_step
@@ -480,7 +465,7 @@ class StepMetrics:
         self._on_line(line)
 
     def _of_sources(self, losses: Sequence[float]) -> dict[str, Any]:
-        """Return the loss of each source of several that had a step, with how many these were."""
+        """Return loss and number of steps of each source, where there are several."""
         found: dict[str, list[float]] = {}
         names = [source.name for source in self._run.config.corpus.sources]
         for of_step, loss in zip(self._window, losses, strict=True) if names else ():
@@ -492,7 +477,7 @@ class StepMetrics:
         return {"sources": told} if told else {}
 
     def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-        """Return what each worker did, and where its seconds went, if that was measured."""
+        """Return the work and the seconds of each worker, where measured."""
         if any(record.rank is None or record.compute_seconds is None for record in records):
             return []
         ranks = sorted({record.rank for record in records if record.rank is not None})
@@ -508,12 +493,10 @@ class StepMetrics:
 def _worker_line(
     rank: int, records: Sequence[StepRecord], examples: int, sharing: int
 ) -> dict[str, Any]:
-    """Return what one worker did, and its seconds, of which the parts add up to the whole.
+    """Return the work of one worker, and its seconds, whose parts add up to the whole.
 
-    Args:
-        records: Its own, all with ``compute_seconds``.
-        examples: Of a granule.
-        sharing: Workers that make a granule together; each is told an equal part.
+    ``examples`` is the size of a granule; the ``sharing`` workers that make one get equal parts of
+    it.
     """
     seconds, data = _total(records, "step_seconds") or 0.0, _total(records, "data_seconds") or 0.0
     compute = _total(records, "compute_seconds") or 0.0
@@ -535,7 +518,7 @@ def _worker_line(
 
 
 def _total(records: Sequence[StepRecord], name: str) -> float | None:
-    """Return the sum of a figure; None where one record has none."""
+    """Return the sum of a figure; None where a record lacks it."""
     figures = [getattr(record, name) for record in records]
     return None if None in figures else math.fsum(figures)
 
@@ -551,10 +534,7 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the mean over steps and workers; nothing where it is not known.
-
-    Infinities are left out: the state that they leave is refused by name.
-    """
+    """Return the mean of finite norms, where known; the state after others is refused by name."""
     norms = [one.gradient_norm for one in records if one.gradient_norm is not None]
     finite = [norm for norm in norms if math.isfinite(norm)]
     return {"gradient_norm": math.fsum(finite) / len(finite)} if finite else {}

@@ -1,4 +1,4 @@
-"""What a session has for its tasks, whether it has a SparkContext or is one of Spark Connect."""
+"""The capacity of a session for its tasks, whether it has a SparkContext or is Spark Connect's."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 _ROWS = 2**16
 Value = TypeVar("Value")
 MOST_BYTES = 96 * 2**20
-"""That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""
+"""The limit of a function's data in Spark Connect, whose messages have at most 128 MiB."""
 
 
 def is_connected() -> bool:
-    """Return whether the session of this process is, or will be, one of Spark Connect.
+    """Return whether this process's session is, or will be, one of Spark Connect.
 
-    Databricks has such sessions in standard access mode and on serverless compute; elsewhere
+    Databricks has such sessions in standard access mode and on serverless compute. Elsewhere
     `SPARK_REMOTE` names their server.
     """
     from pyspark.sql.utils import is_remote
@@ -37,12 +37,12 @@ def is_connected() -> bool:
 
 
 def server_is_here() -> bool:
-    """Return whether the client starts a server on this machine, as PySpark 4 can."""
+    """Return whether the client starts a local server, as PySpark 4 can."""
     return os.environ.get("SPARK_REMOTE", "").startswith("local")
 
 
 def check_context() -> None:
-    """Refuse a session in which a job that needs a SparkContext cannot run.
+    """Refuse a session without the SparkContext that a job needs.
 
     Raises:
         InputError: It is one of Spark Connect.
@@ -58,9 +58,9 @@ def check_context() -> None:
 
 
 def connected_session() -> SparkSession:
-    """Return the session of Spark Connect, whose tasks are counted from now on.
+    """Return the session of Spark Connect, and count its tasks from now on.
 
-    The client tries again for some ten minutes: a server may have yet to start.
+    The client retries for about ten minutes: a server may have yet to start.
 
     Raises:
         InputError: Its server cannot be reached.
@@ -88,12 +88,12 @@ def connected_session() -> SparkSession:
 
 
 def tells_tasks(session: SparkSession) -> bool:
-    """Return whether a session of Spark Connect says how far its jobs are; none of 3.5 does."""
+    """Return whether a Spark Connect session reports its jobs' progress; none of 3.5 does."""
     return hasattr(session, "registerProgressHandler")
 
 
 class OperationTasks:
-    """Counts the tasks of the operations that a client of Spark Connect has running.
+    """Counts the tasks of a Spark Connect client's running operations.
 
     The client calls it, on the threads that wait for the operations.
     """
@@ -108,7 +108,7 @@ class OperationTasks:
         operation_id: str | None,
         done: bool,
     ) -> None:
-        """Note how far an operation is; the arguments have the names that PySpark gives them."""
+        """Record an operation's progress; PySpark passes the arguments by these names."""
         if done:
             self._counts.pop(operation_id, None)
             return
@@ -117,17 +117,17 @@ class OperationTasks:
         self._counts[operation_id] = completed, sum(stage.num_tasks for stage in known)
 
     def counts(self) -> tuple[int, int]:
-        """Return tasks that are done, and all tasks, of what runs now."""
+        """Return the completed tasks and all tasks of the running operations."""
         found = list(self._counts.values())
         return sum(done for done, _ in found), sum(tasks for _, tasks in found)
 
 
 TASKS = OperationTasks()
-"""Of this process."""
+"""The counts for this process's client."""
 
 
 def default_parallelism(session: SparkSession) -> int:
-    """Return the tasks that Spark makes of a job that does not say: the cores, unless set."""
+    """Return the number of tasks that Spark makes by default: the cores, unless set."""
     if not is_connected():
         return int(session.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
@@ -138,15 +138,12 @@ def default_parallelism(session: SparkSession) -> int:
 
 
 def has_partitions(frame: DataFrame, least: int) -> bool:
-    """Return whether a frame has so many partitions; False where that is not known.
-
-    A client of Spark Connect does not see them.
-    """
+    """Return whether a frame has ``least`` partitions; False in Spark Connect, which hides them."""
     return not is_connected() and frame.rdd.getNumPartitions() >= least
 
 
 def task_threads(session: SparkSession) -> int:
-    """Return CPU threads of a task."""
+    """Return the CPU threads of a task."""
     return int(conf_value(session, "spark.task.cpus", "1") or 1)
 
 
@@ -155,9 +152,9 @@ def conf_value(session: SparkSession, key: str, default: str) -> str: ...
 @overload
 def conf_value(session: SparkSession, key: str, default: None = None) -> str | None: ...
 def conf_value(session: SparkSession, key: str, default: str | None = None) -> str | None:
-    """Return a key of a session's conf; the default where it is not set, or not told.
+    """Return a key of a session's conf; the default where it is not set, or refused.
 
-    Serverless sessions of Databricks know few keys of Spark's conf, and refuse to tell others.
+    Serverless sessions of Databricks know few keys of Spark's conf, and refuse the others.
     """
     from pyspark.errors import PySparkException
 
@@ -172,7 +169,7 @@ def conf_value(session: SparkSession, key: str, default: str | None = None) -> s
 
 @contextmanager
 def settings_set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Have keys of a session's conf other values while the block runs."""
+    """Set keys of a session's conf while the block runs."""
     conf = session.conf
     before = {key: conf.get(key, None) for key in settings}
     try:
@@ -189,9 +186,9 @@ def settings_set(session: SparkSession, settings: Mapping[str, str]) -> Iterator
 
 @dataclass(frozen=True)
 class Shared(Generic[Value]):
-    """A value that functions bring along to where they run.
+    """A value that functions carry to where they run.
 
-    A broadcast of Spark has the same attribute, and reaches each executor once.
+    A Spark broadcast has the same attribute, and reaches each executor once.
     """
 
     value: Value
@@ -199,7 +196,7 @@ class Shared(Generic[Value]):
 
 @contextmanager
 def shared_value(session: SparkSession, value: Value) -> Iterator[Shared[Value]]:
-    """Share a value with the tasks of jobs that are run inside the block.
+    """Share a value with the tasks of jobs inside the block.
 
     Raises:
         InputError: It is too large for a session of Spark Connect, which has no broadcasts.

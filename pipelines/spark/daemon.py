@@ -1,9 +1,9 @@
-"""Spark's Python daemon, for engines whose workers are to find their framework imported.
+"""Spark's Python daemon for engines whose workers should find their framework imported.
 
 Runs on executors: where ``spark.python.daemon.module`` names it, Spark starts one for each set of
-environment variables of its Python workers, and forks these from it. Forking is safe as long as
-nothing has been computed: TensorFlow and PyTorch start their threads, and look for GPUs, at their
-first operation, and not when they are imported.
+environment variables of its Python workers, and forks these from it. Forking is safe before any
+computation: TensorFlow and PyTorch start their threads, and look for GPUs, at their first operation
+instead of their import.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def main() -> None:
 
 
 def _end_when_idle() -> None:
-    """Have this process end once it has had no workers for a while, since it holds memory.
+    """End this process, which holds memory, after a while without workers.
 
-    Spark ends workers that have had nothing to do for a minute, and starts another daemon where the
-    one that it knows is gone.
+    Spark ends workers after an idle minute, and replaces a daemon that is gone.
     """
     idle = 0
 
@@ -67,7 +66,7 @@ def _end_when_idle() -> None:
 
 
 def _import(modules: list[str]) -> None:
-    """Import modules, without a line on standard output: Spark reads the daemon's port there."""
+    """Import modules, with nothing on standard output: Spark reads the daemon's port there."""
     kept = os.dup(1)
     try:
         os.dup2(2, 1)

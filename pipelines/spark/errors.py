@@ -1,8 +1,7 @@
-"""Errors of Spark and of the file system in one line, and what Spark knows of lost executors.
+"""One-line errors of Spark and of the file system, and Spark's reasons for lost executors.
 
-A worker's process ends with its executor, and nothing of it is left that could say why. Spark has
-the exit code (137 is a process that the system killed, mostly for its memory), or what the
-cluster's manager tells.
+A worker's process ends with its executor and leaves no reason. Spark has the exit code (137 is a
+process that the system killed, mostly for its memory), or the cluster manager's message.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ _REMEDIES = {
 
 _MOST_TASKS = 10_000
 _FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
-"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
-is the partition, and `Lost task 1.0 in stage 3.0`."""
+"""Finds the partition, here 1, in two messages of Spark.
+
+These are `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully` and
+`Lost task 1.0 in stage 3.0`.
+"""
 LOOK_SECONDS = 2.0
 
 
 @contextmanager
 def executor_failures(work: str, ending: str = "") -> Iterator[None]:
-    """Turn what Spark raises for a failed task, or when it has ended, into one line.
+    """Turn Spark's error of a failed task, or of its own end, into one line.
 
-    A context manager, and a decorator of a function.
-
-    Args:
-        work: What failed, the beginning of the line.
-        ending: Of the line: what the user can do about it.
+    A context manager, and a decorator of a function. The line begins with ``work``, which failed,
+    and ends with ``ending``, the user's remedy.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or Spark itself did.
@@ -74,12 +73,9 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
 
 @contextmanager
 def file_failures(work: str) -> Iterator[None]:
-    """Turn errors of the file system into one line: a full disk, a folder that is gone.
+    """Turn file system errors into one line that begins with ``work``: a full disk, a lost folder.
 
     A context manager, and a decorator of a function.
-
-    Args:
-        work: What failed, the beginning of the line.
 
     Raises:
         PipelineError: A file could not be read or written.
@@ -94,7 +90,7 @@ def file_failures(work: str) -> Iterator[None]:
 
 
 def file_failure(error: BaseException) -> str | None:
-    """Return an error of the file system and its remedy in one line; None for other errors."""
+    """Return a file system error and its remedy in one line; None for other errors."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):
@@ -109,7 +105,7 @@ def file_failure(error: BaseException) -> str | None:
 
 
 def complete_line(error: BaseException) -> str | None:
-    """Return the line that tells all of an executor's error; None if it needs its traceback."""
+    """Return an executor's error in one line; None if it needs its traceback."""
     if isinstance(error, PipelineError):
         return str(error)
     if isinstance(error, OSError) and not (_remedy(error.errno) or credentials_remedy(error)):
@@ -124,8 +120,8 @@ def _remedy(number: int | None) -> str:
 def spark_cause(error: BaseException | str) -> str:
     """Return the cause of a failed Spark job, in one line.
 
-    That is the error at the end of the Python traceback of an executor. Where there is none, it is
-    the message of the innermost Java exception: the outer ones name the call that has failed.
+    It is the error at the end of an executor's Python traceback, or else the message of the
+    innermost Java exception: the outer ones name the failed call.
     """
     texts = _texts(error)
     python = (_python_error(text) for text in reversed(texts))
@@ -134,7 +130,7 @@ def spark_cause(error: BaseException | str) -> str:
 
 
 def _texts(error: BaseException | str) -> list[str]:
-    """Return the message of an error, and then those of its causes in Java, the outermost first."""
+    """Return an error's message, then those of its causes in Java, outermost first."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     # Spark Connect writes the stack of the server behind the message.
@@ -148,7 +144,7 @@ def _texts(error: BaseException | str) -> list[str]:
 
 
 def _python_error(text: str) -> str | None:
-    """Return the error at the end of a Python traceback, without further lines of its message."""
+    """Return the first line of the error at the end of a Python traceback."""
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
     if traceback:
         # What is indented are the frames.
@@ -170,24 +166,19 @@ def _first_line(text: str) -> str:
 
 
 class TaskPlace(NamedTuple):
-    """A task of a job.
-
-    Attributes:
-        partition: Its number in the stage.
-        host: That it is, or was, on; as Spark knows it, mostly its address.
-    """
+    """A task of a job: its partition in the stage, and its host, mostly as an address."""
 
     partition: int
     host: str
 
 
 def java_items(sequence: Any) -> Iterator[Any]:
-    """Yield the items of a sequence of the JVM."""
+    """Yield the items of a JVM's sequence."""
     return map(sequence.apply, range(sequence.size()))
 
 
 def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
-    """Return the tasks of the newest job of a group; none if Spark has ended or forgotten it."""
+    """Return the tasks of a group's newest job; none if Spark has ended or forgotten it."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with suppress(Py4JError, OSError):
@@ -205,22 +196,22 @@ def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
 
 
 def failed_partition(message: str) -> int | None:
-    """Return the number of the task that a job has failed with, if Spark's message has one.
+    """Return the number of the task in the message of a failed job, if there is one.
 
-    Of a barrier stage Spark ends the other tasks too, and these count as failed as well.
+    In a barrier stage Spark ends the other tasks too, which also count as failed.
     """
     found = _FAILED_TASK.search(message)
     return int(found[1] or found[2]) if found else None
 
 
 def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
-    """Return the name of the host that a task of a job is on, if that is known."""
+    """Return the host name of a job's task, if known."""
     hosts = [one.host for one in task_places(context, group) if one.partition == partition]
     return name_of(hosts[-1]) if hosts else None
 
 
 def name_of(host: str) -> str:
-    """Return the name of a host that Spark knows by its address, if the driver can look it up."""
+    """Return the name of a host by its address, if the driver can look it up."""
     try:
         return socket.gethostbyaddr(host)[0]
     except OSError:
@@ -239,7 +230,7 @@ class Ended(NamedTuple):
 
 
 def ended_executors(context: SparkContext) -> dict[str, Ended]:
-    """Return the executors that have ended in this session, by their ids."""
+    """Return the executors that have ended in this session, by id."""
     found = {}
     for executor in java_items(_status_store(context).executorList(False)):
         if not executor.isActive() and executor.removeReason().isDefined():
@@ -253,7 +244,7 @@ def ended_executors(context: SparkContext) -> dict[str, Ended]:
 def reasons_of_losses(
     context: SparkContext, address_of: Callable[[int], str | None]
 ) -> Iterator[None]:
-    """Have the error of a lost worker tell why its executor has ended, if it has.
+    """Add to the error of a lost worker why its executor has ended, if it has.
 
     Raises:
         WorkerLostError: That of the block, whose cause ends with the reason.
@@ -276,7 +267,7 @@ def reasons_of_losses(
 
 
 class LeavingExecutors:
-    """Tells of executors whose decommissioning has begun, each once.
+    """Reports executors whose decommissioning has begun, each once.
 
     Spark hears of it from the cluster (a pod is ended, a node of YARN is drained, a worker gets
     SIGPWR) where ``spark.decommission.enabled`` is true, and gives them no new tasks.

@@ -64,13 +64,13 @@ def frame_from_json(
     schema: StructType | None,
     corrupt: str | None = None,
 ) -> DataFrame:
-    """Have Spark do tasks that give JSON objects, and make a frame of these.
+    """Run tasks that give JSON objects, and make a frame of these.
 
     Args:
-        tasks: Plain values, each done in a partition of its own.
+        tasks: Plain values, each with a partition of its own.
         work: Runs on an executor; gets one task and yields JSON objects, none of them blank.
-        schema: Of the rows; otherwise Spark finds one that suits all of them.
-        corrupt: The column that gets what is no JSON object; without it, that ends the job.
+        schema: Of the rows; by default Spark finds one that suits all of them.
+        corrupt: The column for what is no JSON object; without it, such a line ends the job.
     """
     options = {"mode": "FAILFAST"} if corrupt is None else {"columnNameOfCorruptRecord": corrupt}
     if not is_connected():
@@ -106,7 +106,7 @@ def _as_column(
 def _schema_of(
     session: SparkSession, tasks: Sequence[Task], work: Callable[[Iterator[Task]], Iterator[str]]
 ) -> StructType:
-    """Return the schema that Spark's reader of JSON finds, of one row of each shape."""
+    """Return the schema that Spark's JSON reader finds, from one row of each shape."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.types import ArrayType, StructType
 
@@ -121,12 +121,12 @@ def _schema_of(
 def _shapes(
     tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[str]]
 ) -> Iterator[list[str]]:
-    """Yield the shapes of the rows of a task, each once. Runs on an executor."""
+    """Yield the distinct row shapes of a task. Runs on an executor."""
     yield list(dict.fromkeys(json.dumps(shape_of(json.loads(line))) for line in work(tasks)))
 
 
 def shape_of(value: Any) -> Any:
-    """Return a value of JSON with its types alone, so that most rows of a table have the same."""
+    """Reduce a JSON value to its types, so that most rows of a table agree."""
     if isinstance(value, dict):
         return {name: shape_of(of) for name, of in value.items()}
     if isinstance(value, list):
@@ -138,14 +138,14 @@ def shape_of(value: Any) -> Any:
 
 
 def read_path(path: Path) -> str:
-    """Return the path as Spark's readers want it: with a scheme, and not taken for a glob."""
+    """Return the path for Spark's readers: with a scheme, and escaped against globbing."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", write_path(path))
 
 
 def write_path(path: Path) -> str:
-    """Return the path as Spark's writers want it: with a scheme, whatever the default file system.
+    """Return the path for Spark's writers: with a scheme, whatever the default file system.
 
-    In Databricks' sessions of Spark Connect a volume is no file system but the default one.
+    In Databricks' Spark Connect sessions a volume is part of the default file system.
     """
     return str(path) if is_connected() and path.is_relative_to(_VOLUMES) else f"file://{path}"
 
@@ -155,8 +155,8 @@ def read_parquet(
 ) -> DataFrame:
     """Return a frame of a Parquet file, or of a folder of them.
 
-    Spark's own reader reads file systems. A store is read by pyarrow, so that no cluster needs a
-    connector for the address.
+    Spark's own reader reads file systems, and pyarrow reads stores, so no cluster needs a connector
+    for the address.
     """
     local = as_local(path)
     if local is not None:
@@ -173,9 +173,8 @@ def read_files(
 ) -> DataFrame:
     """Return a frame of Parquet files of one schema, all of file systems or all of stores.
 
-    Args:
-        schema: Of the columns that are wanted, if it is known.
-        origin: Name of one more column: the address of the file that a row is from.
+    ``schema`` holds the wanted columns, if known. ``origin`` names one more column, with the
+    address of a row's file.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -198,14 +197,11 @@ def read_columns(
     names: Sequence[str],
     origin: str | None = None,
 ) -> DataFrame:
-    """Read the named columns of Parquet files of one schema, whatever their Arrow types are.
+    """Read the named columns of Parquet files of one schema, of any Arrow types.
 
-    Spark does not look at the others, whose types it may not know (times, half floats). Where it
-    does not know a type that is wanted, executors read the files by pyarrow.
-
-    Args:
-        paths: All of file systems or all of stores.
-        names: One may be there twice.
+    Spark may not know the types of other columns (times, half floats), and does not look at them.
+    If it does not know a wanted type, executors read the files by pyarrow. The files are all of
+    file systems or all of stores. A name may occur twice.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -219,7 +215,7 @@ def read_columns(
 
 
 def holds_text(kind: DataType) -> bool:
-    """Tell whether a column of a frame can hold texts, as files of them can."""
+    """Return whether a column can hold texts, as files of them can."""
     from pyspark.sql.types import BinaryType, NullType, StringType
 
     return isinstance(kind, StringType | BinaryType | NullType)
@@ -230,7 +226,7 @@ def read_columns_of_any(
 ) -> DataFrame:
     """Read the named columns of Parquet files whose types may differ.
 
-    A column that has several types is one of strings.
+    A column with several types becomes one of strings.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -271,7 +267,7 @@ def _by_executors(
 def _read_rows(
     parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files, with the columns in the order of the frame. Runs on an executor."""
+    """Yield the rows of files, with the frame's order of columns. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
             values = [column_for_spark(batch.column(name)) for name in columns]
@@ -283,9 +279,9 @@ def _read_rows(
 
 
 def write_parquet(frame: DataFrame, path: Location) -> None:
-    """Write a frame as a folder of Parquet files, a file of each partition.
+    """Write a frame as a folder of Parquet files, one per partition.
 
-    Those of a store are written by the executors; see :func:`read_parquet`.
+    In a store the executors write them; see :func:`read_parquet`.
     """
     local = as_local(path)
     if local is not None:
@@ -312,7 +308,6 @@ def write_single_file(frame: DataFrame, path: Location) -> None:
 
 
 def _collected(frame: DataFrame) -> pa.Table:
-    """Return all rows of a small frame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
@@ -321,17 +316,17 @@ def _collected(frame: DataFrame) -> pa.Table:
 
 
 def batches_of(session: SparkSession, rows: int) -> AbstractContextManager[None]:
-    """Give Python at most so many rows in a batch while the block runs.
+    """Limit the rows of a batch for Python while the block runs.
 
-    The default of thousands is more memory than an executor has where rows are long texts.
+    The default of thousands takes more memory than an executor has where rows are long texts.
     """
     return settings_set(session, {_BATCH_ROWS: str(rows)})
 
 
 def shuffle_partitions(session: SparkSession, least: int) -> AbstractContextManager[None]:
-    """Raise the number of partitions that a shuffle makes while the block runs.
+    """Raise the number of shuffle partitions to at least ``least`` while the block runs.
 
-    A number that is no number (`auto` on Databricks) or high enough stays.
+    A higher number stays, and so does a word (`auto` on Databricks).
     """
     before = session.conf.get(_PARTITIONS)
     stays = before is None or not before.isdigit() or int(before) >= least
@@ -340,12 +335,12 @@ def shuffle_partitions(session: SparkSession, least: int) -> AbstractContextMana
 
 @dataclass(frozen=True)
 class Totals:
-    """What is added up of the rows of a frame while they are written.
+    """Sums over the rows of a frame, taken while they are written.
 
     Attributes:
-        keys: One or more columns of strings; rows that agree in all of them are added up together.
-        sums: Columns of int64 that are added up. The number of rows is, too, as `written`.
-        numbers: Columns of int64 in which rows that are added up agree, too.
+        keys: One or more string columns; rows that agree in all of them are summed together.
+        sums: The int64 columns to sum. The number of rows is summed too, as `written`.
+        numbers: Further int64 columns in which such rows agree.
     """
 
     keys: tuple[str, ...]
@@ -354,7 +349,7 @@ class Totals:
 
     @property
     def ddl(self) -> str:
-        """The columns of the totals, in Spark's words."""
+        """The columns of the totals, as Spark DDL."""
         keys = [f"`{name}` string" for name in self.keys]
         longs = (*self.numbers, *self.sums, _WRITTEN)
         return ", ".join([*keys, *(f"`{name}` long" for name in longs)])
@@ -372,7 +367,7 @@ class Totals:
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
-        """Return totals of several parts as those of the whole; sums of nulls alone are null."""
+        """Return the totals of several parts as those of the whole; sums of only nulls are null."""
         summed = (*self.sums, _WRITTEN)
         keys = (*self.keys, *self.numbers)
         grouped = totals.group_by(list(keys), use_threads=False)
@@ -384,7 +379,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Kept:
-    """A frame that has been computed and lies in files."""
+    """A computed frame that lies in files."""
 
     path: Location
     frame: DataFrame
@@ -392,22 +387,19 @@ class Kept:
 
     @property
     def rows(self) -> int:
-        """Of all partitions."""
+        """The rows of all partitions."""
         return sum(self.partitions.values())
 
     def to_arrow(self) -> pa.Table:
-        """Return all rows, in this process: for frames that are known to be small."""
+        """Return all rows in this process, for small frames."""
         return read_table(self.path)
 
 
 class Scratch:
-    """Keeps intermediate frames as Parquet files, and removes them at the end.
+    """Keeps intermediate frames as Parquet files in a folder, and removes it at the end.
 
-    Each is computed once. Unlike a cache they survive a lost executor, and unlike a lineage
-    they do not grow.
-
-    Args:
-        folder: Is made, and removed when the context is left.
+    Each frame is computed once. Unlike a cache the files survive a lost executor, and unlike a
+    lineage they do not grow.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -421,11 +413,11 @@ class Scratch:
         storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Compute the frame; what is returned reads the result."""
+        """Compute the frame, and return one that reads the result."""
         return self.keep_counted(frame).frame
 
     def keep_counted(self, frame: DataFrame) -> Kept:
-        """Do as :meth:`keep`, and count the rows, for which Spark runs no further job."""
+        """Do as :meth:`keep`, and count the rows without a further Spark job."""
         path = self._next_path()
         write_parquet(frame, path)
         kept = read_parquet(frame.sparkSession, path, frame.schema)
@@ -434,10 +426,9 @@ class Scratch:
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
     ) -> tuple[DataFrame, pa.Table]:
-        """Apply a function to Arrow batches and keep what it gives; see :func:`write_arrow`.
+        """Apply a function to Arrow batches; return the kept frame and the totals of its rows.
 
-        Returns:
-            The kept frame, and the totals of all its rows.
+        See :func:`write_arrow`.
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -454,9 +445,9 @@ class Scratch:
 def write_arrow(
     frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
 ) -> pa.Table:
-    """Write what a function makes of Arrow batches, as of `mapInArrow`; return the totals.
+    """Write the Arrow batches of a function, as of `mapInArrow`; return the totals.
 
-    The executors write the files themselves: the rows of the result cost the JVM nothing.
+    The executors write the files themselves: the result's rows cost the JVM nothing.
     """
     path.mkdir(parents=True)
     write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)
@@ -470,10 +461,7 @@ def write_arrow(
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:
-    """Return the rows of a folder that Spark wrote, by partition; from the footers.
-
-    A partition without rows may be missing.
-    """
+    """Return the rows of a folder that Spark wrote, by partition; empty ones may be missing."""
     rows: Counter[int] = Counter()
     files = listed(folder, "part-*.parquet")
     for file, footer in zip(files, read_footers(files), strict=True):
@@ -491,7 +479,7 @@ def _write_partition(
     totals: Totals,
     folder: Location,
 ) -> Iterator[pa.RecordBatch]:
-    """Write a file per partition, as a whole. Runs on an executor."""
+    """Write a whole file per partition. Runs on an executor."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,24 +1,23 @@
 """Spark's Java: which releases go together, its options, and the folders of a session.
 
-A session starts from an archive of Spark's classes, where the environment has one. Starting Spark
+Where the environment has an archive of Spark's classes, a session starts from it. Starting Spark
 means loading and checking some ten thousand classes, which a JVM can map from a file that another
 one has written (`environment/build_class_archive.py`); see "Class Data Sharing" in the guide of the
-Java virtual machine, and JEP 350. A JVM finds out by itself whether an archive fits to it and to
-its class path, and loads the classes as ever where it does not.
+Java virtual machine, and JEP 350. A JVM checks whether an archive fits to it and to its class path,
+and otherwise loads the classes as ever.
 
-JVMs of a local session live for minutes. What runs often they compile at once, and once more with
-all optimisations (C2); in a short session the second compiler takes as much CPU time as all else.
+JVMs of a local session live for minutes. They compile hot code at once, and once more with all
+optimisations (C2). In a short session the second compiler takes as much CPU time as all else.
 
-Spark has workers work in ``SPARK_HOME/work``, which no conf changes. That is a folder of the
-environment: it may be read-only, nobody empties it, and sessions that begin in the same second meet
-in it. So the JVM is given a SPARK_HOME of its own among the temporary files: links to what the
-installed one holds, and an empty ``work``. A home may be on NFS, read-only or short of room. Since
-systemd removes temporary files that nobody has touched for ten days, unless somebody has locked
-their folder (https://systemd.io/TEMPORARY_DIRECTORIES), this process locks it.
+Spark's workers work in ``SPARK_HOME/work``, which no conf changes. That folder of the environment
+may be read-only, nobody empties it, and sessions that begin in the same second meet in it. So the
+JVM gets a temporary SPARK_HOME: links to the content of the installed one, and an empty ``work``. A
+home directory would not do: it may be on NFS, read-only or short of room. systemd removes temporary
+files that nobody has touched for ten days, unless their folder is locked
+(https://systemd.io/TEMPORARY_DIRECTORIES), so this process locks it.
 
-Blocks and shuffles of the driver lie right in `spark.local.dir`, mostly `/tmp`, in folders and
-files that every user of the machine may read. So a session has a folder of its own there, of mode
-700.
+The driver's blocks and shuffles lie right in `spark.local.dir`, mostly `/tmp`, in folders and files
+that every user of the machine may read. So a session has its own folder there, of mode 700.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ if TYPE_CHECKING:
 
 _JAVA_SECONDS = 30.0
 FOLDER = Path(sys.prefix) / "share" / "sentence-pipelines"
-"""Of the environment: who removes it removes the archive."""
+"""A part of the environment, so removing the environment removes the archive."""
 # Where an archive does not fit, a JVM would print warnings to standard output.
 _QUIET = "-Xlog:cds*=off"
 SMALL_HEAP_MB = 2048
-"""Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
+"""One thread collects heaps up to this size: other collectors' threads need CPU, too."""
 # Twenty times HotSpot's thresholds: a job of hours still gets code with all optimisations.
 _LATE_C2 = (
     "-XX:Tier4InvocationThreshold=100000",
@@ -69,16 +68,15 @@ _WORK = "work"
 _LOCAL = "spark.local.dir"
 _LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 _locked: list[int] = []
-"""Descriptors of the folders of this process, which stay open as long as it lives."""
+"""Descriptors of this process's locked folders, open as long as it lives."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is the same in all releases of one major number.
+    """The common properties of a major release.
 
-    Attributes:
-        scala: For which its jars, and those of its extensions, are compiled.
-        java: The oldest that it starts on.
+    ``scala`` is the version for which its jars, and those of its extensions, are compiled. ``java``
+    is the oldest that it starts on.
     """
 
     major: int
@@ -91,26 +89,25 @@ RELEASES = (Release(3, scala="2.12", java=8), Release(4, scala="2.13", java=17))
 
 
 def release_of(version: str) -> Release:
-    """Return what is known of a version of Spark; a later one than any here is taken for the last.
+    """Return the release of a Spark version such as `4.0.5` or `3.5.0-amzn-1`.
 
-    Args:
-        version: As Spark tells it, such as `4.0.5` or `3.5.0-amzn-1`.
+    A later version than any here counts as the last.
     """
     major = int(version.partition(".")[0])
     return max((one for one in RELEASES if one.major <= major), key=lambda one: one.major)
 
 
 def installed_version() -> str:
-    """Return the version of the Spark that sessions of this process are of."""
+    """Return the version of this process's Spark."""
     import pyspark
 
     return str(pyspark.__version__)
 
 
 def valid_text(column: Column) -> Column:
-    """Return a column of strings with U+FFFD for what is no UTF-8, which Spark passes on as it is.
+    """Return a string column with U+FFFD for invalid UTF-8, which Spark passes on unchanged.
 
-    Spark 4 has a function for it, and refuses to decode them, as 3.5 does not.
+    Spark 4 has a function for it, and its `decode` refuses invalid bytes; that of 3.5 does not.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -119,10 +116,7 @@ def valid_text(column: Column) -> Column:
 
 
 def check_spark(engine: str, majors: Iterable[int]) -> None:
-    """Refuse an engine whose libraries are compiled for another Spark than the installed one.
-
-    Args:
-        majors: Of the releases that the libraries are compiled for.
+    """Refuse an engine compiled for other major releases of Spark than the installed one.
 
     Raises:
         EngineUnavailable: Naming both, and what to install.
@@ -141,10 +135,10 @@ def check_spark(engine: str, majors: Iterable[int]) -> None:
 
 
 def check_python() -> None:
-    """Refuse a Python in which the installed Spark does not find all that it imports.
+    """Refuse a Python that lacks a module which the installed Spark imports.
 
     Raises:
-        InputError: A module of the standard library has left it, and nothing brings it.
+        InputError: The module has left the standard library, and no package brings it.
     """
     version = installed_version()
     if release_of(version).major < 4 and find_spec("distutils") is None:
@@ -159,7 +153,7 @@ def check_python() -> None:
 def check_java() -> None:
     """Refuse a Java that the installed Spark does not start on.
 
-    Asked when a session could not be started: to start a JVM only to ask takes its time.
+    Called after a failed start: a JVM only for this question takes its time.
 
     Raises:
         InputError: It is too old, naming both.
@@ -175,7 +169,7 @@ def check_java() -> None:
 
 
 def java_version() -> int | None:
-    """Return the major version of the Java that Spark takes; None where it does not tell."""
+    """Return the major version of Spark's Java; None if unknown."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path("java")
     try:
@@ -190,7 +184,7 @@ def java_version() -> int | None:
 
 
 def delta_connector(version: str) -> str:
-    """Return what a cluster of a version of Spark needs for Delta tables."""
+    """Return what a cluster with a Spark version needs for Delta tables."""
     return (
         f"Delta needs the package io.delta:delta-spark_{release_of(version).scala} in "
         "spark.jars.packages, "
@@ -200,7 +194,7 @@ def delta_connector(version: str) -> str:
 
 
 def iceberg_connector(version: str) -> str:
-    """Return what a cluster of a version of Spark needs for Iceberg tables."""
+    """Return what a cluster with a Spark version needs for Iceberg tables."""
     numbers = ".".join(version.split(".")[:2])
     return (
         "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-"
@@ -211,7 +205,7 @@ def iceberg_connector(version: str) -> str:
 
 
 def archive_options() -> tuple[str, ...]:
-    """Return the options of a JVM that starts from the archive; none where there is no archive."""
+    """Return the options of a JVM that starts from the archive; none without an archive."""
     found = archive_path()
     if not found.is_file():
         return ()
@@ -219,9 +213,9 @@ def archive_options() -> tuple[str, ...]:
 
 
 def archive_path() -> Path:
-    """Return where the archive for the installed Spark is, if there is one.
+    """Return the path of the archive for the installed Spark, which may be absent.
 
-    Its name says for which files: a JVM takes no archive of classes of others.
+    Its name has a digest of the jars: a JVM takes no archive of other files' classes.
     """
     jars = sorted((spark_home() / "jars").glob("*.jar"))
     stats = [(jar, jar.stat()) for jar in jars]
@@ -246,10 +240,9 @@ def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> s
 
 
 def names_collector(conf: Mapping[str, str]) -> bool:
-    """Return whether the user names a garbage collector: a JVM that is told two does not start.
+    """Return whether the user names a garbage collector: a JVM with two does not start.
 
-    Args:
-        conf: Of the session; the environment and Spark's file of defaults are looked at as well.
+    Looks at the session's conf, the environment and Spark's file of defaults.
     """
     said = [value for key, value in conf.items() if key.endswith("JavaOptions")]
     said += [os.environ.get(name, "") for name in _VARIABLES]
@@ -257,21 +250,21 @@ def names_collector(conf: Mapping[str, str]) -> bool:
 
 
 def defaults_file() -> str:
-    """Return the content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
+    """Return the content of Spark's `spark-defaults.conf`; empty without one."""
     home = Path(os.environ.get("SPARK_HOME") or spark_home())
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def default_of(key: str) -> str | None:
-    """Return what Spark's file of defaults says of a key; None where it says nothing."""
+    """Return the value of a key in Spark's file of defaults; None without one."""
     found = re.search(rf"^[ \t]*{re.escape(key)}[ \t=:]+(.*\S)", defaults_file(), re.MULTILINE)
     return found[1] if found else None
 
 
 @contextmanager
 def own_work_folder() -> Iterator[None]:
-    """Give the driver's JVM, which is started inside the block, a work folder of its own.
+    """Give the driver's JVM, started inside the block, its own work folder.
 
     Raises:
         OSError: There is no room for temporary files.
@@ -283,10 +276,9 @@ def own_work_folder() -> Iterator[None]:
 
 @contextmanager
 def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Give a session, which is started inside the block, places for blocks that nobody else reads.
+    """Give a session, started inside the block, places for blocks that only its user can read.
 
-    Yields:
-        What its conf is to have besides; nothing where Spark can write to none of its places.
+    Yields additions to its conf; none where Spark can write to none of its places.
     """
     from pyspark import SparkContext
 
@@ -304,9 +296,9 @@ def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
-    """Have the JVM that the block starts delete folders when it ends; delete them after an error.
+    """Let the JVM that the block starts delete folders at its end; delete them after an error.
 
-    It has ended its executors by then, and outlives a driver that is killed.
+    It has ended its executors by then, and outlives a killed driver.
     """
     from pyspark import SparkContext
 
@@ -324,14 +316,14 @@ def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _private(place: str) -> Iterator[str]:
-    """Yield a new folder there that its owner alone can read; none where there is no room."""
+    """Yield a new folder that only its owner can read; none where there is no room."""
     with suppress(OSError):
         Path(place).mkdir(parents=True, exist_ok=True)
         yield tempfile.mkdtemp(prefix="spark-", dir=place)
 
 
 def _linked(home: Path) -> Path:
-    """Return a temporary folder that holds what a folder does, with an empty work folder."""
+    """Return a temporary folder that links to a folder's content, with an empty work folder."""
     linked = Path(tempfile.mkdtemp(prefix="sentence-pipelines-", suffix="-spark"))
     for entry in home.resolve().iterdir():
         if entry.name != _WORK:
@@ -342,7 +334,7 @@ def _linked(home: Path) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Keep a folder from being emptied by systemd until this process ends."""
+    """Keep systemd from emptying a folder until this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     _locked.append(descriptor)
     with suppress(OSError):  # A file system without locks: such a folder ages as before.

@@ -1,8 +1,7 @@
 """Spark's jobs, with deadlines: for executors to come, for progress, and for the end.
 
-Spark gives up an executor that is silent. One whose tasks hang, at a mount that does not answer, is
-not: it goes on sending heartbeats, and its job would wait for ever. So would one that has no
-executor left, and gets none.
+Spark gives up silent executors, but not one whose tasks hang, for instance at a dead mount: it goes
+on sending heartbeats, and its job would wait for ever. So would a job with no executor left.
 """
 
 from __future__ import annotations
@@ -52,15 +51,18 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 END_SECONDS = 20.0
-"""How long a job that was cancelled, or whose work is done, may take to end."""
+"""How long a job may take to end after it was cancelled, or its work is done."""
 UNPACK_SECONDS = 600.0
 # The connections of an executor that is lost are closed at once.
 SETTLE_SECONDS = 5.0
 STALL_SECONDS = 3600.0
-"""A task writes to its file every few thousand rows. The longest texts of the largest models take
-minutes for these on one core; an executor that hangs takes for ever."""
+"""How long a job may make no progress.
+
+A task writes to its file every few thousand rows. The longest texts of the largest models take
+minutes for these on one core; an executor that hangs takes for ever.
+"""
 BLIND_SECONDS = 86400.0
-"""The same of a job whose progress cannot be seen: as long as any of them should take."""
+"""The same for a job with invisible progress: the longest time that any job should take."""
 ROOM_POLL_SECONDS = 0.2
 POLL_SECONDS = 1.0
 STALL_POLL_SECONDS = 2.0
@@ -68,19 +70,19 @@ ROLE = "SENTENCE_PIPELINES_ROLE"
 KEY, WAIT_KEY = "spark.stall_seconds", "spark.wait_seconds"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<executors>\d+)")
 _MOST_TASKS = 10_000
-"""Of a stage that are looked through for those that run."""
+"""The tasks of a stage that are searched for running ones."""
 
 
 class JobThread(threading.Thread, Generic[Value]):
     """Runs a Spark job that another thread can cancel.
 
     Args:
-        place: Where it runs: the context, or the session where that is one of Spark Connect, whose
-            operations have tags without descriptions, and no groups.
+        place: The context, or the session where that is one of Spark Connect, whose operations
+            have tags without descriptions, and no groups.
 
     Attributes:
         group: Spark's name for the job.
-        error: What ``act`` has raised, for the thread that watches.
+        error: The error of ``act``, for the thread that watches.
     """
 
     def __init__(
@@ -113,21 +115,21 @@ class JobThread(threading.Thread, Generic[Value]):
             self.error = error
 
     def cancel(self) -> None:
-        """Have Spark end the job."""
+        """Cancel the job in Spark."""
         if self._is_connected:
             self._place.interruptTag(self.group)
         else:
             self._place.cancelJobGroup(self.group)
 
     def value(self) -> Value:
-        """Return what ``act`` returned, or raise its error. The job has ended."""
+        """Return the result of ``act``, or raise its error, once the job has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
 
 
 def task_slots(context: SparkContext, profile: ResourceProfile | None = None) -> int:
-    """Return tasks that can run at once on the executors that are there now."""
+    """Return how many tasks can run at once on the present executors."""
     spark = context._jsc.sc()
     if profile is None:
         return int(
@@ -137,19 +139,19 @@ def task_slots(context: SparkContext, profile: ResourceProfile | None = None) ->
 
 
 def ranks_of(context: SparkContext, ranks: int, profile: ResourceProfile | None) -> RDD[int]:
-    """Return the numbers from 0 on, one a task of the profile."""
+    """Return the numbers from 0 on, one per task of the profile."""
     return with_profile(context.parallelize(range(ranks), ranks), profile)
 
 
 def with_profile(rdd: RDD[int], profile: ResourceProfile | None) -> RDD[int]:
-    """Return an RDD whose tasks have the resources of a profile; the session's if there is none."""
+    """Return an RDD whose tasks have a profile's resources; the session's without a profile."""
     return rdd if profile is None else rdd.withResources(profile)
 
 
 def await_slots(
     session: SparkSession, wanted: int, seconds: float, resources: StageResources
 ) -> int:
-    """Wait until tasks can run at once, as executors start; return how many can in the end.
+    """Wait for executors until enough tasks can run at once; return how many can in the end.
 
     Raises:
         EngineUnavailable: Spark has ended the session.
@@ -172,8 +174,7 @@ def await_room(
 ) -> int:
     """Wait until there is room on the cluster, and return how much there is in the end.
 
-    Args:
-        dynamic: Whether Spark starts further executors as they are needed.
+    ``dynamic`` says whether Spark starts further executors as they are needed.
 
     Raises:
         EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
@@ -200,7 +201,7 @@ def await_room(
 
 
 def _may_grow(session: SparkSession) -> bool:
-    """Return whether executors may come that are not there: on one machine all are known."""
+    """Return whether more executors may come: on one machine all are known."""
     master = session.sparkContext.master or ""
     if local := _LOCAL_CLUSTER.match(master):
         return executor_count(session) < int(local["executors"])
@@ -211,14 +212,7 @@ def _may_grow(session: SparkSession) -> bool:
 def _waiting_tasks(
     context: SparkContext, tasks: int, seconds: float, profile: ResourceProfile | None
 ) -> Iterator[Callable[[], int]]:
-    """Have Spark start executors for tasks that do nothing; these stay for a while afterwards.
-
-    Args:
-        seconds: How long each task lives at most.
-
-    Yields:
-        Counts those that run.
-    """
+    """Yield the count of idle tasks, for which Spark starts executors that stay for a while."""
     numbers, name = ranks_of(context, tasks, profile), "executors for a training"
 
     def sleep(_: Iterable[int]) -> None:
@@ -249,13 +243,13 @@ def run_with_timeout(
     state: Callable[[], object] | None = None,
     stall_seconds: float | None = None,
 ) -> Value:
-    """Return what a Spark job gives, or raise its error; cancel it when it makes no progress.
+    """Return the result of a Spark job, or raise its error; cancel it when it makes no progress.
 
     Args:
-        state: Called every second; its value changes as the job makes progress, and an error of it
-            ends the job. By default what Spark says of its tasks.
+        state: Called every second; its value changes as the job makes progress, and its error
+            ends the job. By default Spark's report on its tasks.
         stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
-            :data:`BLIND_SECONDS` where Spark says nothing of its tasks.
+            :data:`BLIND_SECONDS` where Spark reports nothing of its tasks.
 
     Raises:
         PipelineError: No progress was made for so long.
@@ -296,17 +290,14 @@ def driver_addresses(context: SparkContext) -> tuple[str, str]:
 def dedicated_python_workers(
     context: SparkContext, role: str, preloads: Iterable[str] = ()
 ) -> Iterator[None]:
-    """Have Spark start Python workers for a role that jobs of other roles have not used.
+    """Let Spark start new Python workers for a role, and reuse none of other roles.
 
-    An evaluation before, in the same session, computes with TensorFlow in Spark's Python
-    workers: one that is forked from such a process can no longer join a cluster, and the number
-    of threads stays what it was. PySpark keeps workers apart by their environment, and the daemons
-    that they are forked from.
+    An earlier evaluation in the same session computes with TensorFlow in Spark's Python workers. A
+    worker forked from such a process can no longer join a cluster, and keeps its number of threads.
+    PySpark separates workers, and the daemons that fork them, by their environment.
 
-    Args:
-        role: Differs between jobs that must not share workers.
-        preloads: Modules that :mod:`pipelines.spark.daemon` imports before it forks workers;
-            Spark's own daemon does not look at them.
+    ``preloads`` are modules that :mod:`pipelines.spark.daemon` imports before it forks workers;
+    Spark's own daemon ignores them.
     """
     variables = {ROLE: role, PRELOAD: " ".join(preloads)}
     context.environment.update(variables)
@@ -320,13 +311,10 @@ def dedicated_python_workers(
 def await_archives(
     session: SparkSession, engine: str, profile: ResourceProfile | None = None
 ) -> None:
-    """Have the executors unpack what spark-submit sends along. Runs on the driver.
+    """Let the executors unpack spark-submit's archives. Runs on the driver.
 
-    They do so at their first task. For an environment of gigabytes that takes a minute, which
-    would count against the deadline for the start of the workers.
-
-    Args:
-        profile: Of the tasks of the workers; by default the session's.
+    They do so at their first task. An environment of gigabytes takes a minute, which would count
+    against the deadline for the workers' start. ``profile`` is that of the workers' tasks.
 
     Raises:
         EngineUnavailable: It takes longer than :data:`UNPACK_SECONDS`.
@@ -390,7 +378,7 @@ class SparkJob(JobThread[object]):
         self._failed: float | None = None
 
     def failure(self) -> EngineError | None:
-        """Return the error that the job has ended with, if any; others than engines' in a line."""
+        """Return the error that ended the job, if any; all but engine errors in one line."""
         if isinstance(self.error, EngineError):
             return self.error
         if isinstance(self.error, Exception):
@@ -402,14 +390,14 @@ class SparkJob(JobThread[object]):
         return None
 
     def host_of(self, rank: int | None) -> str | None:
-        """Return the name of the host that a worker was started on, if that is known."""
+        """Return the host name of a worker, if known."""
         return host_of_task(self._context, self.group, rank) if self._by_rank else None
 
     def settled_failure(self) -> EngineError | None:
-        """Return the error that the job has ended with, once workers have had time to tell theirs.
+        """Return the error that ended the job, once workers have had time to report theirs.
 
-        A job whose executor is lost can end before the worker's connection is found closed,
-        which says more: which worker it was, and that a new attempt may go on without it.
+        A job whose executor is lost can end before the worker's connection is found closed. The
+        latter says more: which worker it was, and that a new attempt may go on without it.
         """
         failure = self.failure()
         if failure is None or failure is self.error:
@@ -422,7 +410,7 @@ class SparkJob(JobThread[object]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the end of the job, which is cancelled after an error."""
+        """Wait for the end of the job; cancel it after an error."""
         if kind is not None:
             self.cancel()
         self.join(END_SECONDS)
@@ -441,16 +429,14 @@ def called_off_when_stalled(work: str) -> JobDecorator:
 
 @contextmanager
 def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
-    """Cancel what Spark does in the block when all of it stands still, or no executor is left.
+    """Cancel Spark's work in the block when all of it stalls, or no executor is left.
 
-    It moves as long as tasks begin and end, and rows are read, written, shuffled, or come from
-    Python: the executors tell that with their heartbeats. Sessions of Spark Connect tell nothing of
-    the kind, and are not watched. No training runs inside, whose workers tell Spark nothing either.
+    Progress means that tasks begin or end, or rows are read, written, shuffled, or come from
+    Python. Executors report it with their heartbeats. Spark Connect sessions report none, and are
+    not watched. No training runs inside, since its workers report nothing to Spark either.
 
-    Args:
-        deadlines: Its ``stall_seconds`` say how long nothing may move, its ``wait_seconds`` how
-            long all executors that were there may be gone. For the first ones it may wait longer:
-            a cluster may have a queue.
+    Of ``deadlines``, ``stall_seconds`` bounds a time without progress. ``wait_seconds`` bounds the
+    time after all executors have gone. The first ones may take longer: a cluster may have a queue.
 
     Raises:
         PipelineError: A deadline has passed.
@@ -468,7 +454,7 @@ def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
 
 
 class _Watch(threading.Thread):
-    """Looks at what Spark does, and cancels it when all of it stands still."""
+    """Watches Spark's work, and cancels it when all of it stalls."""
 
     def __init__(self, deadlines: SparkSettings) -> None:
         super().__init__(name="stall-watch", daemon=True)
@@ -477,11 +463,10 @@ class _Watch(threading.Thread):
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """End the thread."""
         self._ended.set()
 
     def run(self) -> None:
-        """Look until the end, or a deadline."""
+        """Watch until the end, or a deadline."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         seen: object = None
@@ -506,7 +491,7 @@ class _Watch(threading.Thread):
                     return
 
     def _reason(self, context: SparkContext, still: float, alone: float) -> str | None:
-        """Return what is to be told if one of the deadlines has passed."""
+        """Return the message of the deadline that has passed, if any."""
         wait, stall = self._deadlines.wait_seconds, self._deadlines.stall_seconds
         if alone >= max(wait, STALL_POLL_SECONDS):
             return (
@@ -524,7 +509,7 @@ class _Watch(threading.Thread):
 
 
 def _movement(context: SparkContext) -> object:
-    """Return what differs if anything has moved; None where no stage runs."""
+    """Return a value that changes with any progress; None where no stage runs."""
     stages = active_stages(context)
     if not stages:
         return None
@@ -533,7 +518,7 @@ def _movement(context: SparkContext) -> object:
 
 
 def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
-    """Return what the tasks of a stage have read and written, as their executors last told."""
+    """Return what a stage's tasks have read and written, as their executors last reported."""
     data = store.lastStageAttempt(stage.stageId)
     return (
         data.inputRecords(),
@@ -547,7 +532,7 @@ def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
 
 
 def _metrics_of_queries() -> list[str]:
-    """Return the metrics of the queries that run: among them rows that came from Python."""
+    """Return the metrics of running queries, which include rows from Python."""
     from pyspark.sql import SparkSession
 
     session = SparkSession._instantiatedSession  # The active one is that of another thread.
@@ -562,7 +547,7 @@ def _metrics_of_queries() -> list[str]:
 
 
 def _told(context: SparkContext) -> str:
-    """Return which stages run, and where, for people."""
+    """Describe the running stages and their hosts, for people."""
     return ", ".join(
         f"{one.numCompletedTasks} of {one.numTasks} tasks of Spark's stage {one.stageId} are done"
         f"{_hosts(context, one)}"
@@ -571,7 +556,7 @@ def _told(context: SparkContext) -> str:
 
 
 def _hosts(context: SparkContext, stage: SparkStageInfo) -> str:
-    """Return where the tasks of a stage run now, for people."""
+    """Describe where a stage's tasks run now, for people."""
     store = context._jsc.sc().statusStore()
     tasks = java_items(store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS))
     hosts = sorted({name_of(str(task.host())) for task in tasks if task.status() == "RUNNING"})

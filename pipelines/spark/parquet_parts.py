@@ -1,7 +1,7 @@
 """Parts of a Parquet folder that tasks read for themselves.
 
-Rows that pass through Spark's JVM on their way to Python and back cost more there than the work
-on them does here. So Spark only distributes which task reads which part.
+Rows that pass through Spark's JVM to Python and back cost more there than the work on them here. So
+Spark only distributes which task reads which part.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_BYTES = 32 * 2**20
-"""Data, unpacked, that one part holds and one task reads; a row group is never split."""
+"""Unpacked bytes of one part, which one task reads; a row group is never split."""
 BATCH_BYTES = 8 * 2**20
-"""Data, unpacked, that is in memory at a time, were all rows of one size."""
+"""Unpacked bytes in memory at a time, if all rows had one size."""
 MAX_ROWS = 2**16
-"""Rows of a batch."""
 _READERS = 16
 
 
@@ -37,12 +36,8 @@ _READERS = 16
 class Part:
     """Row groups of one file.
 
-    Attributes:
-        name: For what is made of it; the same for the same files, whatever they are called.
-        path: The file.
-        row_groups: Which of its row groups, in order.
-        rows: Number of rows.
-        size: Bytes, unpacked.
+    ``name`` is for outputs made of the part: it is the same for the same files, whatever their
+    paths. ``row_groups`` are indices, in order; ``size`` is in unpacked bytes.
     """
 
     name: str
@@ -53,14 +48,14 @@ class Part:
 
 
 def data_files(folder: Location) -> list[Location]:
-    """Return the Parquet files of a folder, or the one that it is, by name; no hidden ones."""
+    """Return the Parquet files of a folder by name, or the file itself; no hidden ones."""
     if folder.suffix == ".parquet" and folder.is_file():
         return [folder]
     return [path for path in listed(folder, "*.parquet") if path.name[0] not in "._"]
 
 
 def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
-    """Return what stands at the end of each file, read by many threads: a store answers slowly."""
+    """Return the footers of files, read by many threads: a store answers slowly."""
     if not files:
         return []
     with ThreadPoolExecutor(min(_READERS, len(files))) as threads:
@@ -78,12 +73,12 @@ def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Tab
 
 
 def find_parts(folder: Location) -> list[Part]:
-    """Return the parts of a folder of Parquet files that have any rows, by name of the file."""
+    """Return the non-empty parts of a folder of Parquet files, by file name."""
     return parts_of_files(data_files(folder))
 
 
 def parts_of_files(files: Sequence[Location]) -> list[Part]:
-    """Return the parts of Parquet files that have any rows, in their order."""
+    """Return the non-empty parts of Parquet files, in their order."""
     footers = enumerate(zip(files, read_footers(files), strict=True))
     return [
         part for number, (path, footer) in footers for part in _parts_of_file(path, number, footer)
@@ -91,7 +86,7 @@ def parts_of_files(files: Sequence[Location]) -> list[Part]:
 
 
 def find_files(folder: Location) -> list[Part]:
-    """Return the files of a folder that have any rows, each as one part, however large it is."""
+    """Return the non-empty files of a folder, each as one part of any size."""
     files, paths = [], data_files(folder)
     for path, metadata in zip(paths, read_footers(paths), strict=True):
         groups = range(metadata.num_row_groups)
@@ -112,7 +107,7 @@ def _parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> It
 
 
 def _runs(sizes: Sequence[int]) -> list[range]:
-    """Cut a sequence into runs that each reach :data:`PART_BYTES`, but for the last."""
+    """Cut a sequence into runs that each reach :data:`PART_BYTES`, except the last."""
     runs, first, size = [], 0, 0
     for index, more in enumerate(sizes):
         size += more
@@ -123,7 +118,7 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 
 
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read those of the columns that the part has, in batches. Runs on an executor."""
+    """Read the columns that the part has, in batches. Runs on an executor."""
     average = max(part.size // part.rows, 1)
     # Of a store, all that is wanted of the part is asked for at once, in few requests.
     stored = as_local(part.path) is None
@@ -137,16 +132,11 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches that are row groups of a good size. Runs on an executor.
+    """Join batches of one schema to row groups of a good size. Runs on an executor.
 
-    A row group costs a reader a request of a store for each run of its columns, and some functions
-    give a batch for each few texts.
-
-    Args:
-        batches: Of one schema; those without rows are left out.
-
-    Yields:
-        Batches of at least :data:`BATCH_BYTES` or :data:`MAX_ROWS`, but for the last.
+    They have at least :data:`BATCH_BYTES` or :data:`MAX_ROWS`, except the last; empty batches are
+    left out. A row group costs a reader one request to a store for each run of its columns, and
+    some functions give a batch for every few texts.
     """
     pending: list[pa.RecordBatch] = []
     size = rows = 0
@@ -165,11 +155,10 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def collect_from_parts(
     session: SparkSession, parts: Sequence[Part], work: Callable[[Iterator[Part]], Iterator[T]]
 ) -> list[T]:
-    """Have tasks work on parts, small ones together, and collect their results.
+    """Run tasks on parts, small ones together, and collect their results.
 
-    Args:
-        parts: What is handed out; its files are seen by every executor under the same path.
-        work: Runs on an executor; gets the parts of a task and yields little.
+    All executors see the files under the same path. ``work`` runs on an executor, gets the parts of
+    a task and yields little.
     """
     return collect_from_tasks(session, _tasks(parts), partial(_work_on_tasks, work=work))
 
@@ -180,12 +169,10 @@ def frame_from_parts(
     work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
-    """Have tasks work on parts, small ones together, and make a frame of what they yield.
+    """Run tasks on parts, small ones together, and make a frame of the rows that they yield.
 
-    Args:
-        parts: What is handed out; its files are seen by every executor under the same path.
-        work: Runs on an executor; gets the parts of a task and yields rows.
-        schema: Of the rows.
+    All executors see the files under the same path. ``work`` runs on an executor and gets the parts
+    of a task.
     """
     return frame_from_tasks(session, _tasks(parts), partial(_work_on_tasks, work=work), schema)
 

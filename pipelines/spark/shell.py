@@ -1,7 +1,7 @@
-"""What the shell hands to a session: variables that name another Python, Java, Spark or conf.
+"""The shell's influence on a session: variables that name another Python, Java, Spark or conf.
 
-What can be looked at is refused before Spark starts, with the name of the variable. Where Spark
-does not start all the same, the error has the cause from what its JVM has printed.
+Visible problems are refused before Spark starts, with the name of the variable. If Spark still does
+not start, the error takes the cause from its JVM's output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENCRYPTING = (
     "spark.authenticate.enableSaslEncryption",
 )
 _AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
-"""What the JVM itself is started with, which nothing else can hand to it."""
+"""Conf that only the JVM's own start can set."""
 
 
 PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
@@ -46,7 +46,7 @@ _AT_LAUNCH = (
     *(_SUBMIT_ARGS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
     *("SPARK_SUBMIT_OPTS", _CONF_DIR, SPARK, JAVA),
 )
-"""Variables that a JVM of Spark follows when it starts, those that few shells have first."""
+"""Variables that Spark's JVM follows when it starts, the rarest first."""
 _SPARK_PYTHON = "spark.pyspark.python"
 _ARCHIVES = "spark.archives"
 _SECONDS = 120
@@ -61,23 +61,20 @@ _NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array su
 
 
 def is_local(conf: Mapping[str, str]) -> bool:
-    """Return whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
+    """Return whether a session is entirely local: `local[...]` and `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local")
 
 
 def has_workers(conf: Mapping[str, str]) -> bool:
-    """Return whether a session starts workers of Spark's on this machine: `local-cluster[...]`."""
+    """Return whether a session starts Spark workers on this machine: `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local-cluster")
 
 
 def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
     """Return conf that closes a local session to other users; empty for another session.
 
-    Its driver listens on loopback, and its processes authenticate with a secret that is made
-    for this session alone. What the conf has already is left as it is.
-
-    Args:
-        conf: Of the session, by whole keys.
+    Its driver listens on loopback, and its processes authenticate with a secret of this session.
+    Keys that ``conf`` has already stay.
     """
     if not is_local(conf):
         return {}
@@ -88,11 +85,7 @@ def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def encrypting_key(context: SparkContext) -> str | None:
-    """Return the key of the conf that asks for encryption; none where no key does.
-
-    Args:
-        context: Of the cluster.
-    """
+    """Return the key of the cluster's conf that asks for encryption; None without one."""
     conf = context.getConf()
     return next((key for key in ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
@@ -100,14 +93,10 @@ def encrypting_key(context: SparkContext) -> str | None:
 def start_jvm(conf: Mapping[str, str], log: Path) -> None:
     """Start the driver's JVM, if this process has none yet.
 
-    That of a local session has its master, workers and executors listen on loopback, which no conf
-    says, unless the user's environment names another address. Its workers have a
-    folder of their own. Secrets are not among the arguments,
-    which everybody on this machine can read: the session hands them to the JVM.
-
-    Args:
-        conf: Of the session, by whole keys.
-        log: Where it writes what it prints; no line of it is for the user.
+    The master, workers and executors of a local session listen on loopback, which no conf sets,
+    unless the user's environment names another address. Workers have their own folder. The session
+    hands secrets to the JVM: arguments are readable by everybody on this machine. The JVM's output
+    goes to ``log``; no line of it is for the user.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -134,15 +123,13 @@ def start_jvm(conf: Mapping[str, str], log: Path) -> None:
 
 
 def check_master(master: str) -> None:
-    """Make sure that a standalone master answers; others are not checked.
+    """Refuse a standalone master that does not answer; other masters are not checked.
 
-    Spark itself tries for minutes, and its session is there meanwhile, without executors.
-
-    Args:
-        master: As `spark.master` has it; several addresses of one cluster have commas between them.
+    Spark itself tries for minutes, with a session but without executors. Several addresses of one
+    cluster are separated by commas.
 
     Raises:
-        InputError: Nothing does within a few seconds, at none of them.
+        InputError: No address answers within a few seconds.
     """
     if not master.startswith("spark://"):
         return
@@ -164,7 +151,7 @@ def check_master(master: str) -> None:
 
 
 def check_homes() -> None:
-    """Refuse a Java or a Spark that variables name and that is not there.
+    """Refuse variables that name a Java or a Spark that is absent.
 
     Raises:
         InputError: Naming the variable.
@@ -194,11 +181,7 @@ def check_homes() -> None:
 
 
 def executors_python(conf: Mapping[str, str]) -> str:
-    """Return the Python that executors are to run: of the conf, of the shell, or the driver's.
-
-    Args:
-        conf: Of the session, by whole keys.
-    """
+    """Return the executors' Python: the conf's, the shell's, or the driver's."""
     python = conf.get(_SPARK_PYTHON) or os.environ.get(PYTHON) or sys.executable
     # Executors on this machine work in folders of their own, in which archives are unpacked.
     is_of_driver = is_local(conf) and "/" in python and not conf.get(_ARCHIVES)
@@ -206,11 +189,7 @@ def executors_python(conf: Mapping[str, str]) -> str:
 
 
 def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
-    """Refuse a Python of executors that cannot run tasks, as far as that can be seen from here.
-
-    Args:
-        conf: Of the session, by whole keys.
-        local: Whether executors run on this machine.
+    """Refuse executors' Python that cannot run tasks; only checks what is on this machine.
 
     Raises:
         InputError: Naming the variable or the key.
@@ -229,7 +208,7 @@ def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
 
 
 def _python_problem(python: str) -> str:
-    """Return why a Python cannot run tasks; empty where it can."""
+    """Return why a Python cannot run tasks; empty if it can."""
     try:
         asked = subprocess.run(
             [python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -247,14 +226,10 @@ def _python_problem(python: str) -> str:
 
 
 def check_worker(cause: str) -> None:
-    """Refuse the Python or the Java that the shell names, once an executor has not run on it.
-
-    Args:
-        cause: Of the failure, as Spark says it.
+    """Refuse the shell's Python or Java to which Spark's message of a failed task points.
 
     Raises:
-        InputError: The failure is of a Python that does not start, and the shell names one; or of a
-            Java that is too new.
+        InputError: The Python does not start, and the shell names one; or the Java is too new.
     """
     if _NO_ARROW in cause:
         raise InputError(
@@ -276,10 +251,10 @@ def start_failure(cause: str, said: str, log: Path | None, conf: Mapping[str, st
     """Return the error of a session that could not be started.
 
     Args:
-        cause: Of what PySpark raises.
-        said: What the JVM has printed.
-        log: Where that is.
-        conf: What the user set, by whole keys.
+        cause: From PySpark's error.
+        said: The JVM's output.
+        log: The file with it.
+        conf: The user's, by whole keys.
     """
     has_jvm = "JAVA_GATEWAY_EXITED" not in cause
     cause = cause if has_jvm else _cause(said) or cause
@@ -295,7 +270,7 @@ def start_failure(cause: str, said: str, log: Path | None, conf: Mapping[str, st
 
 
 def _cause(said: str) -> str:
-    """Return the cause among what a JVM that has not started printed; else nothing."""
+    """Return the cause from the output of a JVM that has not started; else nothing."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _NOISE.match(line)]
     thrown = (found[1] for line in lines if (found := _THROWN.match(line)))
     return next(thrown, lines[-1] if lines else "")

@@ -1,9 +1,9 @@
-"""What one stage has of a session that others have not: resources of its tasks and executors.
+"""Resources of tasks and executors for one stage, apart from the rest of its session.
 
-A session's executors are as they were when it started. Spark's stage-level scheduling (`Job
-Scheduling` in its documentation) has tasks of other sizes on them; with dynamic allocation it has
-Spark start other executors for a stage, and give them back behind it. What else a stage asks for
-is set while it runs where Spark lets that be, and otherwise refused.
+A session's executors keep the sizes of its start. Spark's stage-level scheduling (`Job Scheduling`
+in its documentation) runs tasks of other sizes on them. With dynamic allocation it also starts
+other executors for a stage, and gives them back afterwards. Other requests of a stage are set while
+it runs, where Spark allows that, and refused otherwise.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _SUPPORTED = ("spark://", "local-cluster", "yarn", "k8s://")
 
 @dataclass(frozen=True)
 class StageResources:
-    """What a stage is to have that its session has not.
+    """The requests of a stage that differ from its session.
 
     Attributes:
-        conf: What holds of the Spark conf while the stage runs, by whole keys.
-        tasks: The keys of resources of tasks that differ from the session's.
-        executors: The same of resources of executors.
-        others: The rest of what differs.
+        conf: The Spark conf while the stage runs, by whole keys.
+        tasks: The differing keys of task resources.
+        executors: The differing keys of executor resources.
+        others: The other differing keys.
     """
 
     conf: Mapping[str, str]
@@ -67,12 +67,7 @@ class StageResources:
 
 
 def resources_of(session_conf: Mapping[str, str], asked: Mapping[str, str]) -> StageResources:
-    """Compare what a stage asks for with what its session has.
-
-    Args:
-        session_conf: Of the session, by whole keys.
-        asked: Of the stage.
-    """
+    """Compare a stage's requests with its session's conf, both by whole keys."""
     changed = [key for key in asked if not _is_same(key, session_conf.get(key), asked[key])]
     tasks = [key for key in changed if key == _TASK_CPUS or _TASK_AMOUNT.fullmatch(key)]
     executors = [
@@ -107,9 +102,9 @@ def check_resources(stage: StageName, found: StageResources) -> None:
 
 
 def check_stages(session: SparkSession, config: Config, stages: Iterable[StageName]) -> None:
-    """Refuse what stages ask for that the session which they share cannot give them.
+    """Refuse requests of stages that their shared session cannot meet.
 
-    What a training asks for of tasks and executors depends on the engine, which checks it.
+    A training's requests for tasks and executors depend on the engine, which checks them.
 
     Raises:
         InputError: See :func:`stage_settings`.
@@ -119,11 +114,7 @@ def check_stages(session: SparkSession, config: Config, stages: Iterable[StageNa
 
 
 def _modifiable(session: SparkSession, stage: StageName, found: StageResources) -> list[str]:
-    """Return the keys that are set in the session while a stage runs.
-
-    Raises:
-        InputError: Others differ, which are fixed when a session starts.
-    """
+    """Return the keys to set in the session while a stage runs; refuse keys fixed at its start."""
     conf, others = session.conf, found.others
     if stage != "train":
         # Spark has profiles for RDDs, and these stages work with data frames.
@@ -140,10 +131,10 @@ def _modifiable(session: SparkSession, stage: StageName, found: StageResources) 
 
 @contextmanager
 def stage_settings(session: SparkSession, config: Config, stage: StageName) -> Iterator[None]:
-    """Set what can be set of a running session while a stage runs, as the stage asks for it.
+    """Set a stage's requests in the running session, where possible, while the stage runs.
 
     Raises:
-        InputError: It asks for what is fixed when a session starts.
+        InputError: A request is fixed when a session starts.
     """
     found = resources_in(session, config, stage)
     set_here = _modifiable(session, stage, found)
@@ -152,7 +143,7 @@ def stage_settings(session: SparkSession, config: Config, stage: StageName) -> I
 
 
 def resources_in(session: SparkSession, config: Config, stage: StageName) -> StageResources:
-    """Return what a stage is to have that a running session has not."""
+    """Return a stage's requests that differ from a running session."""
     asked = getattr(config.stages, stage)
     if is_connected():
         told = {key: conf_value(session, key) for key in asked}
@@ -161,10 +152,10 @@ def resources_in(session: SparkSession, config: Config, stage: StageName) -> Sta
 
 
 def resource_profile(found: StageResources) -> ResourceProfile | None:
-    """Return the profile of a stage's tasks, registered with Spark; None where they need none.
+    """Return the registered profile of a stage's tasks; None where they need none.
 
-    A session is running, in which two stages that ask for the same get the same profile: otherwise
-    Spark would start executors for each.
+    A session is running. Two stages with the same requests get the same profile: otherwise Spark
+    would start executors for each.
     """
     if not (found.tasks or found.executors):
         return None
@@ -197,7 +188,7 @@ def _task_requests(conf: Mapping[str, str]) -> Any:
 
 
 def _executor_requests(conf: Mapping[str, str]) -> Any:
-    """Return all that executors have: what a profile does not name comes from Spark's defaults."""
+    """Request all that executors have: Spark's defaults fill what a profile does not name."""
     from pyspark.resource import ExecutorResourceRequests
 
     requests = ExecutorResourceRequests()

@@ -25,7 +25,7 @@ _ROW = "value"
 
 
 def slices(values: Sequence[Value], most: int) -> list[Sequence[Value]]:
-    """Return values in at most so many runs of nearly equal length, none of them empty."""
+    """Cut values into at most so many runs of nearly equal length, none empty."""
     count = min(len(values), most)
     ends = [len(values) * number // count for number in range(count + 1)] if count else []
     return [values[start:end] for start, end in pairwise(ends)]
@@ -36,14 +36,11 @@ def collect_from_tasks(
     tasks: Sequence[Task],
     work: Callable[[Iterator[Task]], Iterator[Result]],
 ) -> list[Result]:
-    """Have Spark do tasks, each in a partition of its own, and collect what they give, in order.
+    """Run tasks, plain values with a partition each, and collect their results in order.
 
-    An RDD job where there are RDDs: in a fresh session one of Spark SQL costs several CPU seconds
+    ``work`` runs on an executor; it gets one task and yields little, which can be pickled. Without
+    Spark Connect this is an RDD job: in a fresh session one of Spark SQL costs several CPU seconds
     more, for the Java classes and the pandas that it loads.
-
-    Args:
-        tasks: Plain values.
-        work: Runs on an executor; gets one task and yields little, which can be pickled.
     """
     if is_connected():
         frame = frame_from_tasks(session, tasks, partial(_pickled, work=work), f"{_ROW} binary")
@@ -66,12 +63,9 @@ def frame_from_tasks(
     work: Callable[[Iterator[Task]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
-    """Have Spark do tasks, each in a partition of its own, and make a frame of what they yield.
+    """Run tasks, plain values with a partition each, and make a frame of the rows they yield.
 
-    Args:
-        tasks: Plain values.
-        work: Runs on an executor; gets one task and yields rows.
-        schema: Of the rows.
+    ``work`` runs on an executor and gets one task.
     """
     # All tasks travel with the function: packed, a Python worker unpacks none but its own.
     packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
