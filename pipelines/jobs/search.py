@@ -1,4 +1,4 @@
-"""`search`: the rows of a table of vectors that are nearest to texts."""
+"""`search`: finds the rows of a table of vectors that are nearest to texts."""
 
 from __future__ import annotations
 
@@ -31,15 +31,12 @@ def search(
     Spark starts only for a table that is too large for this process, or to build an index.
 
     Args:
-        config: The section `embedding` names the table, and where its model is now if that is
-            not where it was.
-        queries: Texts.
-        k: Rows of each query.
-        indexed: Search an index, which is built where there is none, instead of all rows.
+        config: The section `embedding` names the table, and its model if that has moved.
+        indexed: Search an index instead of all rows, and build a missing one.
         hybrid: Rank by BM25 too, and fuse both rankings.
 
     Raises:
-        InputError: There is no such table, it was made with another model, nothing is asked, or
+        InputError: There is no such table, it was made with another model, there is no query, or
             the table has no texts to rank by.
         PipelineError: An executor could not search.
     """
@@ -71,6 +68,6 @@ def command(
     index: bool,
     hybrid: bool,
 ) -> None:
-    """Print what is nearest to the queries of a command line and of a file."""
+    """Print the rows nearest to the queries of a command line and of a file."""
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
     Screen().print(hits_table(asked, search(config, asked, k, indexed=index, hybrid=hybrid)))
