@@ -30,8 +30,8 @@ class Registry:
     """Names, and the places of what they stand for.
 
     Attributes:
-        kind: What the entries are, in a word, for errors.
-        key: The setting that chooses one, for errors.
+        kind: What the entries are, in a word.
+        key: The setting that chooses one.
         entries: ``module:attribute`` by name.
         group: Entry points by which other distributions add entries; a name of ours stays ours.
         renamed: Current names by former ones, which are still read.

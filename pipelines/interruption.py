@@ -78,11 +78,9 @@ def terminated_in_order() -> Iterator[Interruption]:
 def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:
     """Return the message to the user of an interrupted job.
 
-    Args:
-        arguments: The command's name, and what follows it on the command line.
-        submitted: Whether it ran under spark-submit, whose own arguments are not known.
-        run_begun: Whether the job had begun its run. Otherwise the run folder may hold an older
-            run, which the job was not asked to resume.
+    `arguments` begin with the command's name. If it was `submitted`, the arguments of spark-submit
+    are not known. Without `run_begun`, the run folder may hold an older run, which the job was not
+    asked to resume.
     """
     command = arguments[0] if arguments else ""
     if command not in _GO_ON_BY:

@@ -138,7 +138,6 @@ def _check(config: Config, run: RunFolder) -> None:
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
-    """Return the digests of the run's model and of its evaluation sets."""
     return {"model": digest_model(run.model), "sets": digest_sets(session, config)}
 
 

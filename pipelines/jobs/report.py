@@ -15,11 +15,8 @@ from pipelines.settings import Config
 def report(config: Config, runs: Sequence[str] = (), output: str | None = None) -> Location:
     """Draw the report of a run, finished or not, or compare several; return the page's path.
 
-    Args:
-        config: Says how stores are reached and, without `runs`, which run.
-        runs: Folders of runs.
-        output: The file; by default `report.html` in the folder of a single run, or
-            `comparison.html` in the working folder.
+    Without `runs` (folders), the run is that of `config`. `output` is the file, by default
+    `report.html` in the folder of a single run, or `comparison.html` in the working folder.
 
     Raises:
         InputError: There is no such run, one is named twice, or the page cannot be there.

@@ -28,12 +28,10 @@ def search(
 ) -> list[Hit]:
     """Return the k rows of `embedding.output` that are nearest to each query, the best first.
 
-    Spark starts only for a table that is too large for this process, or to build an index.
-
-    Args:
-        config: The section `embedding` names the table, and its model if that has moved.
-        indexed: Search an index instead of all rows, and build a missing one.
-        hybrid: Rank by BM25 too, and fuse both rankings.
+    The section `embedding` names the table, and its model if that has moved. `indexed` searches an
+    index instead of all rows, and builds a missing one. `hybrid` ranks by BM25 too, and fuses both
+    rankings. Spark starts only for a table that is too large for this process, or to build an
+    index.
 
     Raises:
         InputError: There is no such table, it was made with another model, there is no query, or

@@ -124,7 +124,7 @@ class Config(Settings):
         return self
 
     def _check_sources(self) -> None:
-        """Refuse sources that are wrong as a lone corpus, by its keys, or wrong together."""
+        """Refuse sources that are wrong alone (by the keys of a lone corpus) or together."""
         sources, every = self.corpus.sources, self.by_source()
         objectives = [alone.objective for alone in every]
         check_sources(sources, objectives, self.teacher)

@@ -37,7 +37,7 @@ _LONGEST = 1000
 RENAMED: dict[str, str] = {}
 """Current names of settings by their former names, which are read for one release.
 
-Both have their section, and cover all keys below them.
+Both include the section, and cover all keys below them.
 """
 
 

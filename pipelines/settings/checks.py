@@ -1,6 +1,6 @@
 """Checks across sections of the settings; `Settings.check` compares settings of one section.
 
-The first argument is the section whose keys are at fault.
+The first argument is the section whose keys the errors name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
 
 
 def check_encoder(encoder: EncoderSettings) -> None:
-    """Refuse shapes that no encoder has."""
+    """Refuse shapes that no encoder has, and LoRA settings without a rank."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:
@@ -203,7 +203,7 @@ def check_sources(
 
 
 def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse an objective with trained weights beside another: not every step would train them."""
+    """Refuse an objective with its own weights beside another: not every step would train them."""
     with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
     if with_own and len({*objectives}) > 1:
         raise InputError(

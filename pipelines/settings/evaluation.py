@@ -13,7 +13,7 @@ from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settin
 Missing = Literal["refuse", "not_found"]
 """What to do about judgements of missing items."""
 RANKED_METRIC = re.compile(r"(?P<name>ndcg|mrr|recall|map)@(?P<cutoff>[1-9][0-9]{0,2}|1000)")
-"""A metric of rankings and its cutoff, a rank."""
+"""A metric of rankings, and how many ranks count."""
 
 
 # Spark does not tell capitals of columns apart.
@@ -67,7 +67,7 @@ class EvaluationSettings(Settings):
     in the report."""
 
     def check(self) -> None:
-        """Refuse unknown metrics, and a query group of a single query."""
+        """Refuse unknown metrics, and groups of a single query."""
         if self.query_group.lower() in _OF_ONE_QUERY:
             raise InputError(
                 "evaluation.query_group",

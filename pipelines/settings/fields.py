@@ -152,7 +152,6 @@ def _told(model: type) -> Mapping[str, str]:
 
 
 def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:
-    """Tell whether a type is a section of settings, or a part of one."""
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 

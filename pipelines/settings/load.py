@@ -238,7 +238,6 @@ def _repeated(path: str | Openable | None, key: str, lines: tuple[int, int]) -> 
 
 
 def _shown(value: object) -> str:
-    """Return a value, shortened for an error."""
     text = str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

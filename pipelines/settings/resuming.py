@@ -147,7 +147,6 @@ def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
-    """Return a setting by its dotted name."""
     for part in name.split("."):
         values = values[part]
     return values
