@@ -1,8 +1,8 @@
 """`delete`: removes the rows of keys from the prepared folder and the table of vectors, for good.
 
-The folder keeps a list of the keys, and is prepared again without their rows. Texts decide on other
-texts (duplicates, pairs, held-out texts, places in the lanes), so all of this is decided anew. Each
-stage replaces its former folder as a whole. Files without such rows are not read.
+The folder keeps a list of the keys, and is prepared again without their rows. What depends on other
+texts (duplicates, pairs, held-out texts, places in the lanes) is decided anew. Each stage replaces
+its former folder as a whole. Files without such rows are not read.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from pipelines.settings import Config
 def report(config: Config, runs: Sequence[str] = (), output: str | None = None) -> Location:
     """Draw the report of a run, finished or not, or compare several; return the page's path.
 
-    Without `runs` (folders), the run is that of `config`. `output` is the file, by default
-    `report.html` in the folder of a single run, or `comparison.html` in the working folder.
+    `config` says how stores are reached and, without `runs` (folders), which run. `output` is the
+    file, by default `report.html` in the folder of a single run, or `comparison.html` in the
+    working folder.
 
     Raises:
         InputError: There is no such run, one is named twice, or the page cannot be there.

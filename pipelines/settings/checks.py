@@ -42,7 +42,7 @@ def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
 
 
 def check_encoder(encoder: EncoderSettings) -> None:
-    """Refuse shapes that no encoder has, and LoRA settings without a rank."""
+    """Refuse shapes that no encoder has, and settings that its start or LoRA rank rules out."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:

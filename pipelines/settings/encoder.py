@@ -27,9 +27,7 @@ class FreezeSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adaptation: adds products of two small matrices to the layers', and trains only
-    these.
-    """
+    """Low-rank adaptation: adds products of two small matrices to layers, and trains only these."""
 
     rank: int = Field(default=0, ge=0)
     """LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. See

@@ -1,7 +1,8 @@
 """The lists of settings that may, or may not, change when a run is resumed.
 
-They hold every setting that decides a training, and all of `objective`: a loss has keys of its own.
-The corpus is not in them: lanes know by their digest whether they are the same.
+Every setting that decides a training is in one of them; `objective` is in as a whole, since a loss
+has keys of its own. The corpus is not in them: lanes know by their digest whether they are the
+same.
 """
 
 from __future__ import annotations

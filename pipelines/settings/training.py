@@ -260,8 +260,8 @@ class TrainingSettings(Settings):
     def averaged_steps(self, last_step: int) -> tuple[int, ...]:
         """Return the steps of the checkpoints that the model averages, oldest first; they are kept.
 
-        `last_step` is that of the newest checkpoint. Checkpoints by the clock, or written as a
-        machine went, are left out, so that the model is the same whatever happened on the way. So
+        `last_step` is that of the newest checkpoint. Other checkpoints by the clock, or written as
+        a machine went, are left out, so that the model is the same whatever happened on the way. So
         is the start, which is no state of training.
         """
         every = self.checkpoint_every

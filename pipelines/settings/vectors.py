@@ -97,7 +97,7 @@ _COLUMNS = {
 
 
 class MiningSettings(Settings):
-    """The pairs to search hard negatives for, the place of search, and the choice of negatives."""
+    """The pairs that get hard negatives, the documents to search, and the choice among them."""
 
     model: StoredPath | None = None
     """A sentence-transformers folder; unset: `<run.folder>/model`. It embeds as
