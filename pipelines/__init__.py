@@ -7,8 +7,8 @@
     pipelines.train(config)
     pipelines.evaluate(config)
 
-These names are the public API. Each is imported when it is first used, so that the package itself
-needs neither Spark nor a framework.
+These names are the public API. Each is imported on first use, so that the package itself needs
+neither Spark nor a framework.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _HOMES = {
     "embed_column": "pipelines.vectors.column",
     "load": "pipelines.settings.load",
 }
-"""Modules of what is no job; a job is in the module of its name."""
+"""Modules of names that are no jobs; a job is in the module of its name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the public API."""
+    """Import a name of the public API on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, f"pipelines.jobs.{name}")), name)

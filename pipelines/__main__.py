@@ -1,4 +1,4 @@
-"""``python -m pipelines`` is the console command, where only the interpreter is at hand."""
+"""The console command as ``python -m pipelines``, where only the interpreter is at hand."""
 
 import sys
 

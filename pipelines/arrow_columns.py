@@ -1,7 +1,7 @@
-"""Columns of Arrow: what their types hold, as text, as Spark reads them, and lists.
+"""Arrow columns: what their types hold, and their values as text, lists and Spark's types.
 
-An Arrow type says how values are stored, and several types store the same values. Every reader of
-tables asks this module what a column holds, so that all of them take the same columns.
+Several Arrow types store the same values. Every reader of tables asks this module what a column
+holds, so that all of them take the same columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SPARK_DIGITS = 38
-"""Of a decimal number, at most."""
+"""The most digits of a decimal number in Spark."""
 
 _WIDER = {
     pa.uint8(): pa.int16(),
@@ -26,7 +26,7 @@ _WIDER = {
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values: without a dictionary, run ends or an extension."""
+    """Return the type of the values, without a dictionary, run ends or an extension."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -37,8 +37,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def is_text(kind: pa.DataType) -> bool:
     """Tell whether a column of a type can hold texts.
 
-    Bytes are texts in UTF-8, as in files of writers that do not say so. A column of nulls is one of
-    texts: a file whose texts are all missing has no other type.
+    Bytes count as UTF-8: some writers do not mark their texts. So do nulls: a file whose texts are
+    all missing has no other type.
     """
     kind = plain_type(kind)
     return _is_string(kind) or _is_binary(kind) or bool(pa.types.is_null(kind))
@@ -55,7 +55,7 @@ def is_key(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type holds lists, however they are stored."""
+    """Tell whether a column of a type holds lists, in any storage."""
     checks = (
         pa.types.is_list,
         pa.types.is_large_list,
@@ -94,13 +94,13 @@ _KNOWN_TO_SPARK = (
     (pa.types.is_decimal, pa.string()),
     (pa.types.is_duration, pa.int64()),
 )
-"""What tells types that Spark does not know, or not so, and what their values are there."""
+"""Checks of types that Spark lacks or reads otherwise, and the type of their values in Spark."""
 
 
 def is_read_by_spark(kind: pa.DataType) -> bool:
     """Tell whether Spark's own reader of Parquet takes a column of a type.
 
-    It takes a column of nulls for one of numbers.
+    It takes a column of nulls for numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
         # Of an extension the file may have a logical type that Spark does not know, as of UUIDs.
@@ -120,15 +120,15 @@ def is_read_by_spark(kind: pa.DataType) -> bool:
 def is_opened_by_spark(kinds: Iterable[pa.DataType | str]) -> bool:
     """Tell whether Spark opens a file with columns of these types, whichever of them it reads.
 
-    Its library fails at the footer of a file that has half floats anywhere.
+    Its library fails at the footer of a file with half floats anywhere.
     """
     return not any("halffloat" in str(kind) for kind in kinds)
 
 
 def type_for_spark(kind: pa.DataType) -> pa.DataType:
-    """Return the type with which Spark has the values of a column, all the way down.
+    """Return the type of a column's values in Spark, nested types included.
 
-    Numbers that it does not know are in the next wider type, and what is left as strings.
+    Numbers that Spark lacks get the next wider type; other types that it lacks become strings.
     """
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.uuid":
         return pa.string()
@@ -144,7 +144,7 @@ def type_for_spark(kind: pa.DataType) -> pa.DataType:
 
 
 def schema_for_spark(fields: Iterable[pa.Field]) -> pa.Schema:
-    """Return the columns of a file, or some of them, in the types that Spark has."""
+    """Return the schema of columns in Spark's types."""
     return pa.schema([pa.field(field.name, type_for_spark(field.type)) for field in fields])
 
 
@@ -172,7 +172,7 @@ def column_for_spark(column: pa.Array) -> pa.Array:
 
 
 def as_text(column: pa.Array | pa.ChunkedArray) -> pa.StringArray:
-    """Return a column as well-formed strings, with U+FFFD for bytes that are no UTF-8."""
+    """Return a column as well-formed strings, with U+FFFD for bytes that are not UTF-8."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     column = plain_column(column)
@@ -192,8 +192,8 @@ def as_text(column: pa.Array | pa.ChunkedArray) -> pa.StringArray:
 def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of tables with the same columns.
 
-    A column whose types differ between them has the values without their dictionaries; where that
-    is not enough, lists of one type, or texts.
+    Columns of different types lose their dictionaries. If their types still differ, they become
+    lists of one type, or texts.
     """
     if all(table.schema.equals(tables[0].schema) for table in tables):
         return pa.concat_tables(tables)
@@ -210,7 +210,7 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def lists_of(columns: Sequence[pa.Array]) -> pa.ListArray:
-    """Return a column of lists: in each row what the columns have there, in their order."""
+    """Return a column of lists, each with the columns' values of a row in their order."""
     rows, count = len(columns[0]), len(columns)
     by_row = np.arange(count * rows).reshape(count, rows).T.ravel()
     values = pa.concat_arrays(columns).take(pa.array(by_row))
@@ -218,27 +218,19 @@ def lists_of(columns: Sequence[pa.Array]) -> pa.ListArray:
 
 
 def list_lengths(lists: pa.ListArray) -> np.ndarray:
-    """Return how many values each row has, int32 [rows]; zero for a null."""
+    """Return the number of values in each row, int32 [rows]; 0 for a null."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.asarray(lengths, np.int32)
 
 
 def with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
-    """Return the same lists of other values.
-
-    Args:
-        lists: May have nulls, which stay.
-        values: As many as ``lists.flatten()`` has.
-    """
+    """Return the lists with other values, as many as ``lists.flatten()`` has; nulls stay."""
     offsets = np.concatenate([[0], np.cumsum(list_lengths(lists))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=lists.is_null())
 
 
 def text_bytes(texts: pa.StringArray) -> tuple[bytes, np.ndarray]:
-    """Return the bytes of all texts in a row, and where each begins in them and the last one ends.
-
-    The places are int64 [texts + 1].
-    """
+    """Return the concatenated bytes of the texts, and their bounds, int64 [texts + 1]."""
     if not len(texts):
         return b"", np.zeros(1, np.int64)
     bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)

@@ -1,8 +1,8 @@
-"""What can be chosen by name: engines, losses, formats and others, a line each.
+"""Registries of what is chosen by name: engines, losses, formats and others.
 
-Nothing is imported before it is chosen. So settings take their choices from here, although what is
-listed imports settings. Other distributions add entries of their own by entry points.
-CONTRIBUTING.md says what each kind of entry has to be.
+Nothing is imported before it is chosen, so settings take their choices from here although entries
+import settings. Other distributions add entries by entry points. CONTRIBUTING.md says what each
+kind of entry has to be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipelines.errors import InputError
 
 @cache
 def provided(group: str) -> Mapping[str, str]:
-    """Return ``module:attribute`` by name of the entry points that distributions add to a group."""
+    """Return the entry points that distributions add to a group: ``module:attribute`` by name."""
     # Not above: the command's help needs none.
     from importlib.metadata import entry_points
 
@@ -27,15 +27,15 @@ def provided(group: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Registry:
-    """Names, and where what they stand for is.
+    """Names, and the places of what they stand for.
 
     Attributes:
-        kind: What the entries are, in a word, for errors.
-        key: The setting that chooses one, for errors.
+        kind: What the entries are, in a word.
+        key: The setting that chooses one.
         entries: ``module:attribute`` by name.
-        group: Entry points by which other distributions add to them; a name of ours stays ours.
-        renamed: Names of before, which are still read, and what they are called now.
-        variants: ``module:attribute`` by name and what decides, where a name stands for several.
+        group: Entry points by which other distributions add entries; a name of ours stays ours.
+        renamed: Current names by former ones, which are still read.
+        variants: ``module:attribute`` by name and variant, where a name stands for several things.
     """
 
     kind: str
@@ -59,10 +59,10 @@ class Registry:
         return name in self.entries or name in provided(self.group)
 
     def check(self, name: str) -> str:
-        """Return a name as it is today.
+        """Return the current form of a name.
 
         Raises:
-            InputError: There is nothing of that name.
+            InputError: There is no such entry.
         """
         name = self.renamed.get(name, name)
         if name not in self:
@@ -71,21 +71,18 @@ class Registry:
         return name
 
     def module(self, name: str) -> str:
-        """Return the module of what a name stands for; imports nothing.
+        """Return the module of an entry, without importing it.
 
         Raises:
-            InputError: There is nothing of that name.
+            InputError: There is no such entry.
         """
         return self._entry(name).partition(":")[0]
 
     def load(self, name: str, variant: str = "") -> Any:
-        """Return what a name stands for; imports its module.
-
-        Args:
-            variant: Decides where the name stands for several things.
+        """Import and return what a name stands for; `variant` decides between several things.
 
         Raises:
-            InputError: There is nothing of that name.
+            InputError: There is no such entry.
             ImportError: Its module needs something that is not installed.
         """
         module, _, attribute = self._entry(name, variant).partition(":")
@@ -118,7 +115,7 @@ COMMANDS = Registry(
         "engines": "pipelines.jobs.engines:command",
     },
 )
-"""What the console command does with settings; its options are in :mod:`pipelines.cli`."""
+"""The console commands; :mod:`pipelines.cli` has their options."""
 
 RECIPES = Registry(
     kind="recipe",
@@ -157,7 +154,7 @@ TABLE_FORMATS = Registry(
     {name: FORMATS.entries[name] for name in _TABLES},
     "sentence_pipelines.table_formats",
 )
-"""Those that `embed` reads: files of Parquet, tables by name, and formats that have rows."""
+"""Formats that `embed` reads: files of Parquet, tables by name, and formats with rows."""
 
 ARCHITECTURES = Registry(
     kind="architecture",
@@ -187,8 +184,8 @@ BACKENDS = Registry(
         "tensorflow": "pipelines.models.frameworks.tensorflow:open_backend",
     },
 )
-"""On a CPU they stand in the order of speed: the first that is installed and has a form of the
-model's architecture is taken where none is named."""
+"""In the order of speed on a CPU. Where none is named, the first is taken that is installed and has
+a form of the model's architecture."""
 
 LOSSES = Registry(
     kind="loss",
@@ -250,7 +247,7 @@ ENGINES = Registry(
     },
     variants={("bigdl", "torch"): "pipelines.engines.orca.engine:OrcaEngine"},
 )
-"""Those whose implementation depends on the framework have variants by it."""
+"""An engine whose implementation depends on the framework has variants by framework."""
 
 EVALUATIONS = Registry(
     kind="evaluation",
@@ -273,7 +270,7 @@ TRACKERS = Registry(
         "tensorboard": "pipelines.tracking.tensorboard:TensorBoardTracker",
     },
 )
-"""The name is also that of the extra, and what the tracker's own settings begin with."""
+"""A name is also that of the extra, and the prefix of the tracker's own settings."""
 
 MERGE_FORMATS = Registry(
     "table format",

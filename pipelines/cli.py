@@ -1,8 +1,8 @@
-"""The console command: the options of each command, whose work is in :mod:`pipelines.jobs`.
+"""The console command: the options of each command; :mod:`pipelines.jobs` does the work.
 
-The scripts in `jobs/` are the same commands, one each. Exit codes: 0 when done, 2 for what the user
-can correct (one line on standard error), 3 if the quality gate refuses a promotion, 4 if there is
-nothing new to work on, 1 for a failure at run time.
+The scripts in `jobs/` are the same commands. Exit codes: 0 when done, 1 for a failure at run time,
+2 for what the user can correct (one line on standard error), 3 if the quality gate refuses a
+promotion, 4 if there is nothing new to work on.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ app = typer.Typer(
     "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
 )
 PLUGINS = "sentence_pipelines.commands"
-"""Entry points of functions that take the arguments behind a command and return an exit code."""
+"""Entry points: functions that take the arguments behind a command and return an exit code."""
 CTRL_C = 130
-"""Typer's exit code of a command that is interrupted from the keyboard."""
+"""Typer's exit code of a command interrupted from the keyboard."""
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="YAML file; without it, the embedded default job.")
 ]
@@ -84,10 +84,10 @@ def options(
 
 
 def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object]:
-    """Make a command of a function that declares its options, with its docstring as the help.
+    """Make a command of a function that declares its options; its docstring is the help.
 
     `--config` and `--set` follow the options, and `--outcome` in commands that schedulers start.
-    The catalog has what the command does, by its name.
+    The catalog has the work of the command by its name.
     """
 
     def register(declared: Callable[..., None]) -> object:
@@ -328,7 +328,7 @@ def _refused(error: PipelineError) -> int:
 
 
 def _work_of(name: str, options: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
-    """Do what a command does; its module is imported once the settings are known to be right."""
+    """Do the work of a command; import its module only once the settings are valid."""
     result: Mapping[str, Any] | None = COMMANDS.load(name)(config, **options)
     return result
 
@@ -339,13 +339,10 @@ def configured(
     overrides: list[str] | None,
     outcome: str | None = None,
 ) -> None:
-    """Run a command with the settings of a file and of overrides.
+    """Run a command with the settings of a file and of overrides (`KEY=VALUE`).
 
-    Args:
-        command: Takes the settings; returns what came of it, for schedulers.
-        path: The file; without one, the embedded default job.
-        overrides: `KEY=VALUE` over the file.
-        outcome: The file to write what came of it into.
+    Without a `path`, the embedded default job runs. The results that the command returns are
+    written into the file `outcome`, for schedulers.
     """
     from pipelines.jobs.outcome import noted
     from pipelines.settings.load import parse, read_tree, storage_of
@@ -363,7 +360,7 @@ def configured(
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """End the session with a command that may start Spark, and the command with spark-submit."""
+    """End the Spark session with its command, and the command with spark-submit."""
     from pipelines.spark.session import end_with_spark_submit, stopped_at_the_end
 
     end_with_spark_submit()

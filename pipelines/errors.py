@@ -1,4 +1,4 @@
-"""The errors that callers may catch; each one says what to do about it."""
+"""The errors that callers may catch; each says what to do about it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from unicodedata import category
 
 _HARMLESS = "\n\t\u200c\u200d"
 _SHOWN = 200
-"""Characters of what a library says, in an error."""
+"""Characters of a library's message in an error."""
 
 
 def one_line(text: str) -> str:
     """Return a text with escapes for what breaks a line, moves a cursor, or cannot be written.
 
-    What a user has given, or a library says of it, may hold any character.
+    Texts of users, and of libraries about them, may hold any character.
     """
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
@@ -21,7 +21,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what a terminal would obey: ESC, C1, signs of direction.
+    """Return a text with escapes for what a terminal would obey: ESC, C1, direction marks.
 
     Lines and blanks stay, and so do the joiners of scripts and emoji.
     """
@@ -31,11 +31,7 @@ def printable(text: str) -> str:
 
 
 class PipelineError(Exception):
-    """Anything that this package raises on purpose.
-
-    Attributes:
-        exit_code: Of a job that it ends.
-    """
+    """Any error that this package raises on purpose; a job that it ends exits with `exit_code`."""
 
     exit_code: ClassVar[int] = 1
 
@@ -44,7 +40,7 @@ class InputError(PipelineError):
     """Something that the user can mend: a setting, a file, a corpus. Jobs exit with 2.
 
     Args:
-        key: The setting that is at fault, as written in the YAML file (``lanes.granule``).
+        key: The setting at fault, as written in the YAML file (``lanes.granule``).
         problem: What is wrong, with the value.
         remedy: What would be right.
     """
@@ -59,12 +55,7 @@ class InputError(PipelineError):
 
 
 class DamagedFileError(PipelineError, ValueError):
-    """A file of this package that does not hold what was written into it. Jobs exit with 1.
-
-    Args:
-        path: Of the file.
-        problem: What is wrong with it.
-    """
+    """A file of this package that does not hold what was written into it. Jobs exit with 1."""
 
     def __init__(self, path: str, problem: str) -> None:
         # What a library says of a value shows it, and may be of several lines.
@@ -86,10 +77,10 @@ class EngineError(PipelineError):
     Args:
         engine: Name of the engine in the registry.
         cause: What happened, with the executor's traceback where there is one.
-        rank: Rank of the worker that failed first, where one is known.
+        rank: Rank of the worker that failed first, where one is known. Place, host and lane are
+            those of this worker.
         place: Where it stands among those that hold the encoder together, for people.
-        host: Host of that worker.
-        lane: First lane of that worker.
+        lane: Its first lane.
     """
 
     def __init__(
@@ -116,11 +107,8 @@ class EngineError(PipelineError):
 class WorkerLostError(EngineError):
     """A worker's process or its host is gone; nothing in the run itself went wrong.
 
-    Args:
-        engine: As of :class:`EngineError`, and so are the others.
-        cause: What happened.
-        began: Whether all workers had been ready to train.
-        where: Rank, place, host and lane.
+    `began` tells whether all workers had been ready to train; `where` holds rank, place, host and
+    lane of :class:`EngineError`.
     """
 
     def __init__(self, engine: str, cause: str, *, began: bool, **where: Any) -> None:
@@ -128,11 +116,11 @@ class WorkerLostError(EngineError):
         self.began = began
 
     def since(self, reason: str) -> WorkerLostError:
-        """Return the same error, with what is known of the reason behind its cause."""
+        """Return the same error, with a reason behind its cause."""
         return self._with(cause=f"{self.cause} ({reason})")
 
     def at(self, host: str | None) -> WorkerLostError:
-        """Return the same error, with the host where it names none."""
+        """Return the same error, with a host where it names none."""
         return self._with(host=self.host or host)
 
     def _with(self, **changes: Any) -> WorkerLostError:
@@ -143,9 +131,7 @@ class WorkerLostError(EngineError):
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it
     """The quality gate keeps a model out of service; nothing has failed. Jobs exit with 3.
 
-    Args:
-        key: The setting that it did not pass.
-        problem: Which metric, with its figures.
+    `key` is the setting that the model did not pass; `problem` is the metric with its figures.
     """
 
     exit_code = 3
@@ -157,6 +143,6 @@ class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as us
 
 
 class NothingNew(PipelineError):  # noqa: N818 - an answer, as users know it
-    """A job that was asked to work only on what is new has found nothing. Jobs exit with 4."""
+    """A job that was asked to work only on what is new found nothing. Jobs exit with 4."""
 
     exit_code = 4

@@ -20,16 +20,14 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
     "embed": (),
     "mine": (),
 }
-"""The commands that can continue, and the arguments that they need for it."""
+"""Commands that can continue, and the arguments that they need for it."""
 
 
 @dataclass
 class Interruption:
-    """The signal that has ended a job.
+    """The signal that ended a job; its `number` is 0 while there was none.
 
-    Attributes:
-        number: Of the signal; 0 while there was none.
-        run_begun: Whether the job had begun or resumed its run; see :func:`run_begun`.
+    :func:`run_begun` notes that the job has begun or resumed its run.
     """
 
     number: int = 0
@@ -37,7 +35,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """Return it as shells have it; 130 for Ctrl-C."""
+        """Return the exit code as shells have it; 130 for Ctrl-C."""
         return 128 + (self.number or signal.SIGINT)
 
 
@@ -45,7 +43,7 @@ _current: ContextVar[Interruption | None] = ContextVar("current", default=None)
 
 
 def run_begun() -> None:
-    """Note that the run folder holds the run of this job from now on."""
+    """Note that the run folder now holds the run of this job."""
     current = _current.get()
     if current is not None:
         current.run_begun = True
@@ -55,8 +53,8 @@ def run_begun() -> None:
 def terminated_in_order() -> Iterator[Interruption]:
     """Make SIGTERM raise KeyboardInterrupt while a block runs, so that the job ends in order.
 
-    Without it Python would exit at once, and its Java process would notice later, with hundreds of
-    lines on the terminal. Only the main thread can set signal handlers: elsewhere it does nothing.
+    Otherwise Python exits at once, and its Java process notices later, with hundreds of lines on
+    the terminal. Only the main thread can set signal handlers: elsewhere this does nothing.
     """
     found = Interruption()
 
@@ -80,11 +78,9 @@ def terminated_in_order() -> Iterator[Interruption]:
 def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:
     """Return the message to the user of an interrupted job.
 
-    Args:
-        arguments: Of the command line, the name of the command first.
-        submitted: Whether it ran under spark-submit, whose own arguments are not known.
-        run_begun: Whether the job had begun its run. Otherwise the run folder may hold an older
-            run, which the job was not asked to resume.
+    `arguments` begin with the command's name. If it was `submitted`, the arguments of spark-submit
+    are not known. Without `run_begun`, the run folder may hold an older run, which the job was not
+    asked to resume.
     """
     command = arguments[0] if arguments else ""
     if command not in _GO_ON_BY:

@@ -1,6 +1,6 @@
-"""TensorFlow without Keras, which it would import too, and which takes as long again.
+"""TensorFlow without Keras, whose import takes as long again.
 
-The encoders are plain functions. Where a library does use ``tf.keras``, Keras is imported then.
+The encoders are plain functions. Libraries that use ``tf.keras`` import Keras at that point.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Libraries that not every install has: whether they are here, and the command that installs them.
+"""Optional libraries: whether they are installed, and the command that installs them.
 
-What a command cannot do without is refused before it starts (:func:`check_installed`). What it can
-leave out, such as a report, it leaves out, with a line that names the same command
-(:func:`left_out`).
+:func:`check_installed` refuses a command that lacks a library, before it starts. :func:`left_out`
+leaves out what a command can do without, such as a report, and logs the command that installs it.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ EXTRAS: Mapping[str, str] = {
     "transformers": "transformers",
     "usearch": "search",
 }
-"""The extra that installs a library, by the module that is imported; the first where several do."""
+"""The extra that installs a library, by imported module; the first where several do."""
 _NAMES = {"sklearn": "scikit-learn", "fasttext": "fasttext-predict"}
 REPORT = ("jinja2", "matplotlib")
-"""What draws reports."""
+"""Libraries that draw reports."""
 COMPARISON = ("psutil", *REPORT)
-"""What `compare` measures and draws with."""
+"""Libraries that `compare` measures and draws with."""
 EVERYWHERE = "on the driver and every executor"
 DRIVER = "on the driver"
 _TOLD: set[str] = set()
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module can be imported here; imports only the packages around it."""
+    """Tell whether a module can be imported here; import only the packages around it."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # Of the package that it is in.
@@ -65,13 +64,12 @@ def check_installed(
     """Refuse what cannot work without a library.
 
     Args:
-        key: The setting, or the command, that asks for it.
-        module: The library's.
-        extra: What installs it; that of :data:`EXTRAS` unless given.
-        where: It is needed.
+        key: The setting, or the command, that asks for the library.
+        extra: What installs it; that of :data:`EXTRAS` by default.
+        where: Where it is needed, for the message.
 
     Raises:
-        InputError: It is not installed.
+        InputError: It is not installed; :class:`EngineUnavailable` for `training.engine`.
     """
     if is_installed(module):
         return
@@ -85,9 +83,7 @@ def check_installed(
 def left_out(what: str, modules: Sequence[str]) -> bool:
     """Tell whether something is left out for want of a library; log it, once in a process.
 
-    Args:
-        what: For people.
-        modules: What it needs.
+    `what` begins the log line, such as `the report is`.
     """
     missing = [module for module in modules if not is_installed(module)]
     if missing and what not in _TOLD:

@@ -4,7 +4,7 @@
     model = Pipeline(stages=[encoder]).fit(pairs)
     model.transform(texts)
 
-Names of Params are in the way of `pyspark.ml`, without underscores.
+Params are named as in `pyspark.ml`, without underscores.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _EMBEDDING = {
     "dimensions": "dimensions",
     "quantise": "quantise",
 }
-"""By key of the section `embedding`: the Param that sets it."""
+"""Params, by the key of the section `embedding` that they set."""
 _DECIDED = {
     "corpus": {
         "inputs": "workFolder",
@@ -79,7 +79,7 @@ _DECIDED = {
     "run": {"folder": "workFolder"},
     "embedding": {"text_column": "inputCol", "output_column": "outputCol", **_EMBEDDING},
 }
-"""By section of the settings: the keys that a Param sets, and the Param."""
+"""By section: the keys that a Param sets, and that Param."""
 
 
 class EmbeddingKeywords(TypedDict, total=False):
@@ -115,7 +115,7 @@ def _param(name: str, meaning: str, kind: Callable[[Any], Any] = TypeConverters.
 
 
 class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
-    """How a transformation embeds its texts."""
+    """The Params of how texts are embedded, of estimator and model."""
 
     backend = _param("backend", "the backend: auto, torch, openvino or tensorflow")
     precision = _param("precision", "of the matrix products: auto, fp32 or bf16")
@@ -148,22 +148,14 @@ class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspar
         )
 
     def _set_given(self, given: Mapping[str, Any]) -> None:
-        """Set the Params that are given; None leaves one as it is.
-
-        Raises:
-            TypeError: There is no Param of a name.
-        """
+        """Set the Params that are not None; refuse unknown names with a TypeError."""
         unknown = given.keys() - {param.name for param in self.params}
         if unknown:
             raise TypeError(f"{type(self).__name__} has no Param {', '.join(sorted(unknown))}")
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _output_type(self) -> str:
-        """Return the value of `outputType`.
-
-        Raises:
-            InputError: There is no such type, or it cannot hold the quantised vectors.
-        """
+        """Return the value of `outputType`; refuse one that cannot hold the quantised vectors."""
         kind: str = self.getOrDefault(self.outputType)
         if kind not in (ARRAY, VECTOR):
             raise InputError("outputType", f"there is no `{kind}`", f"{ARRAY} or {VECTOR}")
@@ -177,15 +169,17 @@ class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspar
 
 
 class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """Adds a column of vectors; see :func:`pipelines.vectors.column.embed_column`.
+    """A transformer that adds a column of vectors.
+
+    :func:`pipelines.vectors.column.embed_column` does the work.
 
     Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
     `precision`, `batchTokens`, `dimensions`, `quantise`, `promptName`, `outputType` (`array`, or
     `vector` for stages that want one, such as `LogisticRegression`).
 
-    A saved model holds a copy of the folder, so the path must be visible to the driver and every
-    executor. A path without a scheme is a local path here, whatever the cluster's default file
-    system. Other stages and pipelines use the default file system: name theirs with `file://`.
+    A saved model holds a copy of the folder, so driver and executors must see its path. A path
+    without a scheme is a local path here, whatever the cluster's default file system. Other stages
+    and pipelines use the default file system: name theirs with `file://`.
     """
 
     modelFolder = _param("modelFolder", "a sentence-transformers folder")  # noqa: N815
@@ -213,17 +207,17 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
         return embedded.withColumn(output, _vectors(output)) if kind == VECTOR else embedded
 
     def write(self) -> MLWriter:
-        """Write Params and model folder."""
+        """Return a writer of the Params and the model folder."""
         return _ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader:
-        """Read what :meth:`write` wrote."""
+        """Return a reader of what :meth:`write` writes."""
         return _ModelReader(cls)
 
 
 class _ModelWriter(MLWriter):  # type: ignore[misc]
-    """Params as `pyspark.ml` writes them, and a copy of the model folder."""
+    """Writes Params as `pyspark.ml` does, and a copy of the model folder."""
 
     def __init__(self, model: SentenceEncoderModel) -> None:
         super().__init__()
@@ -233,7 +227,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         """Write the model; refuse to overwrite the folder that is to be copied.
 
         Raises:
-            InputError: It would, or there is no model folder, or the path is on no file system.
+            InputError: It would be overwritten or is missing, or the path is on no file system.
         """
         source, home = self._source(), _local(path)
         if not source.is_dir():
@@ -248,7 +242,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         super().save(write_path(home))
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
-        """Called by :meth:`save`; the metadata is written last, so that it implies a copy."""
+        """Write the folder, and the metadata last, which implies a copy; called by :meth:`save`."""
         with storage.built_folder(_local(path) / _MODEL) as aside:
             shutil.copytree(self._source(), aside, dirs_exist_ok=True)
             DefaultParamsWriter.saveMetadata(self._model, path, self.sc)
@@ -259,7 +253,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
 
 
 class _ModelReader(MLReader):  # type: ignore[misc]
-    """See :class:`_ModelWriter`."""
+    """Reads what :class:`_ModelWriter` writes."""
 
     def __init__(self, kind: type[SentenceEncoderModel]) -> None:
         super().__init__()
@@ -276,16 +270,16 @@ class _ModelReader(MLReader):  # type: ignore[misc]
 
 
 class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
-    """Trains a sentence encoder on a frame's pairs; its model embeds.
+    """An estimator that trains a sentence encoder on a frame's pairs; its model embeds.
 
     Params: `pairCols` (two columns of texts that belong together, or more: text, partner, hard
     negatives), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
     every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/settings.md, except those that a Param sets; `corpus.group_column`,
-    `corpus.score_column` and `corpus.score_columns` are columns of the frame), and those of
-    :class:`SentenceEncoderModel` for the resulting model. An existing run in the folder is
-    overwritten, unless `run.overwrite` is false or `training.resume` is true.
-    Where `inputCol` is not set, the model embeds the first of the `pairCols`.
+    docs/settings.md, except those that a Param sets; `corpus.group_column`, `corpus.score_column`
+    and `corpus.score_columns` are columns of the frame), and those of :class:`SentenceEncoderModel`
+    for the resulting model. An existing run in the folder is overwritten, unless `run.overwrite` is
+    false or `training.resume` is true. Without `inputCol`, the model embeds the first of the
+    `pairCols`.
     """
 
     pairCols = _param("pairCols", "two or more text columns", TypeConverters.toListString)  # noqa: N815
@@ -384,11 +378,7 @@ def _vectors(column: str) -> Column:
 
 
 def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return settings as a nested mapping, from one, from YAML, or from a YAML file.
-
-    Raises:
-        InputError: It is none of these.
-    """
+    """Return settings as a nested mapping, from a mapping, YAML text or a YAML file."""
     if isinstance(settings, str):
         is_file = "\n" not in settings and Path(settings).is_file()
         text = read_text(settings) if is_file else settings
@@ -406,11 +396,7 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def _check_free(tree: Mapping[str, Any]) -> None:
-    """Refuse settings that a Param sets.
-
-    Raises:
-        InputError: There is one, or a section is not a mapping.
-    """
+    """Refuse settings that a Param sets, and sections that are no mappings."""
     for section, decided in _DECIDED.items():
         given = tree.get(section, {})
         if not isinstance(given, Mapping):
@@ -421,9 +407,5 @@ def _check_free(tree: Mapping[str, Any]) -> None:
 
 
 def _local(path: str) -> Path:
-    """Return the path of a mounted file system.
-
-    Raises:
-        InputError: It is an address.
-    """
+    """Return a path on a mounted file system; refuse addresses."""
     return Path(local_path(path, "path")).absolute()

@@ -40,7 +40,7 @@ _HOMES = {
     "read_path": "pipelines.spark.frames",
     "spark_session": "pipelines.spark.session",
 }
-"""Modules of what is no figure of matplotlib, which may be missing."""
+"""Modules of names other than the figures, which need matplotlib; it may be missing."""
 
 
 def __getattr__(name: str) -> Any:
@@ -54,10 +54,8 @@ def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[st
     """Return the parameters of a notebook: on Databricks, the values of its widgets.
 
     An existing widget keeps its value, so values that a person or a job has set take precedence.
-
-    Args:
-        parameters: Defaults by name, which are the values elsewhere.
-        dbutils: The object of this name in a notebook on Databricks.
+    `parameters` holds the defaults, which are the values elsewhere; `dbutils` is the object of this
+    name in a notebook on Databricks.
     """
     if dbutils is None:
         return dict(parameters)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 GIT_SECONDS = 5.0
-"""The longest wait for git; a folder on a slow share is then of no known commit."""
+"""The longest wait for git, for folders on slow shares; then the commit is unknown."""
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 _DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
@@ -19,11 +19,7 @@ _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default
 
 @contextmanager
 def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Note the command line of the jobs in a block.
-
-    Args:
-        arguments: The name of the command, and what follows it.
-    """
+    """Note the command line of the jobs in a block: the command's name, and what follows it."""
     token = _arguments.set(tuple(arguments))
     try:
         yield
@@ -44,8 +40,7 @@ def host_name() -> str:
 def commit_of(folder: Path) -> str | None:
     """Return the commit that is checked out around a folder, with `-dirty` if files differ from it.
 
-    Returns:
-        None where there is no git, the folder is in no repository, or git does not answer in time.
+    None without git, outside of repositories, or if git does not answer in time.
     """
     try:
         told = subprocess.run(

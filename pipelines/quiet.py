@@ -1,4 +1,4 @@
-"""Keeps the greetings of libraries off the user's screen, and what they need not import out."""
+"""Imports without the greetings of libraries, and without modules that they need not import."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from types import ModuleType
 def quiet_import() -> Iterator[None]:
     """Silence warnings, and what native code writes to standard error, while a block imports.
 
-    TensorFlow's native libraries write before any setting of theirs is read. An exception of
-    the import is raised as ever.
+    TensorFlow's native libraries write before any setting of theirs is read. Exceptions of the
+    import are raised.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
@@ -36,10 +36,8 @@ def quiet_import() -> Iterator[None]:
 def import_without(module: str, stand_in: ModuleType | None = None) -> Iterator[None]:
     """Hide a module from what a block imports, unless it is imported already.
 
-    For libraries that import one if it is there, for the sake of what is not asked of them here.
-
-    Args:
-        stand_in: Is imported in its place, by libraries that do not go on without.
+    For libraries that import it if it is there, for features that are not used here. Libraries that
+    cannot go on without it import `stand_in`.
     """
     if module in sys.modules:
         yield

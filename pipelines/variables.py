@@ -1,4 +1,4 @@
-"""Variables of this process's environment that have another value for a while."""
+"""Environment variables that have another value for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """Give a variable a value while a block runs; then it is as it was, or not there."""
+    """Give a variable a value while a block runs; then restore or remove it."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""What jobs share: locks, deadlines and one-line errors around them, and lines about a model."""
+"""What jobs share: locks, deadlines, errors of one line, and lines about a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(
         works_in: Settings of folders that no other job may use meanwhile, such as `run.folder`.
         reads: Settings of folders that no other job may write meanwhile.
         check: Looks at the folders before anything is written into them.
-        stalls: Call the job off when Spark makes no progress. Training has its own deadlines.
+        stalls: Stop the job when Spark makes no progress. Training has its own deadlines.
     """
 
     def decorate(
@@ -57,7 +57,7 @@ def say_report(page: Location | None) -> None:
 
 
 def say_model(config: Config, model: Location) -> None:
-    """Print where the model of a run is, and where it cannot be served."""
+    """Print where a run's model is, and any limit to serving it."""
     say(f"model   {model}")
     if config.encoder.lsa.dimensions:
         say(f"limit   {LIMIT}")

@@ -1,4 +1,4 @@
-"""`clean`: old runs are removed."""
+"""`clean`: removes old runs."""
 
 from __future__ import annotations
 

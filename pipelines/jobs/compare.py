@@ -1,4 +1,4 @@
-"""`compare`: every engine in turn on the user's own data, and which to take."""
+"""`compare`: measures every engine in turn on the user's own data, and says which to take."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from pipelines.settings import Config
 
 
 def command(config: Config, data: str | None, **options: Any) -> None:
-    """Compare strategies, and print the figures as a JSON object.
+    """Compare strategies on `data`, and print the figures as a JSON object.
 
-    Args:
-        config: The settings.
-        data: What to measure on.
-        options: Those of :func:`pipelines.compare.command.measure`.
+    `options` are those of :func:`pipelines.compare.command.measure`.
     """
     for library in COMPARISON:
         check_installed("compare", library, where=DRIVER)

@@ -1,8 +1,8 @@
-"""`delete`: rows of given keys leave the prepared folder and the table of vectors, for good.
+"""`delete`: removes the rows of keys from the prepared folder and the table of vectors, for good.
 
-The folder keeps a list of the keys, and is prepared again without their rows: what one text decides
-of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and each
-stage takes the place of the one before as a whole. Files without such rows are not read.
+The folder keeps a list of the keys, and is prepared again without their rows. What depends on other
+texts (duplicates, pairs, held-out texts, places in the lanes) is decided anew. Each stage replaces
+its former folder as a whole. Files without such rows are not read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY_CHARACTERS = 60
 
 
 class _Statistics(TypedDict, total=False):
-    """What is read of the statistics of a corpus, which have more."""
+    """The statistics of a corpus that are read here."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -48,13 +48,13 @@ class _Statistics(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Deletion:
-    """What became of the rows of some keys.
+    """The outcome of a deletion.
 
     Attributes:
-        keys: How many keys are listed now, those of before among them.
-        rows: Rows of the inputs that were left out because of their keys.
-        vectors: Rows that were taken out of the table in `embedding.output`; None where there is no
-            table with the column of keys.
+        keys: How many keys are listed now, earlier ones included.
+        rows: Input rows that were left out for their keys.
+        vectors: Rows removed from the table in `embedding.output`; None if no table has the key
+            column.
         unmatched: Keys of this deletion that no row of `corpus.inputs` has.
         not_covered: Where such texts, or what was learnt of them, may still be; a line each.
     """
@@ -70,9 +70,7 @@ class Deletion:
 def delete(config: Config, keys: Sequence[str]) -> Deletion:
     """Remove the rows of keys from `prepared.folder`, and keep them out of it for good.
 
-    Args:
-        config: That of the preparation; `corpus.key_column` says whose a row is.
-        keys: Values of that column, as text.
+    `config` is that of the preparation; `keys` are values of `corpus.key_column`, as text.
 
     Raises:
         InputError: No column has keys, nothing has been prepared, or a stage refuses.
@@ -139,12 +137,10 @@ def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
 
 
 def read_keys(given: Sequence[str], file: str | None) -> list[str]:
-    """Return the keys of a command line.
+    """Return the keys of a command line and of a file.
 
-    Args:
-        given: One by one, taken literally.
-        file: A text file in UTF-8, or in UTF-16 or UTF-32, with a key a line. Blanks around a key,
-            blank lines, line ends of any system and byte order marks count for nothing.
+    `given` keys are taken literally. The file is UTF-8, UTF-16 or UTF-32 text with a key on each
+    line. Blanks around a key, blank lines, byte order marks and the kind of line ends are ignored.
 
     Raises:
         InputError: There is no key, or the file cannot be read.
@@ -163,7 +159,7 @@ def read_keys(given: Sequence[str], file: str | None) -> list[str]:
 
 
 def _text_of(file: str) -> str:
-    """Return the text of a file of keys; another encoding than Unicode's is not guessed."""
+    """Return the text of a file of keys; only Unicode encodings are detected."""
     remedy = "name a text file with a key a line"
     try:
         data = Path(file).read_bytes()
@@ -180,7 +176,7 @@ def _text_of(file: str) -> str:
 
 
 def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
-    """Delete the rows of keys of a command line and of a file, and print what became of them."""
+    """Delete the rows of keys of a command line and of a file, and print the outcome."""
     deletion = delete(config, read_keys(key or (), keys))
     say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
     if deletion.vectors is not None:
@@ -194,7 +190,7 @@ def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Resu
 
 
 def _told_keys(unmatched: Sequence[str]) -> str:
-    """Name keys that no row has, the first of them."""
+    """Name the first keys that no row has."""
     named = [one_line(key[:_KEY_CHARACTERS]) for key in unmatched[:_NAMED_KEYS]]
     more = len(unmatched) - len(named)
     end = f" and {more} more" if more else ""

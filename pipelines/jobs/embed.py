@@ -1,4 +1,4 @@
-"""`embed`: a column of vectors for a table."""
+"""`embed`: adds a column of vectors to a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embed(config: Config) -> EmbeddingSummary:
 
     Raises:
         InputError: Model and input cannot be used, or the output is of something else.
-        NothingNew: The table is there, and only a new one was asked for.
+        NothingNew: The output is up to date, and only a new one was asked for.
     """
     if config.embedding.served:
         config = config.changed("embedding", model=str(model_in_service(config)))

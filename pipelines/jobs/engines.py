@@ -1,4 +1,4 @@
-"""`engines`: what engines need, and the Spark conf of a run."""
+"""`engines`: shows what engines need, and the Spark conf of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluate`: a run's model beside its start, in figures, samples and a report."""
+"""`evaluate`: measures a run's model beside its start, in figures, samples and a report."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _SHOWN = {BEFORE: "start", AFTER: "model"}
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a run's start and of its model.
+    """The measurements of a run's start and of its model.
 
     Attributes:
-        figures: Under `before` and `after` by set and metric; under `interval` where the
-            differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, under
-            `sets` what each set is, and under `signs` what tells collapsed models, see
+        figures: Under `before` and `after` by set and metric; under `interval` the differences, as
+            an :class:`~pipelines.evaluation.intervals.Interval` has them; under `sets` what each
+            set is; under `signs` the signs of collapse, see
             :func:`~pipelines.evaluation.alarms.signs_of`.
         observed: Under `before` and `after` what the figures are of, by set.
     """
@@ -74,7 +74,7 @@ class Measured:
     observed: Mapping[str, Mapping[str, Observed]]
 
     def observations(self, model: str) -> dict[str, Observations]:
-        """Return them item by item, of the model `before` or `after`, by set."""
+        """Return the observations of the model `before` or `after`, item by item, by set."""
         return {name: found.observations for name, found in self.observed[model].items()}
 
 
@@ -83,11 +83,11 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """Measure the run's start and its model; write `metrics.json`, samples and the report.
 
     Returns:
-        The figures under `before` and `after`, under `interval` where the differences lie, as far
-        as that is known, and under `sets` what each set is.
+        The figures under `before` and `after`, under `interval` the differences as far as known,
+        and under `sets` what each set is.
 
     Raises:
-        InputError: There is no model, or what it is to be measured on cannot be read.
+        InputError: There is no model, or its evaluation sets cannot be read.
         PipelineError: A training has replaced the model meanwhile.
     """
     start_of_job = Start()
@@ -138,12 +138,11 @@ def _check(config: Config, run: RunFolder) -> None:
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
-    """Return the digests of the run's model and of what it is measured on."""
     return {"model": digest_model(run.model), "sets": digest_sets(session, config)}
 
 
 def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:
-    """Measure start and model, and how much a difference between them says."""
+    """Measure start and model, and the intervals of their differences."""
     observed: dict[str, dict[str, Observed]] = {BEFORE: {}, AFTER: {}}
     figures: dict[str, dict[str, Any]] = {}
     for name, model in _models(run).items():
@@ -174,7 +173,7 @@ def _write_samples(
 
 
 def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
-    """Add the figures to the curves over the steps: the start is step 0."""
+    """Add the figures to the curves over the steps; the start is step 0."""
     made = model_step(run.path) or max(checkpoint_steps(run.path), default=0)
     for name, step in ((BEFORE, 0), (AFTER, made)):
         figures = measured.figures[name]

@@ -1,4 +1,4 @@
-"""`mine`: hard negatives for pairs."""
+"""`mine`: finds hard negatives for pairs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipelines.vectors.mine import MiningJob, MiningSummary
 
 @job("mining", stalls=True)
 def mine(config: Config) -> MiningSummary:
-    """Search hard negatives for the pairs of `mining.inputs` into `mining.output`.
+    """Search hard negatives for the pairs of `mining.inputs`; write them to `mining.output`.
 
     Raises:
-        InputError: Model and inputs cannot be used, the output is of something else, or no pair
-            has enough negatives.
+        InputError: Model and inputs cannot be used, the output is of something else, or no pair has
+            enough negatives.
     """
     if config.mining.inputs:
         return _mine(config)

@@ -1,8 +1,8 @@
-"""What came of a job, in a file: for schedulers, which do not see how a job on a cluster ended.
+"""The outcome of a job in a file, for schedulers that do not see how a job on a cluster ended.
 
     {"exit_code": 3, "error": "promotion.tolerance: ...", "results": {}}
 
-It is written when the job ends by itself. There is none of a job that was killed.
+It is written when the job ends by itself; a killed job leaves none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipelines.settings.base import NotLocalError, stored_path
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 Results = Mapping[str, Any]
-"""Figures, versions and names, as JSON has them."""
+"""Figures, versions and names, as JSON values."""
 
 KEY = "--outcome"
 
@@ -30,14 +30,9 @@ logger = logging.getLogger(__name__)
 def noted(
     path: str | None, stores: StorageSettings = DEFAULT_STORES
 ) -> Iterator[Callable[[Results], None]]:
-    """Write what comes of the block.
+    """Write the outcome of the block, whose results the yielded function takes.
 
-    Args:
-        path: The file; folders on its way are made. None: nothing is written.
-        stores: How object stores are reached.
-
-    Yields:
-        Takes the results.
+    Without a path nothing is written. Folders on the way to the file are made.
 
     Raises:
         InputError: The file cannot be written, which is tried before the block begins.
@@ -59,7 +54,7 @@ def noted(
 
 
 def _clear(file: Location) -> None:
-    """Remove the outcome of an earlier job, and see that there may be a new one."""
+    """Remove the outcome of an earlier job, and make sure that a new one can be written."""
     if file.exists() and not _is_outcome(file):
         raise InputError(
             KEY, f"{file} is no outcome of a job, and would be replaced", "name another file"
@@ -76,10 +71,7 @@ def _clear(file: Location) -> None:
 
 
 def _is_outcome(file: Location) -> bool:
-    """Tell whether a job has written a file, or was killed before it had anything to say.
-
-    An empty one is as good: schedulers make the file that they name, as by `mktemp`.
-    """
+    """Tell whether a file is an outcome, or empty: schedulers make their file, as by `mktemp`."""
     try:
         if file.is_file() and not file.stat().st_size:
             return True

@@ -1,9 +1,9 @@
-"""`prepare`: text in, lanes out, in stages that run again only if what they depend on changed.
+"""`prepare`: turns text into lanes, in stages that run again only if their dependencies changed.
 
-A stage writes its folder as a whole, and then `stage.json`: how long it took, and a fingerprint of
-everything that its content follows from (inputs with size and time of change, settings, the stages
-before). After a job that died half way, the next one keeps the finished stages. The same
-fingerprint gives the same bytes, in the lanes too.
+A stage writes its folder as a whole, and then `stage.json`: its duration, and a fingerprint of all
+that its content follows from (inputs with size and time of change, settings, the stages before).
+The next job keeps the finished stages of a job that died half way. The same fingerprint gives the
+same bytes, in the lanes too.
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_prepared_folder(config: Config) -> None:
-    """Look at `prepared.folder` before anything is written into it.
-
-    Raises:
-        InputError: A stage would replace what no preparation has written, or what is read is in it.
-    """
+    """Refuse a `prepared.folder` that holds foreign files or inputs, before it is written."""
     key, folder = "prepared.folder", PreparedFolder.of(config).path
     check_ours(key, folder, PREPARED, whole=False)
     evaluation = config.evaluation
@@ -79,11 +75,7 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Read the corpus, tokenise it, and form the lanes in `prepared.folder`.
 
     A stage whose inputs and settings have not changed is kept, unless `prepared.reuse` is false.
-
-    Args:
-        config: The settings.
-        trains: Whether this process may train afterwards. If not, and there is no Spark session
-            yet, a smaller one is started.
+    Without `trains` (this process may train afterwards), a new Spark session is a smaller one.
     """
     with progress.job("preparing", shown_stages(config)):
         return prepare_stages(config, trains=trains)
@@ -98,13 +90,12 @@ def command(config: Config) -> Results:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the preparation.
+    """A stage of the preparation; `name` is also that of its folder.
 
     Attributes:
-        name: Of the stage and of its folder.
-        run: Writes the folder; what it returns is logged, as a summary of what was done.
-        inputs: What the content follows from besides the stages before, as plain values; None where
-            that cannot be known, so that the stage is run each time.
+        run: Writes the folder; returns a summary for the log.
+        inputs: What the content follows from besides the stages before, as plain values; None if
+            that cannot be known, so that the stage runs each time.
         choices: What the content follows from besides that, once it is there.
         is_asked: Whether the settings ask for it.
     """
@@ -122,7 +113,7 @@ class Stage:
 
 
 class _Done(NamedTuple):
-    """A stage that is up to date; `fingerprint` is None where that cannot be known next time."""
+    """A stage that is up to date; `fingerprint` is None if it cannot be known next time."""
 
     fingerprint: str | None
     record: StageRecord
@@ -130,19 +121,17 @@ class _Done(NamedTuple):
 
 
 def shown_stages(config: Config) -> tuple[str, ...]:
-    """Return what a user sees of a preparation, stage by stage."""
+    """Return the stages of a preparation that a user sees."""
     return ("starting", *(stage.name for stage in STAGES if stage.is_asked(config)))
 
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     """Run the stages that are not up to date; write `stages.json` and the corpus report.
 
-    Args:
-        config: The settings.
-        trains: Whether this process trains afterwards, in the session that is started here.
+    `trains` tells whether this process trains afterwards, in the session that is started here.
 
     Raises:
-        InputError: As the stages have it.
+        InputError: A stage refuses.
     """
     folder = PreparedFolder.of(config)
     check_needs(config)
@@ -173,7 +162,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
 def _brought_up_to_date(
     stage: Stage, config: Config, before: Mapping[str, _Done], *, trains: bool
 ) -> _Done:
-    """Run a stage, or keep it where its fingerprint is that of its record."""
+    """Run a stage, or keep it if its record has the same fingerprint."""
     folder = PreparedFolder.of(config)
     fingerprint = _fingerprint([one.fingerprint for one in before.values()], stage.inputs(config))
     known = read_stage_record(folder.stage_record(stage.name))
@@ -196,7 +185,7 @@ def _brought_up_to_date(
 
 
 def _run(stage: Stage, config: Config, *, trains: bool) -> float:
-    """Run a stage; return how long it took, without the start of Spark."""
+    """Run a stage; return its duration in seconds, without the start of Spark."""
     asked = config.for_stage("prepare")
     session = spark_session(asked, trains=trains, needs_context=False)
     with stage_settings(session, config, "prepare"):
@@ -209,7 +198,7 @@ def _run(stage: Stage, config: Config, *, trains: bool) -> float:
 
 
 def check_needs(config: Config) -> None:
-    """Look for what stages need that come hours later.
+    """Refuse early what stages would refuse hours later.
 
     Raises:
         InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
@@ -237,7 +226,7 @@ def _corpus_inputs(config: Config) -> Any:
 
 
 def _held_out_choices(config: Config) -> Any:
-    """Return what is held out, which follows from the corpus of before as well."""
+    """Return a digest of what is held out, which follows from the earlier corpus as well."""
     queries = PreparedFolder.of(config).corpus.queries
     return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
@@ -246,7 +235,7 @@ def tokenise(session: SparkSession, config: Config) -> TokenSummary:
     """Make tokens of the corpus; see :func:`pipelines.tokens.stage.prepare_tokens`.
 
     Raises:
-        InputError: The tokenizer does not fit the start, too.
+        InputError: As there, or the tokenizer does not fit the start.
     """
     check_tokenizer(config)
     return prepare_tokens(session, config, reading_limit(config))
@@ -280,7 +269,7 @@ def _has_teacher(config: Config) -> bool:
 
 
 def _warn_of_unused_teacher(config: Config) -> None:
-    """Warn before every text is embedded for nothing, unless another training asks for it."""
+    """Warn of vectors of a teacher that this training does not read, before they are made."""
     if config.teacher.is_asked and not config.objective.uses_teacher:
         logger.warning(
             "teacher.%s is set, and objective.name=%s uses no teacher: its vectors are made, and "
@@ -301,4 +290,4 @@ STAGES = (
     Stage("teacher", prepare_teacher, _teacher_inputs, is_asked=_has_teacher),
     Stage("lanes", prepare_lanes, _lane_inputs),
 )
-"""In their order."""
+"""In the order in which they run."""

@@ -1,4 +1,4 @@
-"""`promote`: a run's model into service, through the quality gate."""
+"""`promote`: puts a run's model into service, through the quality gate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def promote(config: Config) -> Promotion:
 
     Raises:
         InputError: See :func:`pipelines.promotion.stage.promote`.
-        PromotionRefused: It is worse; what is in service has not changed.
+        PromotionRefused: It is worse; the model in service has not changed.
     """
     target = location(config.promotion.target or "", config.storage).absolute()
     shown = activity("promoting", detail=running_tasks, quiet=SHORT_SECONDS)

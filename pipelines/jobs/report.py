@@ -1,4 +1,4 @@
-"""`report`: the page of a run, finished or not, or of several beside one another."""
+"""`report`: draws the page of a run, finished or not, or of several beside one another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from pipelines.settings import Config
 def report(config: Config, runs: Sequence[str] = (), output: str | None = None) -> Location:
     """Draw the report of a run, finished or not, or compare several; return the page's path.
 
-    Args:
-        config: Says how stores are reached and, if no run is named, which run.
-        runs: Folders of runs.
-        output: The file; otherwise `report.html` in the folder of a single run, or
-            `comparison.html` in the working folder.
+    `config` says how stores are reached and, without `runs` (folders), which run. `output` is the
+    file, by default `report.html` in the folder of a single run, or `comparison.html` in the
+    working folder.
 
     Raises:
         InputError: There is no such run, one is named twice, or the page cannot be there.

@@ -1,4 +1,4 @@
-"""`rollback`: an older model back into service."""
+"""`rollback`: puts an older model back into service."""
 
 from __future__ import annotations
 

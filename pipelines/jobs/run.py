@@ -1,4 +1,4 @@
-"""`run`: prepare, train and evaluate, one after the other in one session."""
+"""`run`: prepares, trains and evaluates in one session."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(config: Config) -> dict[str, Metrics]:
 
 
 def _check(config: Config) -> None:
-    """Refuse what a later stage would refuse: preparing may take hours. Start the session."""
+    """Start the session, and refuse what a later stage would refuse: preparing may take hours."""
     engine = engine_of(config)
     check_settings(engine, config)
     check_run_folder(config)

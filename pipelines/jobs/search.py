@@ -1,4 +1,4 @@
-"""`search`: the rows of a table of vectors that are nearest to texts."""
+"""`search`: finds the rows of a table of vectors that are nearest to texts."""
 
 from __future__ import annotations
 
@@ -28,18 +28,13 @@ def search(
 ) -> list[Hit]:
     """Return the k rows of `embedding.output` that are nearest to each query, the best first.
 
-    Spark starts only for a table that is too large for this process, or to build an index.
-
-    Args:
-        config: The section `embedding` names the table, and where its model is now if that is
-            not where it was.
-        queries: Texts.
-        k: Rows of each query.
-        indexed: Search an index, which is built where there is none, instead of all rows.
-        hybrid: Rank by BM25 too, and fuse both rankings.
+    The section `embedding` names the table, and its model if that has moved. `indexed` searches an
+    index instead of all rows, and builds a missing one. `hybrid` ranks by BM25 too, and fuses both
+    rankings. Spark starts only for a table that is too large for this process, or to build an
+    index.
 
     Raises:
-        InputError: There is no such table, it was made with another model, nothing is asked, or
+        InputError: There is no such table, it was made with another model, there is no query, or
             the table has no texts to rank by.
         PipelineError: An executor could not search.
     """
@@ -71,6 +66,6 @@ def command(
     index: bool,
     hybrid: bool,
 ) -> None:
-    """Print what is nearest to the queries of a command line and of a file."""
+    """Print the rows nearest to the queries of a command line and of a file."""
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
     Screen().print(hits_table(asked, search(config, asked, k, indexed=index, hybrid=hybrid)))

@@ -1,7 +1,4 @@
-"""`train`: prepared lanes in, a model out.
-
-What can be refused is refused before the run folder is touched.
-"""
+"""`train`: trains a model on prepared lanes; refusals come before the run folder is touched."""
 
 from __future__ import annotations
 
@@ -107,19 +104,17 @@ from pipelines.tracking.run_tracking import RunTracking
 logger = logging.getLogger(__name__)
 
 LOCK_CHECK_SECONDS = 1.0
-"""The shortest time between two looks at the locks of a training."""
+"""The shortest time between two checks of a training's locks."""
 
 
 @job("training", works_in=("run.folder",), reads=("prepared.folder",), check=check_owned)
 def train(config: Config, chosen: Engine | None = None) -> Location:
     """Train on the prepared lanes, and return the folder of the model, `run.folder/model`.
 
-    Args:
-        config: The settings.
-        chosen: The engine; the one that `training.engine` names unless given.
+    `chosen` is the engine, by default that of `training.engine`.
 
     Raises:
-        InputError: Settings, lanes and engine do not fit; nothing has been written then.
+        InputError: Settings, lanes and engine do not fit; nothing has been written.
         NothingNew: The model in service is what would come out, and only a new one was asked for.
         EngineError: The run failed; `training.resume` goes on from its last checkpoint.
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
@@ -178,7 +173,7 @@ def check_settings(chosen: Engine, config: Config) -> None:
 
 
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
-    """Return what a run begins with, once all is checked that can be before Spark starts."""
+    """Return the start of a run, once everything is checked that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
         goes_on = has_run and config.training.resume
@@ -209,7 +204,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
 
 
 def _begun(config: Config, folder: Location) -> Config:
-    """Return the settings of a run that goes on: its start is not made again."""
+    """Return the settings of a resumed run, whose start is not made again."""
     start = RunFolder(folder).start
     if config.encoder.keep_layers != 0 or not start.is_dir():
         return config
@@ -217,16 +212,16 @@ def _begun(config: Config, folder: Location) -> Config:
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
-    """Log how much of the encoder is trained."""
+    """Log how many numbers of the encoder are trained."""
     numbers, others = (sum(array.size for array in part.values()) for part in (trained, frozen))
     logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
-    """Return what a run needs at least: the model at its start and end, and two checkpoints.
+    """Return the least bytes of a run: the model at its start and end, and two checkpoints.
 
-    The first checkpoint holds what is trained alone, the second AdamW's two moments of each as
-    well; beside them lies what is not trained.
+    The first checkpoint holds only trained weights, the second AdamW's two moments of each as well.
+    Frozen weights lie beside them.
     """
     whole, of_checkpoint, beside = (
         sum(array.nbytes for array in arrays.values()) for arrays in (weights, trained, frozen)
@@ -237,10 +232,7 @@ def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.
 def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> SparkSession | None:
     """Return the session that an engine trains in, if it needs one.
 
-    Args:
-        chosen: The engine.
-        config: The settings.
-        stage: For which the session is started, if there is none.
+    A new session has the Spark conf of `stage`.
     """
     if not chosen.needs_spark:
         return None
@@ -252,7 +244,7 @@ def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> S
 
 
 def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequence[Snapshot]:
-    """Return what checkpoints are measured on while training goes on, if they are."""
+    """Return the sets that checkpoints are measured on during training, if they are."""
     if not config.evaluation.every_checkpoints:
         return ()
     work = "reading what checkpoints are measured on"
@@ -268,7 +260,7 @@ def open_run(
     manifest: LaneManifest,
     start: Checkpoint,
 ) -> TrainingRun:
-    """Open the run folder, anew or to go on, and say which steps are left."""
+    """Open the run folder, new or to go on, and return the run with the steps that are left."""
     folder, goes_on = open_run_folder(config, plan, manifest)
     run_begun()
     # From here on nothing counts that an earlier driver, or its workers, may still write there; nor
@@ -306,7 +298,7 @@ def open_run(
 
 
 def _write_start(folder: Location, prepared: PreparedFolder) -> None:
-    """Write what a run begins with into its folder, where it is not yet."""
+    """Write the start of a run into its folder, where it is missing."""
     # Another preparation may take the place of this one before the report is drawn.
     tokens = storage.read_json(prepared.tokens.manifest)
     storage.write_json(RunFolder(folder).tokens, tokens)
@@ -334,9 +326,9 @@ def train_steps(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> None:
-    """Have the engine make the steps that are left, and add up what the training was.
+    """Have the engine make the steps that are left, and write the training's figures.
 
-    Where none is left, checkpoints that were not compared yet for `training.keep_best` are.
+    Without steps left, compare the checkpoints that `training.keep_best` has not compared yet.
     """
     folder = run.run_folder
     measuring = _measuring(run, snapshots, tracking)
@@ -361,7 +353,7 @@ def train_steps(
 def _measuring(
     run: TrainingRun, snapshots: Sequence[Snapshot], tracking: RunTracking
 ) -> CheckpointEvaluation:
-    """Measure the checkpoints of a run while the value is entered."""
+    """Measure the checkpoints of a run while the context is open."""
 
     def on_figures(step: int, figures: Figures) -> None:
         tracking.log(step, evaluation_values("evaluation", figures))
@@ -372,7 +364,7 @@ def _measuring(
 
 
 class _Listener:
-    """Takes a run's metrics lines, and hears of each step, while the run goes on."""
+    """Receives a run's metrics lines, and a call for each step, while the run goes on."""
 
     def __init__(
         self,
@@ -400,7 +392,7 @@ class _Listener:
         self._log.checkpoint_saved()
 
     def _check_locks(self) -> None:
-        """Look at the locks, but not at each of a thousand steps a second."""
+        """Check the locks, but not at each of a thousand steps a second."""
         now = time.monotonic()
         if now - self._checked < LOCK_CHECK_SECONDS:
             return
@@ -411,7 +403,7 @@ class _Listener:
 
 
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
-    """Write the model that came out as a sentence-transformers folder."""
+    """Write the resulting model as a sentence-transformers folder."""
     folder, config = run.run_folder, run.config
     paths, step = RunFolder(folder), _newest_step(run)
     choice = choose(folder, config.training, step, start_share(config.training, prepared.corpus))
@@ -444,7 +436,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
 
 
 def _newest_step(run: TrainingRun) -> int:
-    """Return the last step of a run that has come to its end, early or not."""
+    """Return the last step of a run that has ended, early or not."""
     if is_to_end(run.run_folder):
         return newest_checkpoint(run.run_folder)
     return max(run.first_step, run.last_step)

@@ -1,4 +1,4 @@
-"""The order of a run's steps, and whether the lanes have what its losses need."""
+"""The order of a run's steps, and checks that the lanes have what its losses need."""
 
 from __future__ import annotations
 
@@ -48,11 +48,7 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
 
 
 def _lanes_by_source(config: Config, manifest: LaneManifest) -> Sequence[LaneManifest]:
-    """Return the lanes as each source sees them.
-
-    Raises:
-        InputError: They hold other sources.
-    """
+    """Return the lanes as each source sees them; refuse lanes of other sources."""
     asked = [source.name for source in config.corpus.sources]
     held = [source.name for source in manifest.sources]
     if asked != held:
@@ -65,10 +61,9 @@ def _lanes_by_source(config: Config, manifest: LaneManifest) -> Sequence[LaneMan
 
 
 def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare, ...]:
-    """Return the parts of several sources in an epoch, which has the steps that the lanes give.
+    """Return each source's part of an epoch; refuse a weight that gives a source no step.
 
-    Raises:
-        InputError: The weight of a source gives it no step.
+    An epoch has the steps that the lanes give.
     """
     each = manifest.lanes // config.training.granules_per_step
     sizes = [source.rows * each for source in manifest.sources]
@@ -112,13 +107,7 @@ def _check_lanes(config: Config, manifest: LaneManifest) -> None:
 def check_labels(config: Config, examples: Location) -> None:
     """Refuse scores other than 0 and 1 where the loss takes them for labels.
 
-    Args:
-        config: The settings.
-        examples: What the lanes are made of; of its files only this column is read, and that of
-            the sources.
-
-    Raises:
-        InputError: There is one.
+    Of the `examples`, which the lanes are made of, only the columns of scores and sources are read.
     """
     losses = {number: source.objective.name for number, source in enumerate(config.by_source())}
     labelled = {number: name for number, name in losses.items() if LOSSES.load(name).labels}
@@ -133,7 +122,7 @@ def check_labels(config: Config, examples: Location) -> None:
 
 
 def _scores(examples: Location) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the scores in each batch of examples, source by source, with its number."""
+    """Yield the number of a source and its scores, for each batch of examples."""
     for path in data_files(examples):
         with pq.ParquetFile(arrow_source(path)) as file:
             columns = [name for name in ("score", SOURCE) if name in file.schema_arrow.names]

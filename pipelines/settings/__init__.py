@@ -1,6 +1,6 @@
-"""Every setting: typed, with its unit, range and default; see :mod:`pipelines.settings.load`.
+"""Every setting, with its type, unit, range and default; see :mod:`pipelines.settings.load`.
 
-A section is a file of its name, with the rules that its keys are refused by.
+A module of the package holds a section and the rules that refuse its keys.
 """
 
 from __future__ import annotations
@@ -124,12 +124,7 @@ class Config(Settings):
         return self
 
     def _check_sources(self) -> None:
-        """Refuse sources of which each must do if it were alone, and all of them together.
-
-        Raises:
-            InputError: Of a source: with the key of the section that it would have if it were
-                alone.
-        """
+        """Refuse sources that are wrong alone (by the keys of a lone corpus) or together."""
         sources, every = self.corpus.sources, self.by_source()
         objectives = [alone.objective for alone in every]
         check_sources(sources, objectives, self.teacher)
@@ -145,12 +140,12 @@ class Config(Settings):
 
     @property
     def asked(self) -> Asked:
-        """What decides which features a training needs."""
+        """Return the settings that decide which features a training needs."""
         objectives = [alone.objective for alone in self.by_source()]
         return Asked(self.training, self.encoder, self.corpus, objectives)
 
     def by_source(self) -> tuple[Config, ...]:
-        """Return a configuration for each source, as if it were the whole corpus."""
+        """Return a configuration for each source, as if the source were the whole corpus."""
         keys = [*SourceForm.model_fields]
         return tuple(
             self.model_copy(
@@ -165,15 +160,15 @@ class Config(Settings):
         ) or (self,)
 
     def changed(self, section: str, **values: Any) -> Config:
-        """Return the configuration with other values in a section, which are not checked."""
+        """Return a copy with other values in a section; the values are not validated."""
         return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     def trained_widths(self) -> tuple[int, ...]:
-        """Return the widths of `objective.dimensions` that some steps train, of every source."""
+        """Return the widths in `objective.dimensions` that some step of any source trains."""
         return tuple(dict.fromkeys(chain.from_iterable(self._widths())))
 
     def common_widths(self) -> tuple[int, ...]:
-        """Return the widths that all steps train: no source leaves one out."""
+        """Return the widths that every step of every source trains."""
         widths = self._widths()
         return tuple(width for width in widths[0] if all(width in others for others in widths))
 
@@ -181,15 +176,14 @@ class Config(Settings):
         return [alone.objective.dimensions for alone in self.by_source()]
 
     def stage_conf(self, stage: StageName) -> dict[str, str]:
-        """Return the Spark conf of one stage, by whole keys: what is to be submitted with it.
+        """Return the Spark conf to submit for a stage, by whole keys.
 
-        That is what the settings say: what an engine asks for besides is in
-        :func:`pipelines.engines.overview.submit_conf`.
+        It holds settings only; :func:`pipelines.engines.overview.submit_conf` adds the engine's.
         """
         shared = {f"{PREFIX}{key}": value for key, value in self.spark.conf.items()}
         return shared | dict(getattr(self.stages, stage))
 
     def for_stage(self, stage: StageName) -> Config:
-        """Return the settings of an application that runs one stage alone, with its conf."""
+        """Return the settings of an application that runs only this stage, with its Spark conf."""
         conf = {key.removeprefix(PREFIX): text for key, text in self.stage_conf(stage).items()}
         return self.model_copy(update={"spark": self.spark.with_conf(conf)})

@@ -1,4 +1,4 @@
-"""What all sections have in common."""
+"""The base of all sections: their class, and the types of choices and paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipelines.catalog import Registry
 logger = logging.getLogger(__name__)
 
 REFUSED: Final = "refused"
-"""Type of the validation errors that say what is wrong and what would be right."""
+"""The type of validation errors that hold a problem and its remedy."""
 
 # What YAML 1.1 or Python reads as a number, each in its own way: 010, 0x1F, 1_000 and 1:30.
 _OTHER_NOTATION = re.compile(r"[-+]?(0[0-9box_]|[0-9.][0-9.e+-]*[_:])", re.IGNORECASE)
@@ -35,14 +35,14 @@ _LONGEST = 1000
 
 
 RENAMED: dict[str, str] = {}
-"""Settings that are called otherwise now, by their names of before, which are read for one release.
+"""Current names of settings by their former names, which are read for one release.
 
-Both with their section, and all that stands below them is meant too.
+Both include the section, and cover all keys below them.
 """
 
 
 def current_key(key: str) -> str:
-    """Return the key of a setting as it is called today; log where that is another name."""
+    """Return the current key of a setting; log a former one."""
     for before, now in RENAMED.items():
         if key == before or key.startswith(f"{before}."):
             logger.warning("%s is called %s now", before, now)
@@ -51,27 +51,24 @@ def current_key(key: str) -> str:
 
 
 class Settings(BaseModel):
-    """A section of the configuration: frozen, and unknown keys are refused."""
+    """A section of the settings: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _as_asked_for(cls, given: Any, info: ValidationInfo) -> Any:
-        """Return a text as it is written where one is asked for, and numbers in one notation."""
+        """Return texts as they are written, and numbers in decimal notation."""
         kinds = value_kinds(cls.model_fields[info.field_name or ""].annotation)
         if kinds & {int, float}:
             return _each(_checked_number, given)
         return _each(_as_written, given) if str in kinds else given
 
     def check(self) -> None:
-        """Refuse what no field can refuse by itself; the section's keys are those at fault.
+        """Refuse contradictions within the section, by an InputError that names the key.
 
-        Called once all fields of all sections are valid. A section alone is not checked: it may
-        still lack what a job needs.
-
-        Raises:
-            InputError: Two settings contradict each other.
+        Runs once all fields of all sections are valid. A section alone is not checked: it may still
+        lack what a job needs.
         """
 
 
@@ -124,7 +121,7 @@ FollowLinks = Annotated[
 
 
 def value_kinds(annotation: Any) -> set[Any]:
-    """Return the types of a setting's single values: of each item of a list or mapping."""
+    """Return the types of a setting's values; of a list or mapping, the types of its items."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         return {annotation}
@@ -135,14 +132,14 @@ def value_kinds(annotation: Any) -> set[Any]:
 
 
 def refusal(problem: str, remedy: str) -> PydanticCustomError:
-    """Return what a validator raises where a value has a problem that a user can mend."""
+    """Return the error that a validator raises for a problem that the user can mend."""
     return PydanticCustomError(
         REFUSED, "{problem}, {remedy}", {"problem": problem, "remedy": remedy}
     )
 
 
 def _each(change: Callable[[Any], Any], given: Any) -> Any:
-    """Return a value, or each one of a list or of a mapping, changed."""
+    """Apply a change to a value, or to each item of a list or mapping."""
     if isinstance(given, Mapping):
         return {key: _each(change, value) for key, value in given.items()}
     if isinstance(given, (list, tuple)):
@@ -158,7 +155,7 @@ def _as_written(given: Any) -> Any:
 
 
 def _checked_number(given: Any) -> Any:
-    """Return a value that may be a number; refuse one that readers take for different ones."""
+    """Return the value; refuse truth values, and numbers that readers take for different ones."""
     if isinstance(getattr(given, "truth", given), bool):
         written = str(given).lower() if isinstance(given, bool) else given
         raise refusal(f"`{written}` is no number", "write one, for example 1")
@@ -175,16 +172,16 @@ def _checked_number(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Choice:
-    """Marks a setting whose values are the names in a registry; see :func:`choice_of`."""
+    """The mark of a setting whose values are names in a registry; see :func:`choice_of`."""
 
     registry: Registry
     others: tuple[str, ...] = ()
 
     def current(self, name: str) -> str:
-        """Return a name as it is today; an old one is read for one release, with a line in the log.
+        """Return the current name of an entry; log a former one, which is read for one release.
 
         Raises:
-            InputError: There is nothing of that name.
+            InputError: There is no such entry.
         """
         if name in self.others:
             return name
@@ -205,13 +202,10 @@ class Choice:
 
 
 def choice_of(registry: Registry, *others: str) -> Choice:
-    """Return what makes a setting one of the names in a registry: in ``Annotated`` beside ``str``.
+    """Return the mark, for ``Annotated``, that makes a `str` setting a name in a registry.
 
-    Names that are not in the registry are refused with those that are, and the page of all
-    settings lists them.
-
-    Args:
-        others: Values that stand for no entry.
+    Refusals and the page of all settings list the names. `others` are values that stand for no
+    entry.
     """
     return Choice(registry, others)
 
@@ -228,12 +222,11 @@ _IN_STORE = re.compile(
 
 
 class Scheme(NamedTuple):
-    """What the addresses of a scheme look like.
+    """The form of the addresses with a scheme.
 
     Attributes:
-        kind: Of store: the name that :mod:`pipelines.files.stores` has its clients under.
-        has_bucket: Whether each names one.
-        has_account: Whether there may be one in it, which is no secret.
+        kind: The store; :mod:`pipelines.files.stores` has its clients under this name.
+        has_account: Whether an address may name an account, which is no secret.
     """
 
     kind: str
@@ -248,24 +241,19 @@ STORES: Mapping[str, Scheme] = {
     "hdfs": Scheme("hdfs", has_bucket=False, has_account=True),
     "viewfs": Scheme("viewfs", has_bucket=False, has_account=True),
 }
-"""By the scheme of an address; fsspec may know others."""
+"""Forms by the scheme of an address; fsspec may know other schemes."""
 # Databricks shows them as folders, and Spark's way to write them is no address of a store.
 _MOUNTED = ("file", "local", "dbfs")
 _BY_NAME = ("delta", "iceberg", "table")
-"""Formats whose inputs Spark finds by itself: names, and addresses of Delta tables."""
+"""Formats whose inputs Spark finds: table names, and addresses of Delta tables."""
 
 
 class IsPath:
-    """Marks the settings that name files and folders; see :data:`StoredPath`."""
+    """The mark of settings that name files and folders; see :data:`StoredPath`."""
 
 
 class NotLocalError(ValueError):
-    """What was given is not a local path.
-
-    Args:
-        problem: What is wrong with it.
-        remedy: What would be right.
-    """
+    """A value that is no local path, with the problem and its remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}, {remedy}")
@@ -274,7 +262,7 @@ class NotLocalError(ValueError):
 
 
 def local_path(given: str) -> str:
-    """Return a path on a file system, from one, from `~/...` or from a `file:` address.
+    """Return a path on a file system, from a path, `~/...` or a `file:` address.
 
     Raises:
         NotLocalError: It is an address of another kind or another host, or names nothing.
@@ -324,11 +312,7 @@ def stored_path(given: str) -> str:
 
 
 def _check_variables(given: str) -> None:
-    """Refuse a variable of the environment, whose value the path would not get.
-
-    Raises:
-        NotLocalError: There is one.
-    """
+    """Refuse an environment variable in a path: nothing would replace it."""
     if _VARIABLE.search(given):
         raise NotLocalError(
             f"`{given}` names a variable, and a setting takes none", "write its value"
@@ -381,4 +365,4 @@ NameOrPath = Annotated[str, AfterValidator(_checked_if_path)]
 """A name or address for a library to look up, or a path on a file system."""
 
 InputPath = Annotated[str, AfterValidator(_checked_input), IsPath()]
-"""The same of a section with a `format`, set before it, where inputs may be tables."""
+"""A stored path, or a table where the section's `format`, a field before it, allows one."""

@@ -1,7 +1,7 @@
-"""What cannot be trained how: one table, from which refusals and docs/engines.md follow.
+"""The table of what cannot be trained how; refusals and docs/engines.md follow from it.
 
 A limit names a feature, the trainings that lack it, and why. Limits of frameworks, modes and
-layouts are checked as soon as settings are read, and those of an engine before it starts.
+layouts are checked when settings are read, those of an engine before it starts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that settings may ask for.
-
-    Attributes:
-        key: The setting that asks for it.
-        name: For people.
-        is_asked: Whether it does.
-    """
+    """Something that settings may ask for by a key; `name` is for people."""
 
     key: str
     name: str
@@ -44,13 +38,11 @@ class Feature:
 
 @dataclass(frozen=True)
 class Scope:
-    """Trainings that have a limit in common.
+    """Trainings with a common limit; `name` is for people.
 
     Attributes:
-        name: For people.
-        holds: Whether a training is one of them.
-        engine: Whose limit it is, or :data:`ANY_ENGINE`; None for one that is checked as soon as
-            settings are read.
+        engine: Whose limit it is, or :data:`ANY_ENGINE`; None if it is checked when settings are
+            read.
     """
 
     name: str
@@ -59,13 +51,10 @@ class Scope:
 
 
 class Limit(NamedTuple):
-    """A cell of the table.
+    """A cell of the table: a feature that the trainings of a scope cannot have.
 
     Attributes:
-        feature: What cannot be had.
-        scope: By which trainings.
         problem: Why, for `str.format` with ``training``.
-        remedy: What to do instead.
         key: The setting at fault, if it is not the feature's.
     """
 
@@ -89,7 +78,7 @@ def _has_own_weights(asked: Asked) -> bool:
 
 
 def _may_drop(asked: Asked) -> bool:
-    """Return whether there may be dropout: a checkpoint may have its own."""
+    """Tell whether there may be dropout: a checkpoint may have its own."""
     share = asked.training.dropout
     return asked.encoder.start != "random" if share is None else share > 0
 
@@ -313,11 +302,10 @@ LIMITS: tuple[Limit, ...] = (
 def check_limits(asked: Asked, limits: Sequence[Limit] = LIMITS, engine: str | None = None) -> None:
     """Refuse features that a training cannot have.
 
-    Args:
-        engine: Whose limits are checked; None for those that are of no engine.
+    Without an `engine`, only the limits of no engine are checked.
 
     Raises:
-        InputError: Of the first one.
+        InputError: For the first such feature.
     """
     engines = (None,) if engine is None else (engine, ANY_ENGINE)
     for feature, scope, problem, remedy, key in limits:

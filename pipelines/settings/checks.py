@@ -1,6 +1,6 @@
-"""What settings of several sections contradict one another; see `Settings.check` for one section.
+"""Checks across sections of the settings; `Settings.check` compares settings of one section.
 
-Each function takes the sections that it compares, the one whose keys are at fault first.
+The first argument is the section whose keys the errors name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipelines.settings.training import TrainingSettings
 
 
 def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
-    """Refuse longer texts than the encoder is to read."""
+    """Refuse texts longer than the encoder reads."""
     longest = encoder.max_length
     if isinstance(longest, int) and longest < (tokens.max_length or 0):
         raise InputError(
@@ -30,11 +30,7 @@ def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
 
 
 def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
-    """Refuse two teachers, or a width of none.
-
-    Raises:
-        InputError: Of `teacher.vectors` or `teacher.dimensions`.
-    """
+    """Refuse two teachers, a random start as teacher, and a width without a teacher."""
     if teacher.model is not None and teacher.vectors:
         raise InputError("teacher.vectors", "teacher.model is set too", "leave one of them out")
     if teacher.model == START and encoder.start == "random":
@@ -46,7 +42,7 @@ def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
 
 
 def check_encoder(encoder: EncoderSettings) -> None:
-    """Refuse shapes that no encoder has."""
+    """Refuse shapes that no encoder has, and settings that its start or LoRA rank rules out."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:
@@ -95,7 +91,7 @@ def check_dimensions(objective: ObjectiveSettings) -> None:
 def check_training(
     training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
 ) -> None:
-    """Refuse choices of the model that contradict one another, and steps that cannot be shared."""
+    """Refuse contradictory choices of the model, and steps that cannot be shared."""
     averages = {
         "training.ema": training.ema is not None,
         "training.average_checkpoints": training.average_checkpoints > 1,
@@ -134,7 +130,7 @@ def check_training(
 
 
 def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
-    """Refuse a share of a start that knows nothing, or that the export cannot hold."""
+    """Refuse a share of a random start, or one that the export cannot hold."""
     if encoder.start == "random":
         raise InputError(
             "training.start_share", "there is nothing in random weights to keep", "leave it out"
@@ -148,11 +144,7 @@ def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
 
 
 def check_sharing(training: TrainingSettings) -> None:
-    """Refuse steps that workers, or replicas, cannot share.
-
-    Raises:
-        InputError: Naming the key.
-    """
+    """Refuse steps whose granules workers, or replicas, cannot share."""
     placement = training.placement
     replicas = placement.replicas
     if training.mode == "sync" and training.granules_per_step % replicas:
@@ -165,11 +157,7 @@ def check_sharing(training: TrainingSettings) -> None:
 
 
 def check_divided(training: TrainingSettings) -> None:
-    """Refuse workers that cannot hold the encoder together, of an engine that has them.
-
-    Raises:
-        InputError: Naming the key.
-    """
+    """Refuse workers that make no whole replicas, for an engine that divides the encoder."""
     placement = training.placement
     if placement.is_divided and training.workers % placement.per_replica:
         raise InputError(
@@ -185,14 +173,9 @@ def check_sources(
     objectives: Sequence[ObjectiveSettings],
     teacher: TeacherSettings,
 ) -> None:
-    """Refuse sources that cannot be told apart, or trained on beside one another.
+    """Refuse sources that cannot be told apart or trained together, or that have a teacher.
 
-    Args:
-        objectives: Of each, its own or that of all.
-        teacher: Which they cannot have.
-
-    Raises:
-        InputError: Naming the key.
+    `objectives` holds one for each source.
     """
     for name in (source.name for source in sources):
         if re.fullmatch(r"[\w-]{1,64}", name, re.ASCII) is None:
@@ -220,11 +203,7 @@ def check_sources(
 
 
 def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse an objective with weights of its own beside another: not all steps would train them.
-
-    Raises:
-        InputError: With the key of the sources' objectives.
-    """
+    """Refuse an objective with its own weights beside another: not every step would train them."""
     with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
     if with_own and len({*objectives}) > 1:
         raise InputError(
@@ -235,15 +214,7 @@ def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
 
 
 def check_key_column(source: SourceSettings, key_column: str | None) -> None:
-    """Refuse a source whose rows `delete` would not find.
-
-    Args:
-        source: One of several.
-        key_column: Of the section `corpus`.
-
-    Raises:
-        InputError: It has another one.
-    """
+    """Refuse a source with another key column than `corpus`: `delete` would miss its rows."""
     if source.key_column not in (None, key_column):
         raise InputError(
             "corpus.sources.key_column",

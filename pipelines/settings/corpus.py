@@ -26,7 +26,7 @@ _ELEMENTS = re.compile(r"(?P<column>.+)\[(?P<first>\d*):(?P<end>\d+)\]")
 
 
 def spelled_out(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
+    """Yield column names, with `wrong[0:3]` as `wrong[0]`, `wrong[1]` and `wrong[2]`."""
     for name in names:
         found = _ELEMENTS.fullmatch(name)
         if found is None:
@@ -37,18 +37,16 @@ def spelled_out(names: Iterable[str]) -> Iterator[str]:
 
 
 def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
-    """Return the column of lists and the place that a name stands for, or None.
+    """Return the list column and the index that a name stands for, or None.
 
-    Args:
-        name: Of a wanted column.
-        columns: Those that there are: one of this very name is the one that is meant.
+    A name that is in `columns` itself stands for that column.
     """
     found = None if name in columns else _ELEMENT.fullmatch(name)
     return None if found is None else (found["column"], int(found["place"]))
 
 
 def column_of(name: str, columns: Collection[str]) -> str:
-    """Return the column that is read for a name."""
+    """Return the column to read for a name."""
     element = element_of(name, columns)
     return name if element is None else element[0]
 
@@ -59,13 +57,13 @@ def _spelled_out(names: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
-"""Names of columns, and of elements of columns of lists."""
+"""Names of columns, and of elements of list columns."""
 SIDES = ("anchor", "positive", "negatives")
-"""What may have a prompt of its own."""
+"""Texts of an example that may have prompts of their own."""
 
 
 class SourceForm(Settings):
-    """Texts, and how they become examples: of a corpus, or of one of its sources."""
+    """The texts of a corpus or of one of its sources, and how they become examples."""
 
     format: Annotated[str, choice_of(FORMATS)] = "docstrings"
     """What the inputs are. `docstrings`: the installed Python packages; `documents`: text, Markdown
@@ -128,15 +126,11 @@ class SourceForm(Settings):
 
     @property
     def hard_negatives(self) -> int:
-        """Return how many an example has."""
+        """Return the number of hard negatives in an example."""
         return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
 
     def check_form(self) -> None:
-        """Refuse texts that are not named, or kinds of pairs that lack what they need.
-
-        Raises:
-            InputError: With the key in the section `corpus`.
-        """
+        """Refuse missing inputs, and pairs that lack columns; errors name keys of `corpus`."""
         if self.format != "docstrings" and not self.inputs:
             raise InputError(
                 "corpus.inputs", "it is empty", f"name the {self.format} files to read"
@@ -170,7 +164,7 @@ class SourceForm(Settings):
                 )
 
     def _check_triplets(self) -> None:
-        """Refuse columns of triplets that are too few, or scores of other texts."""
+        """Refuse too few columns of triplets, and scores of other texts."""
         if len(self.triplet_columns) < 3:
             raise InputError(
                 "corpus.triplet_columns",
@@ -187,7 +181,7 @@ class SourceForm(Settings):
 
 
 class SourceSettings(SourceForm):
-    """A source: the keys of `corpus` that are its own, and how it is trained on."""
+    """A source: its own keys of `corpus`, and how it is trained on."""
 
     name: str
     """What tells the source from others: letters, digits, `_`, `-`."""
@@ -200,9 +194,9 @@ class SourceSettings(SourceForm):
 
 
 def completed(corpus: Any) -> Any:
-    """Return the given section, each source with the section's keys that it leaves out.
+    """Return the section with each source completed by the section's keys that it leaves out.
 
-    So a source is whole wherever it is written down, and what is not a section is left as it is.
+    This makes a source whole wherever it is recorded. Anything but a section stays as it is.
     """
     if not isinstance(corpus, Mapping) or not isinstance(corpus.get("sources"), (list, tuple)):
         return corpus
@@ -212,7 +206,7 @@ def completed(corpus: Any) -> Any:
 
 
 class CorpusSettings(SourceForm):
-    """Which texts are read, and how they become pairs."""
+    """The texts to read, and how they become pairs."""
 
     follow_links: FollowLinks = False
     near_duplicates: float | None = Field(default=None, ge=0, le=1)
@@ -256,7 +250,7 @@ class CorpusSettings(SourceForm):
         return completed(given)
 
     def check(self) -> None:
-        """Refuse a corpus that names no texts, or kinds of pairs that lack what they need."""
+        """Refuse a corpus without texts, and kinds of pairs that lack what they need."""
         # Each of several sources is checked as if it were alone.
         if not self.sources:
             self.check_form()

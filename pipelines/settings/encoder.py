@@ -13,7 +13,7 @@ from pipelines.settings.preparing import LONGEST_UNASKED
 
 
 class FreezeSettings(Settings):
-    """Parts of the encoder that keep the numbers of the start."""
+    """Parts of the encoder that keep the weights of the start."""
 
     embeddings: bool = False
     """Do not train what is before the layers: words, positions."""
@@ -27,10 +27,7 @@ class FreezeSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adaptation: to matrices of the layers a product of two small ones is added.
-
-    These two alone are trained.
-    """
+    """Low-rank adaptation: adds products of two small matrices to layers, and trains only these."""
 
     rank: int = Field(default=0, ge=0)
     """LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. See
@@ -46,7 +43,7 @@ class LoraSettings(Settings):
 
 
 class LsaSettings(Settings):
-    """Latent semantic analysis: numbers of an embedding that the words of a text alone decide."""
+    """Latent semantic analysis: components of an embedding that depend only on a text's words."""
 
     dimensions: int = Field(default=0, ge=0)
     """Numbers that the model's embeddings have behind those of the encoder, by which of the corpus'
@@ -57,7 +54,7 @@ class LsaSettings(Settings):
 
 
 class EncoderSettings(Settings):
-    """The encoder that is trained. Its shape is read from here only with `start: random`."""
+    """The encoder to train. Its shape is read from here only with `start: random`."""
 
     start: StoredPath = "default"
     """A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2)."""

@@ -11,7 +11,7 @@ from pipelines.errors import InputError
 from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, StoredPath
 
 Missing = Literal["refuse", "not_found"]
-"""What to do about judgements of what is not there."""
+"""What to do about judgements of missing items."""
 RANKED_METRIC = re.compile(r"(?P<name>ndcg|mrr|recall|map)@(?P<cutoff>[1-9][0-9]{0,2}|1000)")
 """A metric of rankings, and how many ranks count."""
 
@@ -21,7 +21,7 @@ _OF_ONE_QUERY = ("_id", "id", "text", "metadata")
 
 
 class EvaluationSettings(Settings):
-    """What is measured before and after training."""
+    """The measurements before and after training."""
 
     retrieval: bool = True
     """Measure retrieval on the held-out pairs of the corpus."""
@@ -67,7 +67,7 @@ class EvaluationSettings(Settings):
     in the report."""
 
     def check(self) -> None:
-        """Refuse metrics that are not known, and groups that are none."""
+        """Refuse unknown metrics, and groups of a single query."""
         if self.query_group.lower() in _OF_ONE_QUERY:
             raise InputError(
                 "evaluation.query_group",

@@ -1,4 +1,4 @@
-"""What settings there are, section by section: for the page of them all, and for suggestions."""
+"""All settings, section by section: for the page of settings, and for suggestions in errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ from pipelines.settings.objective import settings_by_loss
 
 
 class SettingField(NamedTuple):
-    """A setting, for people.
-
-    Attributes:
-        key: With its section.
-        kind: What it takes, in words.
-        default: As YAML.
-        description: What it is.
-    """
+    """A setting for people: its key with the section, its kind in words, its default as YAML."""
 
     key: str
     kind: str
@@ -37,7 +30,7 @@ class SettingField(NamedTuple):
 
 
 def fields() -> Iterator[SettingField]:
-    """Yield every setting; a key that losses have differently, once for each way."""
+    """Yield every setting; a key that differs between losses, once for each form."""
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not _is_part(model):
@@ -58,9 +51,7 @@ def fields() -> Iterator[SettingField]:
 def kinds(section: str, name: str) -> set[Any]:
     """Return the generic types that a setting may be of, such as `tuple` and `Mapping`.
 
-    Args:
-        section: Of the setting.
-        name: In it; with a dot for one in a part of a section, as `lora.targets`.
+    `name` has a dot for a setting in a part of the section, as `lora.targets`.
     """
     model = _section(section)
     found: list[Any] = [] if model is None else [model]
@@ -74,7 +65,7 @@ def kinds(section: str, name: str) -> set[Any]:
 
 
 def is_section(name: str) -> bool:
-    """Tell whether a name is that of a section, and not of the one setting that is in none."""
+    """Tell whether a name is a section, and not the one setting outside of sections."""
     return _section(name) is not None
 
 
@@ -91,7 +82,7 @@ def _section(name: str) -> type[Settings] | None:
 
 
 def _options(annotation: Any) -> Iterator[Any]:
-    """Yield the types that a setting may be of, without what they are annotated with."""
+    """Yield the types of a union, without annotations."""
     if get_origin(annotation) is Annotated:
         yield from _options(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -101,7 +92,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:
-    """Yield the keys that losses have of their own, with the losses that have them."""
+    """Yield the keys that only some losses have, with the names of those losses."""
     losses: dict[SettingField, list[str]] = {}
     for name, model in settings_by_loss().items():
         for field in _fields_of(section, model):
@@ -112,7 +103,7 @@ def _fields_of_losses(section: str) -> Iterator[SettingField]:
 
 
 def _fields_of_sources() -> Iterator[SettingField]:
-    """Yield the keys that a source of the corpus has beside those of the section."""
+    """Yield the keys of a source that the section does not have."""
     for field in _fields_of("corpus.sources", SourceSettings):
         if field.key.rpartition(".")[2] not in SourceForm.model_fields:
             yield field
@@ -135,7 +126,7 @@ def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
 
 
 def description_of(model: type[BaseModel], name: str) -> str:
-    """Return what stands below a field in the source of its section, or in its `Field`."""
+    """Return a field's description: that of its `Field`, or the string below it in the source."""
     told = model.model_fields[name].description
     return told or next((found[name] for found in map(_told, model.mro()) if name in found), "")
 
@@ -161,7 +152,6 @@ def _told(model: type) -> Mapping[str, str]:
 
 
 def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:
-    """Tell whether something is a section of settings, or a part of one."""
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
@@ -231,7 +221,7 @@ _ELSEWHERE = {
 FROM_ELSEWHERE: Mapping[str, str] = {
     name: setting for setting, names in _ELSEWHERE.items() for name in names.split()
 }
-"""What other tools call a setting: the setting, by each of their names."""
+"""Settings by the names that other tools give them."""
 
 _BATCH = (
     "an update takes training.granules_per_step granules of lanes.granule examples each: "
@@ -249,17 +239,15 @@ _IN_WORDS = {
 IN_WORDS: Mapping[str, str] = {
     name: told for told, names in _IN_WORDS.items() for name in names.split()
 }
-"""What other tools have as a setting, and is here said in another way."""
+"""How to say here what is a setting in other tools, by its names there."""
 
 _CLOSE, _CLOSE_ELSEWHERE = 0.6, 0.8
 
 
 def remedy(key: str, known: Iterable[str]) -> str:
-    """Return what to propose for a setting that does not exist.
+    """Return a suggestion for a setting that does not exist.
 
-    Args:
-        key: As it was written, with its section or without.
-        known: All settings, with their sections.
+    `key` is as written, with or without its section; `known` settings have theirs.
     """
     section, _, name = key.rpartition(".")
     name = name.lower().replace("-", "_")

@@ -1,6 +1,6 @@
-"""From a YAML file and dotted overrides (`training.workers=4`) to one frozen :class:`Config`.
+"""Reads a YAML file and dotted overrides (`training.workers=4`) into a frozen :class:`Config`.
 
-What is wrong is refused here, before Spark starts, by an :class:`InputError` that names the key.
+An :class:`InputError` refuses wrong settings before Spark starts, and names the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipelines.settings.yaml_file import (
 
 _QUOTES = ("'", '"')
 _SHOWN = 200
-"""Characters of a value in an error."""
+"""Characters of a value that an error shows."""
 
 Given = str | Openable | Mapping[str, Any] | None
 """A YAML file, or its content as a mapping; None gives the defaults."""
@@ -39,16 +39,14 @@ def load(given: Given = None, overrides: Sequence[str] = (), *, recorded: bool =
     """Read settings and apply the overrides.
 
     Args:
-        given: See :data:`Given`.
-        overrides: `key=value` with a dotted key. A text counts to its last character, quotes
-            around it left out. Lists and mappings are YAML without comments, and a list may do
-            without its brackets (`corpus.inputs=a.csv,b.csv`). A mapping is merged with what the
-            file has there.
-        recorded: The file is that of a run, where keys of other losses say nothing: earlier
-            releases wrote them all.
+        overrides: `key=value` with a dotted key. A text counts to its last character, without
+            quotes around it. Lists and mappings are YAML without comments; a list may lack its
+            brackets (`corpus.inputs=a.csv,b.csv`). A mapping merges with that of the file.
+        recorded: The file is that of a run. Keys of other losses are ignored: earlier releases
+            wrote them all.
 
     Raises:
-        InputError: Naming the key, its value, and what would be right.
+        InputError: Names the key, its value, and what would be right.
     """
     return parse(read_tree(given, overrides, recorded=recorded))
 
@@ -56,7 +54,7 @@ def load(given: Given = None, overrides: Sequence[str] = (), *, recorded: bool =
 def read_tree(
     given: Given = None, overrides: Sequence[str] = (), *, recorded: bool = False
 ) -> dict[str, Any]:
-    """Read what :func:`load` does, unchecked, as a nested mapping."""
+    """Return the settings of :func:`load` as a nested mapping, unchecked."""
     tree: dict[str, Any] = {}
     if isinstance(given, Mapping):
         _merge(tree, given)
@@ -83,13 +81,9 @@ def read_tree(
 
 
 def storage_of(tree: Mapping[str, Any]) -> StorageSettings:
-    """Return the section `storage` of settings that may be wrong elsewhere.
+    """Return the section `storage` of a tree from :func:`read_tree`, wrong elsewhere or not.
 
-    Args:
-        tree: As :func:`read_tree` gives it.
-
-    Returns:
-        Its defaults where it is wrong itself, which :func:`parse` refuses.
+    A wrong section gives the defaults; :func:`parse` refuses it later.
     """
     try:
         return StorageSettings.model_validate(tree.get("storage", {}))
@@ -109,7 +103,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 
 def dump(config: Config) -> str:
-    """Return the configuration as YAML that :func:`load` reads back to an equal value."""
+    """Return YAML that :func:`load` reads back to an equal configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -138,16 +132,7 @@ def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
 def _merge(
     tree: dict[str, Any], given: Mapping[str, Any], path: str | Openable | None = None
 ) -> None:
-    """Put all that a mapping sets into the tree.
-
-    Args:
-        tree: Is changed.
-        given: Of the file at `path`, or of an override.
-        path: None of an override.
-
-    Raises:
-        InputError: It sets a key twice, with a section and in it.
-    """
+    """Merge a file's settings, or an override's (without a path); refuse a key set twice."""
     lines: dict[str, int] = {}
     for written, line, value in _leaves(given):
         key = current_key(written)
@@ -164,7 +149,7 @@ def _merge(
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int, Any]]:
-    """Yield each setting with its whole key, and the line in which its key stands."""
+    """Yield the whole key, the line and the value of each setting."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
@@ -201,7 +186,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Return what an override gives: a text as it stands, unless it sets a list or a mapping."""
+    """Return the value of an override: its text, unless the key takes a list or a mapping."""
     section, _, name = key.partition(".")
     first = text.strip()[:1]
     if tuple in kinds(section, name):
@@ -225,7 +210,7 @@ def _parse_value(key: str, text: str) -> Any:
 
 
 def _items(text: str) -> list[str]:
-    """Return what is between commas; an item in quotes may have commas itself."""
+    """Split a text at commas; quoted items may hold commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if any(part.startswith(_QUOTES) for part in parts):
         with suppress(UnusableYamlError):
@@ -236,7 +221,7 @@ def _items(text: str) -> list[str]:
 
 
 def _is_mapping(key: str) -> bool:
-    """Tell whether settings stand below a key, or entries of the user's own."""
+    """Tell whether settings, or entries of the user's own, stand below a key."""
     section, _, name = key.partition(".")
     return is_section(key) or has_parts(section, name) or Mapping in kinds(section, name)
 
@@ -253,7 +238,6 @@ def _repeated(path: str | Openable | None, key: str, lines: tuple[int, int]) -> 
 
 
 def _shown(value: object) -> str:
-    """Return a value for a line that is not long."""
     text = str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -1,4 +1,4 @@
-"""The section `objective` of the settings: a loss, and the keys that this loss has."""
+"""The section `objective` of the settings: a loss, and the keys of that loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT = "in_batch_negatives"
 
 
 class ObjectiveSettings(Settings):
-    """What is minimised. Every loss extends this by its own keys, in its own module."""
+    """The loss to minimise. Every loss adds its own keys, in its own module."""
 
     name: Annotated[str, choice_of(LOSSES)] = DEFAULT
     """The loss."""
@@ -31,12 +31,12 @@ class ObjectiveSettings(Settings):
 
     @property
     def compares_anchors(self) -> bool:
-        """Tell whether anchors are compared with other anchors, which then are candidates too."""
+        """Tell whether anchors are compared with other anchors, which makes them candidates too."""
         return False
 
     @property
     def uses_teacher(self) -> bool:
-        """Tell whether the loss is given the vectors that a teacher gave the texts."""
+        """Tell whether the loss reads a teacher's vectors."""
         needs: str = LOSSES.load(self.name).needs
         return needs == "teacher"
 
@@ -46,14 +46,10 @@ class ObjectiveSettings(Settings):
         return False
 
     def check_width(self, width: int, teacher: int | None = None) -> None:
-        """Refuse dimensions that embeddings do not have; tells if none is the whole width.
+        """Refuse dimensions above the width of embeddings, and a teacher's vectors that do not fit.
 
-        Args:
-            width: Of an embedding of the encoder.
-            teacher: Of the teacher's vectors that the loss is given, if it is.
-
-        Raises:
-            InputError: A dimension is above it, or the teacher's vectors do not fit.
+        Logs a line if no dimension is the whole width. `teacher` is the width of the teacher's
+        vectors, if the loss reads them.
         """
         if any(dimension > width for dimension in self.dimensions):
             raise InputError(
@@ -71,18 +67,18 @@ class ObjectiveSettings(Settings):
 
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
-    """Return the settings of a loss, with its defaults for all keys that are not given."""
+    """Return the settings of a loss; keys that are not given have its defaults."""
     own: type[ObjectiveSettings] = LOSSES.load(name).settings
     return own(name=name, **keys)
 
 
 def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
-    """Return the settings that each loss has, the common ones included, by the loss's name."""
+    """Return the settings class of each loss, common keys included, by the loss's name."""
     return {name: LOSSES.load(name).settings for name in LOSSES}
 
 
 def _of_its_loss(given: Any) -> Any:
-    """Return the settings of the named loss; leave anything but keys by name as it is."""
+    """Return the settings of the named loss; anything but a mapping stays as it is."""
     if type(given) is ObjectiveSettings:
         return objective(**given.model_dump())
     if not isinstance(given, Mapping) or not isinstance(given.get("name", DEFAULT), str):
@@ -94,12 +90,9 @@ def _of_its_loss(given: Any) -> Any:
 
 
 def _is_of_others(name: str, key: str, value: Any) -> bool:
-    """Tell whether a key belongs to other losses only, with their default, and is left out.
+    """Tell whether a key is of other losses only, with their default; refuse other values.
 
-    Files that earlier releases wrote hold the keys of all losses, whichever was chosen.
-
-    Raises:
-        InputError: It has another value, which would have no effect.
+    Files of earlier releases hold the keys of all losses.
     """
     known = ((loss, one.model_fields) for loss, one in settings_by_loss().items())
     owners = {loss: by_name[key] for loss, by_name in known if key in by_name}
@@ -118,9 +111,9 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
 
 
 def own_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a section without those of other losses alone, whatever their values.
+    """Return the keys of a section without those of other losses, whatever their values.
 
-    For the files of runs: earlier releases wrote the keys of all losses, and used those of one.
+    For the files of runs: earlier releases wrote the keys of all losses.
     """
     name = LOSSES.renamed.get(str(given.get("name", DEFAULT)), given.get("name", DEFAULT))
     others = {key for loss in settings_by_loss().values() for key in loss.model_fields}
@@ -129,4 +122,4 @@ def own_keys(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 AnyObjective = Annotated[SerializeAsAny[ObjectiveSettings], BeforeValidator(_of_its_loss)]
-"""The settings of whichever loss is named in them."""
+"""The settings of the loss that they name."""

@@ -1,4 +1,4 @@
-"""Sections of what `prepare` makes of a corpus: tokens, lanes, and a teacher's vectors."""
+"""The sections of what `prepare` makes of a corpus: tokens, lanes, and a teacher's vectors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PreparedSettings(Settings):
 
 
 SHORTEST_TEXT, LONGEST_TEXT = 8, 32_768
-"""Tokens that ``tokens.max_length`` may be, if the model reads so many."""
+"""Bounds of ``tokens.max_length``, in tokens, if the model reads so many."""
 LONGEST_UNASKED = 512
-"""Tokens of a text that training reads at most where no length is set: what more cost in memory, a
-user should have asked for."""
+"""The longest text that training reads where no length is set, in tokens: a user must ask for the
+memory of longer ones."""
 
 
 class TokenSettings(Settings):
@@ -57,7 +57,7 @@ class TokenSettings(Settings):
 
 
 class LaneSettings(Settings):
-    """How examples are dealt into granules and lanes, whatever the number of workers."""
+    """How examples are dealt into granules and lanes, for any number of workers."""
 
     count: int = Field(default=48, ge=1)
     """Number of lanes; a small corpus gets a divisor of it."""
@@ -74,11 +74,11 @@ class LaneSettings(Settings):
 
 Precision = Literal["fp16", "fp32"]
 START = "start"
-"""The teacher that is the start itself."""
+"""The value of `teacher.model` for the start itself."""
 
 
 class TeacherSettings(Settings):
-    """Whose vectors the lanes hold beside the texts, for objectives that learn from them."""
+    """The teacher whose vectors the lanes hold, for objectives that learn from them."""
 
     model: StoredPath | None = None
     """A sentence-transformers folder, or `start`: that of `encoder.start`. `prepare` has it embed
@@ -93,5 +93,5 @@ class TeacherSettings(Settings):
 
     @property
     def is_asked(self) -> bool:
-        """Tell whether there is to be a teacher."""
+        """Tell whether a teacher is set."""
         return self.model is not None or bool(self.vectors)

@@ -19,15 +19,15 @@ Doubt = Literal[
     "easy_negatives",
     "constant_scores",
 ]
-"""A reason against a model that only people can overrule."""
+"""A reason against a model that only a person can overrule."""
 WORSE_THAN_START: Doubt = "worse_than_start"
 
 Points = float
-"""A figure times 100, as the evaluation has them."""
+"""A figure times 100, as in the evaluation."""
 
 
 class PromotionSettings(Settings):
-    """When a model takes the place of the one in service."""
+    """The rules by which a model replaces the one in service."""
 
     target: StoredPath | None = None
     """Folder that models are served from; `current` in it is the one in service."""
@@ -55,7 +55,7 @@ class PromotionSettings(Settings):
     def check(self) -> None:
         """Refuse metrics without an evaluation, and limits of metrics that are not compared.
 
-        Where none are named, the sets of a run and the limits tell which are compared; see
+        Without `metrics`, the sets of a run and the limits decide; see
         :func:`pipelines.promotion.gate.compared_metrics`.
         """
         if self.metrics is None:

@@ -1,6 +1,6 @@
-"""What `recipe` stands for: settings that are meant for one another, for one kind of corpus.
+"""Recipes: settings that fit together, for one kind of corpus.
 
-What a file or the command line sets comes before what the recipe sets, key by key.
+Keys of a file or of the command line take precedence over those of the recipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Recipe:
 
     Attributes:
         purpose: What a user has and wants, in a sentence.
-        evidence: What was measured of it, Markdown.
+        evidence: The measurements behind it, Markdown.
         settings: By section and key, as in YAML.
     """
 
@@ -87,13 +87,10 @@ STATIC = Recipe(
 
 
 def with_recipe(given: Any) -> Any:
-    """Return settings with those of the recipe that they name.
+    """Return settings completed by the recipe that they name; without one they stay as they are.
 
-    A loss has keys of its own, so a recipe's objective is taken as a whole or, where another loss
-    is named, not at all.
-
-    Args:
-        given: A nested mapping; anything else, and what names no recipe, is left as it is.
+    Each loss has keys of its own, so a recipe's objective is taken as a whole or, if the settings
+    name another loss, not at all.
     """
     name = given.get("recipe") if isinstance(given, Mapping) else None
     if not isinstance(name, str) or name not in RECIPES:
@@ -107,7 +104,7 @@ def with_recipe(given: Any) -> Any:
 
 
 def _completed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section with the keys of others that it leaves out, in its own sections too."""
+    """Return a section completed by the keys that it leaves out, in nested sections too."""
     completed = {**others, **own}
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(others.get(key), Mapping):

@@ -1,6 +1,6 @@
-"""Settings as others may see them: without secrets.
+"""Settings without secrets, for others to see.
 
-The one place that says what is a secret. In doubt a value is hidden.
+Only this module says what a secret is. In doubt it hides a value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VALUES = (
 )
 SPARK_REDACTION = "spark.redaction.regex"
 SPARK_PATTERN = f"(?i){_NAMES}|{_VARIABLES}|jdbc:|://[^/@]*:[^/@]*@"
-"""What Spark is to hide in its pages and its event log; it looks for it in keys and in values."""
+"""The pattern of what Spark hides in its pages and event log, matched with keys and values."""
 _SECRET_NAME = re.compile(f"{_NAMES}|{_VARIABLES}", re.IGNORECASE)
 _SECRET_VALUE = re.compile(_VALUES, re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
@@ -40,11 +40,10 @@ _PARAMETERS = re.compile(r"[?#;]")
 
 
 def without_secrets(config: Config) -> Config:
-    """Return the configuration for others to see.
+    """Return the configuration without secrets.
 
-    Spark settings whose key or value looks like a secret are hidden, as Spark's own pages do it,
-    and so are all variables of executors. Every address in any setting is shown without its user,
-    its password and its parameters.
+    Spark settings whose key or value looks like a secret are hidden, as on Spark's own pages, and
+    so are all variables of executors. Addresses in any setting lose user, password and parameters.
     """
     sections = {name: _plain(section) for name, section in config if name != "spark"}
     stages = {stage: without_secret_conf(conf) for stage, conf in config.stages}
@@ -54,7 +53,7 @@ def without_secrets(config: Config) -> Config:
 
 
 def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark settings for others to see."""
+    """Return a Spark conf without secrets."""
     return {
         key: HIDDEN if is_secret(key, value) else without_password(value)
         for key, value in conf.items()
@@ -62,7 +61,7 @@ def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secret_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line for others to see; see :func:`without_secrets`."""
+    """Return a command line without secrets; see :func:`without_secrets`."""
     return [_plain_argument(argument) for argument in arguments]
 
 
@@ -81,7 +80,7 @@ def _plain_argument(argument: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Return a text in which addresses have neither user nor password nor parameters."""
+    """Return a text whose addresses have neither user, password nor parameters."""
     return _ADDRESS.sub(_plain_address, text)
 
 

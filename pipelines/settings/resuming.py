@@ -1,9 +1,8 @@
-"""Which settings may change when a run is resumed: all that decide a training are in one list.
+"""The lists of settings that may, or may not, change when a run is resumed.
 
-A loss has keys of its own: those of the section `objective` are in the list as a whole.
-
-The corpus is not here: what was made of it are the lanes, which know by their digest whether they
-are the same.
+Every setting that decides a training is in one of them; `objective` is in as a whole, since a loss
+has keys of its own. The corpus is not in them: lanes know by their digest whether they are the
+same.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pipelines.settings import Config, ObjectiveSettings, Settings
 from pipelines.settings.base import RENAMED, Choice
 
 SECTIONS = ("tokens", "lanes", "encoder", "objective", "training")
-"""Those whose settings are in the lists."""
+"""Sections whose settings are in the lists."""
 FIXED = (
     "tokens.vocabulary",
     "tokens.model",
@@ -55,7 +54,7 @@ FIXED = (
     "training.seed",
     "training.ema",
 )
-"""They decide what is learnt: another value is another experiment, and resuming is refused."""
+"""They decide what is learnt: another value is another experiment, which cannot be resumed."""
 CHOICES = (
     "training.keep_best",
     "training.patience",
@@ -103,11 +102,11 @@ FREE = (
 """They have no effect on updates."""
 
 _OF_SOURCE = ("weight", "objective")
-"""What decides how a source of several is trained on; the rest decides what the lanes hold."""
+"""How a source is trained on; its other keys decide what the lanes hold."""
 
 
 def fixed_settings(config: Config) -> Mapping[str, Any]:
-    """Return what must not change when a run is resumed, by key, as in JSON."""
+    """Return the settings that must not change when a run is resumed, by key, as JSON values."""
     return {**_values(config, FIXED), **_of_sources(config)}
 
 
@@ -118,17 +117,14 @@ def _of_sources(config: Config) -> dict[str, Any]:
 
 
 def recorded_settings(config: Config) -> Mapping[str, Any]:
-    """Return what may change, and is recorded, by key, as in JSON."""
+    """Return the settings that may change and are recorded, by key, as JSON values."""
     return _values(config, RECORDED)
 
 
 def recorded_value(known: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Return what a run has written down of a setting, in the names of today.
+    """Return the value that a run has recorded for a setting, in current names.
 
-    Args:
-        known: Values by key, as the release of the run called them.
-        key: As it is called today.
-        default: Where nothing is written down.
+    `known` has the names of the run's release; `key` is the current name.
     """
     former = next((before for before, now in RENAMED.items() if now == key), key)
     value = known.get(key, known.get(former, default))
@@ -152,20 +148,15 @@ def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
-    """Return a setting of a section, or of a part of one."""
     for part in name.split("."):
         values = values[part]
     return values
 
 
 def differing_settings(config: Config, sections: Collection[str] | None = None) -> dict[str, Any]:
-    """Return what is set to something else than its default, by dotted key, as in JSON.
+    """Return the settings that differ from their defaults, by dotted key, as JSON values.
 
-    The keys of a loss have the defaults of that loss.
-
-    Args:
-        config: The settings.
-        sections: Those that are looked at; all unless given.
+    The keys of a loss have the defaults of that loss. `sections` limits the comparison.
     """
     found: dict[str, Any] = {}
     for name, section in config:
@@ -181,7 +172,7 @@ def differing_settings(config: Config, sections: Collection[str] | None = None) 
 def _differing(
     prefix: str, values: Mapping[str, Any], default: Settings
 ) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values of a section, or of a part of one, that are not as by default."""
+    """Yield the keys and values of a section, or of a part, that differ from the defaults."""
     usual = default.model_dump(mode="json")
     for key, value in values.items():
         part = getattr(default, key, None)

@@ -1,4 +1,4 @@
-"""The sections `run`, `card` and `tracking`: where a run is, and who hears of it."""
+"""The sections `run`, `card` and `tracking`: the folder, model card and trackers of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.settings.base import NameOrPath, Settings, StoredPath
 
 
 class RunSettings(Settings):
-    """Where the results of a run go."""
+    """The place of a run's results."""
 
     folder: StoredPath = "runs/default"
     """Folder that the driver and every executor can reach."""
@@ -94,7 +94,7 @@ class TrackingSettings(Settings):
     """Longest that a job waits at its end for trackers to take what is left."""
 
     def check(self) -> None:
-        """Refuse trackers that are named twice, and settings of those that are not named."""
+        """Refuse trackers named twice, and settings of trackers that are not named."""
         for name in self.trackers:
             if self.trackers.count(name) > 1:
                 raise InputError("tracking.trackers", f"{name} is named twice", "name it once")

@@ -28,7 +28,7 @@ class SparkSettings(Settings):
     write or shuffle a row. It passes where an executor hangs at a mount that does not answer."""
 
     def check(self) -> None:
-        """Refuse a home, which Spark would take for a folder named `~`."""
+        """Refuse `~`, which Spark would take for a folder of that name."""
         for key, value in self.conf.items():
             if value.startswith("~/"):
                 raise InputError(
@@ -37,11 +37,11 @@ class SparkSettings(Settings):
 
     @property
     def conf(self) -> Mapping[str, str]:
-        """Return the Spark conf, by keys without `spark.` before them."""
+        """Return the Spark conf, by keys without the prefix `spark.`."""
         return self.__pydantic_extra__ or {}
 
     def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
-        """Return the same with another Spark conf, by keys without `spark.` before them."""
+        """Return a copy with another Spark conf, by keys without the prefix `spark.`."""
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return SparkSettings.model_validate({**own, **conf})
 
@@ -51,7 +51,7 @@ PREFIX = "spark."
 
 
 def conf_text(value: Any) -> Any:
-    """Return a value of the Spark conf, as Spark reads it; one that is none is left as it is."""
+    """Return a value as text of the Spark conf; null, lists and mappings stay as they are."""
     if value is None or isinstance(value, (list, tuple, Mapping)):
         return value
     # What a file has for a truth value in another spelling; see `yaml_file`.
@@ -84,7 +84,7 @@ class StageSettings(Settings):
     """Of `mine`."""
 
     def check(self) -> None:
-        """Refuse keys that are none of Spark's."""
+        """Refuse keys that are not Spark's."""
         for stage, conf in self:
             for key in conf:
                 if not key.startswith(PREFIX):

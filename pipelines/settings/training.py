@@ -1,11 +1,9 @@
-"""The section `training` of the settings.
+"""The section `training` of the settings, and the layout of workers.
 
-Which part of an encoder, and which part of a step, each worker has.
-
-The workers of a run are **replicas** of the encoder. A replica may be a single worker, or several
-that hold the encoder together: in **stages**, one behind the other, each with some of the layers
-(pipeline parallel), and within a stage as **members**, side by side, each with a part of every
-matrix (tensor parallel). Steps are shared by replicas: the members of one read the same granules.
+The workers of a run are **replicas** of the encoder. A replica is one worker, or several that hold
+the encoder together: in **stages**, one behind the other, each with some of the layers (pipeline
+parallel), and within a stage as **members**, side by side, each with a part of every matrix (tensor
+parallel). Replicas share the granules of a step; the members of one read the same granules.
 """
 
 from __future__ import annotations
@@ -22,12 +20,9 @@ from pipelines.settings.base import Settings, choice_of
 
 
 class Place(NamedTuple):
-    """Where a worker stands.
+    """The place of a worker in the layout.
 
-    Attributes:
-        replica: Which copy of the encoder it belongs to.
-        stage: Which of its groups of layers, from the embeddings on.
-        member: Which part of their matrices: what others call the tensor parallel rank.
+    `stage` counts groups of layers from the embeddings on; `member` is the tensor-parallel rank.
     """
 
     replica: int
@@ -40,14 +35,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How the workers are laid out; their ranks count members first, then stages, then replicas.
+    """The layout of workers. Ranks count members first, then stages, then replicas.
 
-    Neighbouring ranks are mostly on one host, and the members of a stage exchange the most.
-
-    Attributes:
-        replicas: Copies of the encoder.
-        stages: Of each replica.
-        members: Of each stage.
+    Neighbouring ranks are mostly on one host, and the members of a stage exchange the most. A
+    replica has `stages` stages of `members` members each.
     """
 
     replicas: int
@@ -56,55 +47,55 @@ class Placement:
 
     @property
     def workers(self) -> int:
-        """All of them."""
+        """Return the number of workers."""
         return self.replicas * self.per_replica
 
     @property
     def per_replica(self) -> int:
-        """Workers that hold one copy of the encoder together."""
+        """Return the number of workers that hold one copy of the encoder together."""
         return self.stages * self.members
 
     @property
     def sharing(self) -> str:
-        """What shares the granules of a step, for messages."""
+        """Return what shares the granules of a step, for messages."""
         return "replicas" if self.is_divided else "workers"
 
     @property
     def is_divided(self) -> bool:
-        """Whether a worker holds a part of the encoder only."""
+        """Tell whether a worker holds only a part of the encoder."""
         return self.per_replica > 1
 
     def place(self, rank: int) -> Place:
-        """Where the worker of a rank stands."""
+        """Return the place of a rank."""
         replica, within = divmod(rank, self.per_replica)
         return Place(replica, *divmod(within, self.members))
 
     def rank(self, place: Place) -> int:
-        """The rank of the worker that stands at a place."""
+        """Return the rank of the worker at a place."""
         return (place.replica * self.stages + place.stage) * self.members + place.member
 
     def replica_ranks(self, rank: int) -> Sequence[int]:
-        """The workers of a worker's replica."""
+        """Return the ranks of a worker's replica."""
         first = rank - rank % self.per_replica
         return range(first, first + self.per_replica)
 
     def member_ranks(self, rank: int) -> Sequence[int]:
-        """The workers of a worker's stage, in its replica."""
+        """Return the ranks of a worker's stage, in its replica."""
         first = rank - rank % self.members
         return range(first, first + self.members)
 
     def stage_ranks(self, rank: int) -> Sequence[int]:
-        """The workers of a worker's replica that hold the same part of matrices, by stage."""
+        """Return the ranks of a worker's replica with the same part of matrices, by stage."""
         place = self.place(rank)
         return [self.rank(place._replace(stage=stage)) for stage in range(self.stages)]
 
     def copy_ranks(self, rank: int) -> Sequence[int]:
-        """The workers that hold the same part of the encoder, one of each replica."""
+        """Return the ranks with the same part of the encoder, one of each replica."""
         return range(rank % self.per_replica, self.workers, self.per_replica)
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> range:
-    """The layers of a stage: as many for each as possible, the earlier ones having one more.
+    """Return the layers of a stage: as many for each as possible; earlier ones have one more.
 
     The last stage also compares embeddings, so it is not the one with more.
     """
@@ -242,39 +233,36 @@ class TrainingSettings(Settings):
 
     @property
     def chooses_framework(self) -> bool:
-        """Whether the framework is still to be chosen, together with the engine."""
+        """Tell whether the framework is still to be chosen, together with the engine."""
         return self.engine == AUTO and "framework" not in self.model_fields_set
 
     @property
     def processes(self) -> int:
-        """Workers that train: one process for engine `local`, whatever ``workers`` says."""
+        """Return the number of training processes, which is one for engine `local`."""
         return 1 if self.engine == "local" else self.workers
 
     @property
     def placement(self) -> Placement:
-        """How the workers are laid out."""
+        """Return the layout of the workers."""
         members, stages = self.model_parallel, self.pipeline_parallel
         replicas = max(self.processes // (members * stages), 1)
         return Placement(replicas=replicas, stages=stages, members=members)
 
     @property
     def kept_checkpoints(self) -> int:
-        """Checkpoints that are kept while a run goes on.
+        """Return the number of checkpoints to keep while a run goes on.
 
-        Of the steps before the newest one the driver may not have heard yet, so that a restart
-        needs the one before.
+        A restart may need the one before the newest: the driver may not have heard yet of the steps
+        that lead to the newest.
         """
         return max(self.keep_checkpoints, 2) if self.restarts else self.keep_checkpoints
 
     def averaged_steps(self, last_step: int) -> tuple[int, ...]:
-        """The steps whose checkpoints a model is the mean of, oldest first; they are kept too.
+        """Return the steps of the checkpoints that the model averages, oldest first; they are kept.
 
-        A checkpoint that was written as a machine went, or by the clock, is none of them, so that
-        the model is the same one whatever has happened on the way. Nor is the start, which is no
-        state of training.
-
-        Args:
-            last_step: Of the newest checkpoint.
+        `last_step` is that of the newest checkpoint. Other checkpoints by the clock, or written as
+        a machine went, are left out, so that the model is the same whatever happened on the way. So
+        is the start, which is no state of training.
         """
         every = self.checkpoint_every
         before = range((last_step - 1) // every * every, 0, -every)
@@ -283,7 +271,7 @@ class TrainingSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, tree: Any) -> Any:
-        """Reads what earlier releases called ``elastic``, for this release."""
+        """Accept ``elastic`` of earlier releases, for this release."""
         if not isinstance(tree, dict) or "elastic" not in tree:
             return tree
         if tree["elastic"]:
@@ -293,7 +281,7 @@ class TrainingSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _with_defaults_of_the_engine(cls, tree: Any) -> Any:
-        """The least that an engine splits, where it cannot do without and nothing is asked for."""
+        """Set the least sharding that the engine needs, unless the settings name one."""
         engine = tree.get("engine") if isinstance(tree, dict) else None
         least = _LEAST_SHARDING.get(engine) if isinstance(engine, str) else None
         return tree if least is None else {"sharding": least, **tree}

@@ -22,7 +22,7 @@ from pipelines.settings.base import (
 
 
 class EmbeddingSettings(Settings):
-    """Which table gets a column of vectors, and how."""
+    """The table that gets a column of vectors, and how."""
 
     model: StoredPath | None = None
     """A sentence-transformers folder; unset: `<run.folder>/model`."""
@@ -77,11 +77,7 @@ class EmbeddingSettings(Settings):
     """What the table of `merge_into` is, or is made as."""
 
     def check(self) -> None:
-        """Refuse to merge rows that have no key.
-
-        Raises:
-            InputError: ``merge_into`` is set without ``key_column``.
-        """
+        """Refuse ``merge_into`` without ``key_column``: rows are merged by their key."""
         if self.merge_into is not None and self.key_column is None:
             raise InputError(
                 "embedding.merge_into", "rows are merged by their key", "set embedding.key_column"
@@ -89,7 +85,7 @@ class EmbeddingSettings(Settings):
 
 
 def _formats(key: str) -> Choice:
-    """Return the formats of tables, as values of a key."""
+    """Return the table formats as choices of a key."""
     return choice_of(replace(TABLE_FORMATS, key=key))
 
 
@@ -97,11 +93,11 @@ _COLUMNS = {
     "inputs": ("anchor_column", "positive_column", "group_column", "key_column"),
     "documents": ("documents_column", "documents_group_column"),
 }
-"""The keys that name columns, by the key that names their table."""
+"""Keys that name columns, by the key of their table."""
 
 
 class MiningSettings(Settings):
-    """For which pairs hard negatives are searched, where, and which of them are taken."""
+    """The pairs that get hard negatives, the documents to search, and the choice among them."""
 
     model: StoredPath | None = None
     """A sentence-transformers folder; unset: `<run.folder>/model`. It embeds as
@@ -173,12 +169,7 @@ class MiningSettings(Settings):
     resuming. Unset: 512 to 8,192, by the number of rows."""
 
     def check(self) -> None:
-        """Refuse numbers that leave nothing to choose, and columns of tables that are not read.
-
-        Raises:
-            InputError: The window is narrower than what is taken of it, no score is allowed, or a
-                column would have no effect.
-        """
+        """Refuse too narrow a window, scores that allow nothing, and columns without effect."""
         self._check_columns()
         if self.choose == "random" and self.window < self.negatives:
             raise InputError(

@@ -1,9 +1,8 @@
-"""YAML of settings, read in bounded time and memory whatever it holds.
+"""YAML of settings, read in bounded time and memory.
 
-Numbers are those of YAML 1.2, in decimal, and remember how they are written: a setting that asks
-for text gets `2026` or `1.0` as it stands. `no`, `on`, `010`, `1:30`, `1_000` and dates are texts,
-and so is every key; the Spark conf takes `no` and `on` for what they mean. A mapping may have a key
-once.
+Numbers are those of YAML 1.2, in decimal, and keep their spelling: a setting that takes text gets
+`2026` or `1.0` as written. `no`, `on`, `010`, `1:30`, `1_000`, dates and all keys are texts; the
+Spark conf takes `no` and `on` for what they mean. A mapping may have a key once.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import IO, Any, Protocol
 import yaml
 
 LARGEST = 1 << 20
-"""Bytes of a file: some ten thousand paths of inputs."""
+"""Bytes of a file: about ten thousand paths of inputs."""
 MAX_VALUES = 100_000
-"""Values of a document, those counted again that an alias (`*name`) repeats. Nine aliases of nine
-aliases each are a billion after nine lines."""
+"""Values of a document, repeats by aliases (`*name`) included. Nine aliases of nine aliases each
+are a billion after nine lines."""
 LONGEST_NUMBER = 100
-"""Characters of what is a number without quotes; a longer one is a text."""
+"""Characters of a number without quotes; a longer one is a text."""
 
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
@@ -37,16 +36,11 @@ _OTHER_TRUTHS = {
 
 
 class UnusableYamlError(ValueError):
-    """The text is no YAML that settings can be read from; the message says why."""
+    """A text that is no YAML of settings; the message says why."""
 
 
 class RepeatedKeyError(UnusableYamlError):
-    """A mapping has a key twice, of which a reader would lose one.
-
-    Args:
-        key: As it is written.
-        lines: In which it stands, from 1.
-    """
+    """A mapping with a key twice, one of which a reader would lose; `lines` count from 1."""
 
     def __init__(self, key: str, lines: tuple[int, int]) -> None:
         super().__init__(f"`{key}` stands in line {lines[0]} and again in line {lines[1]}")
@@ -55,7 +49,7 @@ class RepeatedKeyError(UnusableYamlError):
 
 
 class WrittenInt(int):
-    """A whole number that is shown as it is written."""
+    """A whole number that keeps its spelling."""
 
     written: str
 
@@ -64,7 +58,7 @@ class WrittenInt(int):
 
 
 class WrittenFloat(float):
-    """A number that is shown as it is written."""
+    """A number that keeps its spelling."""
 
     written: str
 
@@ -73,29 +67,21 @@ class WrittenFloat(float):
 
 
 class WrittenTruth(str):
-    """A text that YAML 1.1 takes for a truth value, as the Spark conf has it.
-
-    Attributes:
-        truth: That value.
-    """
+    """A text that YAML 1.1 takes for the value `truth`, as the Spark conf does."""
 
     __slots__ = ("truth",)
     truth: bool
 
 
 class Key(str):
-    """A key of a mapping.
-
-    Attributes:
-        line: In which it stands, from 1.
-    """
+    """A key of a mapping, and the line in which it stands, from 1."""
 
     __slots__ = ("line",)
     line: int
 
 
 def scalar(text: str) -> Any:
-    """Return what a value without quotes is: None, a truth value, a number or the text."""
+    """Return the value of a text without quotes: None, a truth value, a number or the text."""
     plain = text.strip()
     if plain in ("", "~", "null", "Null", "NULL"):
         return None
@@ -112,7 +98,7 @@ def scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Without tags (`!!set`): no setting needs one, and the library fails at some of them."""
+    """A loader without tags (`!!set`): no setting needs one, and PyYAML fails at some of them."""
 
     has_aliases = False
     # All other values are resolved by `scalar`.
@@ -165,7 +151,7 @@ _Loader.add_constructor(_TEXT, _Loader.construct_scalar_or_text)
 
 
 class _LoaderOfValues(_Loader):
-    """Without comments: what the command line gives counts to its last character."""
+    """A loader without comments: a value on the command line counts to its last character."""
 
     def scan_to_next_token(self) -> None:
         while True:
@@ -178,10 +164,10 @@ class _LoaderOfValues(_Loader):
 
 
 class Openable(Protocol):
-    """A file that has a method to open it, wherever it is."""
+    """A file with a method to open it, wherever it is."""
 
     def open(self, mode: str) -> IO:
-        """As of :meth:`pathlib.Path.open`."""
+        """Open the file, as :meth:`pathlib.Path.open` does."""
 
 
 def read_text(path: str | Openable) -> str:
@@ -202,14 +188,10 @@ def read_text(path: str | Openable) -> str:
 
 
 def parse_yaml(text: str, *, comments: bool = True) -> Any:
-    """Return the value of a YAML document.
-
-    Args:
-        text: Of the document.
-        comments: Whether ` #` begins one, and is not refused.
+    """Return the value of a YAML document; without `comments`, ` #` is refused.
 
     Raises:
-        UnusableYamlError: It is none, or one that nobody writes for settings.
+        UnusableYamlError: It is no YAML, or none that anybody writes for settings.
     """
     try:
         return _value((_Loader if comments else _LoaderOfValues)(text))
@@ -232,7 +214,7 @@ def _value(loader: _Loader) -> Any:
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the values with aliases written out; one that holds itself has no end."""
+    """Count the values with aliases written out; a value that holds itself exceeds the maximum."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     size = known.get(id(node))
@@ -245,5 +227,5 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _parts(item: Any) -> tuple[yaml.Node, ...]:
-    """Return the key and the value of an entry of a mapping, or the item of a list."""
+    """Return the key and the value of a mapping's entry, or the item of a list."""
     return item if isinstance(item, tuple) else (item,)
