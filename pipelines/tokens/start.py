@@ -274,7 +274,7 @@ def configured_prompts(config: Config) -> Prompts:
 
 
 def reads_alike(config: Config) -> bool:
-    """Return whether all sides of an example are read as plain texts, neither query nor document."""
+    """Return whether all sides of an example are plain texts, neither query nor document."""
     return config.corpus.pairs == "single" or config.corpus.score_column is not None
 
 

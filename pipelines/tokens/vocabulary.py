@@ -60,8 +60,7 @@ ALPHABET = 1000
 """Most distinct characters; words with a rarer one are not learnt from."""
 MAX_WORDS_FED = 20_000_000
 """The trainer counts words itself, so each is fed as often as it occurs. Above this sum the counts
-are scaled down, which keeps it to seconds.
-"""
+are scaled down, which keeps it to seconds."""
 
 _WORDS_A_LINE = 1000
 _WORDPIECE_PREFIX = "##"
