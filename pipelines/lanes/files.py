@@ -232,7 +232,7 @@ _ALWAYS = ("id", "group", "anchor")
 
 
 def lane_schema(columns: Collection[str]) -> pa.Schema:
-    """Return the schema of lanes with these optional columns; an empty one would still cost bytes."""
+    """Return the schema of lanes with these optional columns; empty ones would still cost bytes."""
     return pa.schema([field for field in SCHEMA if field.name in (*_ALWAYS, *columns)])
 
 

@@ -1,10 +1,10 @@
-"""The parameter server: what it holds, and the messages that read and change it.
+"""The parameter server: its state, and the messages that read and change it.
 
 A request is a header of a few numbers and a list of arrays, and so is its response. Arrays travel
 in the typed binary form of Elephas, which states their types and shapes. Both sides know these
-beforehand, so what arrives is compared with what is expected before any of it is kept, and is read
-into arrays that are there already. The arrays that an update brings belong to the connection, which
-does not touch them before the same worker's next update.
+beforehand, so they check arriving bytes before they keep any, and read them into existing arrays.
+The arrays of an update belong to the connection, which does not touch them before the same worker's
+next update.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Request(NamedTuple):
     """The header of a request.
 
     Attributes:
-        step: The step that it is about.
-        rank: Of the worker that asks, where that matters.
+        step: The step that it concerns.
+        rank: Of the requesting worker, where that matters.
         amount: The learning rate of a gradient, or the granules behind a difference.
     """
 
@@ -56,7 +56,7 @@ class ResponseHeader(NamedTuple):
     """The header of a response.
 
     Attributes:
-        updates: How many the parameters have had; of a progress, the steps that are applied.
+        updates: Of the parameters so far; of a progress, the applied steps.
         saved: Of a progress, the newest step whose state has been saved.
     """
 
@@ -73,12 +73,9 @@ ACCEPTED, REFUSED = b"+", b"-"
 
 
 class Layout:
-    """A list of fp32 arrays as bytes: what ``elephas.utils.weights_to_bytes`` writes.
+    """A list of fp32 arrays as bytes, in the form of ``elephas.utils.weights_to_bytes``.
 
-    An empty list is no bytes at all.
-
-    Args:
-        shapes: Of the arrays, by name, in the order in which they travel.
+    An empty list is no bytes at all. `shapes` are in the order in which the arrays travel.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -90,11 +87,11 @@ class Layout:
         self.size = sum(map(len, self._heads)) + 4 * elements
 
     def new(self) -> Weights:
-        """Arrays to read into, not initialised."""
+        """Return uninitialised arrays to read into."""
         return {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
 
     def chunks(self, arrays: Weights) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of arrays, which are not copied.
+        """Yield the bytes of arrays, without a copy.
 
         Raises:
             ValueError: An array has another shape.
@@ -109,8 +106,7 @@ class Layout:
     def read(self, readinto: ReadInto, arrays: Weights) -> None:
         """Read into arrays that :meth:`new` made.
 
-        Args:
-            readinto: Fills a part of the given memory; returns how much.
+        `readinto` fills a part of the given memory and returns how much.
 
         Raises:
             ValueError: The bytes are those of other arrays; some may have been read.
@@ -143,12 +139,9 @@ class Form:
 
 
 def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
-    """Return the requests that are known in a mode, by name; the first two are those of Elephas.
+    """Return a mode's requests by name; the first two are those of Elephas.
 
     Arrays travel in the order of their names, so that both ends agree on it.
-
-    Args:
-        shapes: Of the weights, by name.
     """
     shapes = dict(sorted(shapes.items()))
     # As :func:`pipelines.training.asynchronous.state_of` names the arrays.
@@ -167,7 +160,7 @@ def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
 
 
 def read_exactly(readinto: ReadInto, size: int) -> bytes:
-    """So many bytes.
+    """Read `size` bytes.
 
     Raises:
         ConnectionError: There are fewer.
@@ -192,7 +185,7 @@ def fill(readinto: ReadInto, memory: memoryview) -> None:
 
 
 def _head(shape: tuple[int, ...]) -> bytes:
-    """Return what stands before the elements of an array: dimensions, type, size."""
+    """Return the header of an array: dimensions, type, size."""
     kind = b"float32"
     return b"".join(
         (
@@ -206,17 +199,17 @@ def _head(shape: tuple[int, ...]) -> bytes:
 
 
 Answer = tuple[ResponseHeader, Weights | None]
-"""Of a handler; the arrays are those of the form, or none of them."""
+"""A handler's response; the arrays are those of the form, or None."""
 Handler = Callable[[Request, Weights], Answer]
 
 
 class ParameterStore(Protocol):
-    """Holds the parameters of one run, and answers the requests of its mode.
+    """The parameters of one run, with handlers for the requests of its mode.
 
     Attributes:
-        forms: The requests that it knows, by name.
-        reading: The handlers of those that only read.
-        writing: The handlers of those that change the arrays.
+        forms: The known requests, by name.
+        reading: The handlers that only read.
+        writing: The handlers that change the arrays.
     """
 
     forms: Mapping[str, Form]
@@ -224,16 +217,16 @@ class ParameterStore(Protocol):
     writing: Mapping[str, Handler]
 
     def weights(self) -> Weights:
-        """Return the weights as they are now."""
+        """Return the current weights."""
         ...
 
 
 class SharedParameters:
-    """Weights that every gradient moves as it comes, by AdamW.
+    """Weights that AdamW updates by each gradient as it arrives.
 
-    Counters are exact under any number of threads. The arrays are as exact as the lock that is
-    held around the handlers; without one, updates of the same elements may be lost, as in Niu,
-    Recht, Ré and Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
+    Counters are exact under any number of threads. The arrays are as exact as the lock around the
+    handlers; without one, updates of the same elements may be lost, as in Niu, Recht, Ré and
+    Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -298,11 +291,11 @@ class SharedParameters:
 
 
 class AveragedState:
-    """A state from which the mean of all workers' differences is taken, round by round.
+    """A state from which the mean of all workers' differences is subtracted, round by round.
 
-    The differences are added up in the order of the ranks, so that a run repeats exactly. The
-    state is not copied for a response: it changes when all have added to it, and a worker adds
-    to it after it has read it.
+    Differences are added in the order of the ranks, so runs repeat exactly. A response needs no
+    copy of the state: it changes when all workers have added to it, and a worker adds to it after
+    it has read it.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -381,11 +374,11 @@ STORES: Mapping[str, Callable[[TrainingRun, Checkpoint], ParameterStore]] = {
 
 
 class RequestHandler:
-    """Reads requests of known forms and has them answered.
+    """Reads requests of known forms and answers them.
 
     Args:
-        forms: The requests that are known, by name.
-        handlers: What is done at each, by the same names; called from many threads.
+        forms: The known requests, by name.
+        handlers: By the same names; called from many threads.
     """
 
     def __init__(self, forms: Mapping[str, Form], handlers: Mapping[str, Handler]) -> None:
@@ -394,10 +387,7 @@ class RequestHandler:
         self._received = threading.local()
 
     def answer(self, name: str, readinto: ReadInto) -> tuple[int, Iterator[bytes | memoryview]]:
-        """Read a request of the size that is due, do what it asks for, and return the response.
-
-        Returns:
-            The response's size, and its bytes.
+        """Read a request of the expected size, act on it, and return its response's size and bytes.
 
         Raises:
             ValueError: It has another form, or is not due; nothing has changed.
@@ -425,7 +415,7 @@ def answer_connection(
 ) -> None:
     """Answer the requests of one connection until it ends.
 
-    Each is a letter, a length of eight bytes and a body, once the token has been sent.
+    Each is a letter, a length of eight bytes and a body; the token comes first.
     """
     names = {form.letter: name for name, form in handler.forms.items()}
     with connection.makefile("rb") as lines:
@@ -454,7 +444,7 @@ class ParameterServer:
     Args:
         address: Address and port to listen at.
         token: Of the run, of ``TOKEN_BYTES`` characters.
-        identity: With which connections are encrypted, if they are.
+        identity: Encrypts the connections, if given.
 
     Raises:
         OSError: It cannot listen there.

@@ -49,7 +49,7 @@ _OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.i
 
 
 def pick_specs(objective: Objective) -> Picks:
-    """Return those of what anchors pick from."""
+    """Return the tensor specifications of the anchors' picks."""
     return Picks(_OWN, _EXCLUDED, _vectors(objective) if objective.settings.uses_teacher else [])
 
 
@@ -86,10 +86,10 @@ _SCALAR = tf.TensorSpec([], tf.float32)
 
 
 def _scalar(number: float) -> Any:
-    """Return a tensor of a number that is another one at each step.
+    """Return a tensor of a number that changes with each step.
 
-    Of Python's numbers TensorFlow keeps every tensor that it has made (560 bytes each, in the
-    cache of ``convert_to_eager_tensor``) for as long as the process lives; of numpy's none.
+    TensorFlow keeps every tensor that it made of a Python number (560 bytes each, in the cache of
+    ``convert_to_eager_tensor``) for the life of the process; of numpy's numbers none.
     """
     # A rate beyond single precision is infinite, of which the state that comes out tells.
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ class _Functions(NamedTuple):
     """The graph functions of a source.
 
     Attributes:
-        objective: What they are the gradients of.
+        objective: The objective whose gradients they give.
         gradients: Of the weights, on a granule.
         embedding_gradients: See :data:`.objectives.GradientsOf`.
     """
@@ -113,9 +113,7 @@ class _Functions(NamedTuple):
 class TensorFlowStepper:
     """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
 
-    Args:
-        checkpoint: The state to begin with.
-        collectives: How gradients are averaged between workers.
+    `checkpoint` is the state to begin with; `collectives` average gradients between workers.
     """
 
     sharded = False
@@ -168,14 +166,14 @@ class TensorFlowStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Give TensorFlow its threads and its GPU, before its first operation."""
+        """Set TensorFlow's threads and its GPU, before its first operation."""
         configure_threads(settings.threads)
         if tf.config.list_physical_devices("GPU"):
             limit_gpus(own_device())
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        """Seconds spent in exchanges; None on a GPU, which only queues them."""
         return None if self._on_gpu else self._mean_seconds + self._timed.seconds
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -241,9 +239,8 @@ class TensorFlowStepper:
     def _across(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return loss and gradients with the step's negatives, one granule in memory.
 
-        Two passes: embeddings without a tape; the loss's gradient on them, see
-        :mod:`.objectives`; then each granule once more, pulling its part of that gradient
-        through.
+        Embeds without a tape, takes the loss's gradient on the embeddings (see :mod:`.objectives`),
+        then embeds each granule once more and pulls its part of that gradient through.
         """
         objective = compiled.objective
         candidates = objective.candidates(work.granules, self._timed)
@@ -323,13 +320,12 @@ class TensorFlowStepper:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Update by AdamW with clipping by the global norm, in the fused kernel.
 
-        Returns:
-            The mean loss, the norm before clipping, and the seconds that the all-reduce took.
+        Returns the mean loss, the norm before clipping, and the seconds of the all-reduce.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
-        the bias correction of the second moment, so it is given epsilon times that correction,
-        which makes the update the one of the paper.
+        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before the
+        bias correction of the second moment. It is given epsilon times that correction, which makes
+        the update the paper's.
         """
         # The all-reduce is part of the graph, so the clock has to be read in the graph too.
         began = tf.timestamp()
@@ -360,7 +356,7 @@ class TensorFlowStepper:
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return gradients clipped by their global norm, if they are to be, and that norm."""
+        """Return gradients, clipped by their global norm if configured, and that norm."""
         norm, clip = tf.linalg.global_norm(gradients), self._training.clip_norm
         if clip:
             gradients, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
