@@ -248,7 +248,7 @@ _NOT_UNDERSTOOD = (
     RecursionError,
     OverflowError,
 )
-"""The end of an error about a message of another form, wherever it is met first."""
+"""Raised by a message of another form, wherever it is first read."""
 
 
 class Monitor:
@@ -534,7 +534,9 @@ class Monitor:
 
     @contextmanager
     def _telling_listener(self) -> Iterator[None]:
-        """Mark the time in which the step metrics' listener runs: it may be slow or fail."""
+        """Guard calls of the step metrics' listener, which may be slow; keep its error for the
+        wait.
+        """
         try:
             with self._adding:
                 yield
