@@ -36,12 +36,10 @@ from pipelines.settings.preparing import Precision
 
 
 def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers in a binary column, without a copy.
+    """Return the numbers in a binary column, without a copy, and the count of each row, int32
+    [rows].
 
     Each value is a run of numbers of ``kind``.
-
-    Returns:
-        All numbers in one array, and int32 [rows] with the count of each row.
     """
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)
@@ -109,13 +107,7 @@ def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
 def checked(
     message: bytes | pa.Buffer, entry: IndexEntry, path: Location, granule: int
 ) -> pa.Buffer:
-    """Return the bytes of a granule, without a copy.
-
-    Args:
-        message: The bytes at the granule's place in its part file.
-        entry: The granule's line of the index.
-        path: The part file, for errors.
-        granule: Number of the granule in the file, for errors.
+    """Return the bytes of a granule, without a copy; `path` and `granule` name it in an error.
 
     Raises:
         PipelineError: The bytes differ from those that were written.
@@ -471,11 +463,7 @@ def index_path(folder: P, lane: int) -> P:
 
 
 def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Read a binary column as token ids.
-
-    Returns:
-        All ids in one int32 array, and int32 [rows] with the number of ids of each row.
-    """
+    """Return all ids of a binary column, int32, and the number of ids of each row, int32 [rows]."""
     return binary_values(column, _IDS)
 
 
@@ -503,14 +491,12 @@ def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return a column, or None if it is absent or rows lack a value."""
     place = batch.schema.get_field_index(name)
     column = batch.column(place) if place >= 0 else None
     return None if column is None or column.null_count else column
 
 
 def _by_place(lists: pa.ListArray) -> list[pa.Array]:
-    """Return the first values of equally long lists, the second values, and so on."""
     values = lists.flatten()
     count = len(values) // len(lists)
     if count == 1:
@@ -530,12 +516,9 @@ def decode(
     sides: Collection[str] | None = None,
     teacher: TeacherVectors | None = None,
 ) -> Granule:
-    """Turn a granule's record batch into padded arrays.
+    """Turn a granule's record batch, of columns of ``SCHEMA``, into padded arrays.
 
-    Args:
-        batch: Of columns of ``SCHEMA``.
-        sides: The sides to decode, None for all; `anchor` is always decoded.
-        teacher: The batch's vectors of a teacher, if wanted.
+    Decodes `anchor` and the wanted sides, all for None, and the vectors of `teacher`, if given.
     """
     texts = text_columns(batch)
     wanted = {

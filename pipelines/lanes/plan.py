@@ -87,7 +87,7 @@ class EpochOrder(NamedTuple):
 
 
 def steps_by_weight(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Share steps out by weight, each number less than one from its exact share.
+    """Share steps out by weight, each number less than one away from its exact share.
 
     Hamilton's method: round each share down, then add one to those with the largest remainders.
     """
@@ -209,9 +209,8 @@ def plan_sources(
 def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:
     """Plan the rows of examples, given their number by bucket length.
 
-    Returns:
-        One segment per bucket that fills at least one row, shortest first. Examples at positions
-            behind the last segment are left over: fewer than one row's.
+    Returns one segment per bucket that fills at least one row, shortest first. Examples at
+    positions behind the last segment are left over: fewer than one row's.
     """
     segments: list[Segment] = []
     seen = taken = rows = 0
@@ -237,18 +236,12 @@ def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[
 def choose_lanes(
     examples: int, granule: int, *, most: int, granules_per_step: int, rows: int = 32
 ) -> int:
-    """Return the number of lanes: ``most``, or a divisor of it for a small corpus.
+    """Return ``most``, or for a small corpus a divisor of it, as the number of lanes.
 
     A corpus needs many rows, since rows are never mixed and up to one row's examples are left over.
-
-    Args:
-        most: ``lanes.count``.
-        granules_per_step: Multiples of it are preferred, so that steps of this size fit.
-
-    Returns:
-        The largest divisor of ``most`` that is a multiple of ``granules_per_step`` and leaves
-            ``rows`` rows; if none does, the smallest such multiple, and without any multiple the
-            same choice among all divisors.
+    The result is the largest divisor of ``most`` that is a multiple of ``granules_per_step``, so
+    that such steps fit, and leaves ``rows`` rows. If none does, it is the smallest such multiple;
+    without any multiple, the same choice among all divisors.
     """
     divisors = [count for count in range(1, most + 1) if most % count == 0]
     candidates = [count for count in divisors if count % granules_per_step == 0] or divisors
@@ -282,9 +275,8 @@ def deal(
     they outnumber its steps. If they do not outnumber its rows, they share no row, and so no step
     of any other size.
 
-    Args:
-        positions: int64 [examples], the examples' places in the order, from 0.
-        granules_per_step: Granules of a step, from adjacent lanes; divides ``lanes``.
+    `positions`, int64 [examples], are places in the order, from 0. The granules of a step are of
+    adjacent lanes; ``granules_per_step`` divides ``lanes``.
     """
     # What a source could not fill its last row with is not dealt, so that others move up.
     taken = np.cumsum([0, *(segment.examples for segment in segments)])
@@ -439,10 +431,8 @@ def first_lane(rank: int, workers: int, granules_per_step: int) -> int:
 def noise_seed(seed: int, epoch: int, granule: int, site: int = 0) -> tuple[int, int]:
     """Return two 32-bit numbers that seed a granule's noise, on whichever worker.
 
-    Args:
-        epoch: Earlier passes over the granule's source: each pass has fresh noise.
-        granule: ``row * lanes + lane``.
-        site: Separates several uses within a granule.
+    `epoch` counts earlier passes over the granule's source, since each pass has fresh noise;
+    `granule` is ``row * lanes + lane``; `site` separates uses within a granule.
     """
     state = np.random.SeedSequence([seed, epoch, granule, site]).generate_state(2)
     low, high = (int(word) & 0x7FFFFFFF for word in state)

@@ -240,12 +240,10 @@ class _StoredLanes:
         return self._files[path].read(first, self._block_bytes)
 
     def _blocks(self, start: int, length: int) -> range:
-        """Return the numbers of the blocks that hold a part of a file."""
         size = self._block_bytes
         return range(start // size, -(-(start + length) // size))
 
     def _name(self, path: RemotePath, block: int) -> str:
-        """Return the cache's name of a block."""
         return f"{self._blocks_folder}/{path.parent.name}/{path.name}.{block:06d}"
 
 
@@ -400,12 +398,7 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to decode of a source's granules.
-
-    Attributes:
-        sides: None for all.
-        teacher: The lanes' vectors of a teacher, if wanted.
-    """
+    """What to decode of a source's granules: sides, None for all, and a teacher's vectors."""
 
     sides: Collection[str] | None = None
     teacher: TeacherVectors | None = None

@@ -106,11 +106,9 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The length buckets of a corpus.
+    """The length buckets of a corpus: the narrowest width in tokens, and the edges.
 
-    Attributes:
-        width: Of the narrowest, in tokens.
-        edges: See :func:`~pipelines.lanes.plan.bucket_table`.
+    For the edges see :func:`~pipelines.lanes.plan.bucket_table`.
     """
 
     width: int
@@ -223,7 +221,6 @@ def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:
 def _surplus(
     frame: DataFrame, large: DataFrame, segments: tuple[Segment, ...], granule: int
 ) -> DataFrame:
-    """Return the members of a group beyond one per granule of the segment."""
     granules = _per_segment([segment.examples // granule for segment in segments])
     crowded = large.where(F.col("count") > granules).select("segment", "group")
     members = frame.join(F.broadcast(crowded), ["segment", "group"], "left_semi")
@@ -274,7 +271,6 @@ def place_batches(
 
 
 def _per_segment(values: list[int]) -> Column:
-    """Return a column with the value of the row's segment."""
     return F.array(*[F.lit(value).cast("long") for value in values])[F.col("segment")]
 
 
@@ -357,9 +353,8 @@ def lanes_for(
 ) -> int:
     """Return the number of lanes: few enough that the smallest source has several rows.
 
-    Args:
-        of_sources: Examples of each; empty where there is one.
-        granule: Replaces `lanes.granule`.
+    `of_sources` holds the examples of each, and is empty where there is one; `granule` replaces
+    `lanes.granule`.
     """
     choose = partial(
         choose_lanes,
@@ -377,10 +372,9 @@ def check_rows(
     sizes_of: Callable[[int], Mapping[int, int]],
     lanes_of: Callable[..., int],
 ) -> None:
-    """Refuse a source that does not fill a row.
+    """Refuse a source that fills no row.
 
-    Args:
-        sizes_of: Counts the groups of a source, given its number, by their number of members.
+    `sizes_of` counts the groups of a source, given its number, by their number of members.
 
     Raises:
         InputError: A source fills no row.
@@ -411,7 +405,6 @@ def check_rows(
 
 
 def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
-    """Count the groups of a source by their number of members."""
     own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
     members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
     found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
@@ -500,7 +493,6 @@ def _manifest(
 
 
 def _most_bytes(tokens: TokenSummary, teacher: TeacherVectors | None) -> int:
-    """Return an upper bound of an example's size in a lane file."""
     vector = 0 if teacher is None else teacher.bytes + 8
     return (2 + tokens.negatives) * (4 * tokens.max_length + vector + 16) + 64
 

@@ -175,12 +175,12 @@ class TextEncoder(Protocol):
 
 
 def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
-    """Return the fastest encoder that gives the ids of a tokenizer.
+    """Return the fastest encoder that gives the ids of a tokenizer, which must not truncate or pad.
 
     Chunks are used where normaliser and pre-tokenizer are known to allow it: `BertNormalizer`,
     `BertPreTokenizer` (also with a `Metaspace` behind it that marks the start of each word), a
-    deterministic model, and one special token at either end. For all others the library does the
-    whole work. The tokenizer must neither truncate nor pad; `max_length` counts ids.
+    deterministic model, and one special token at either end. Otherwise the library does all the
+    work. `max_length` counts ids.
     """
     whole = LibraryEncoder(tokenizer, max_length)
     rules = _chunk_rules(json.loads(tokenizer.to_str()))
@@ -207,14 +207,10 @@ class PromptedEncoder:
 def shortened(
     ids: pa.BinaryArray, max_length: int, behind: int
 ) -> tuple[pa.BinaryArray, np.ndarray]:
-    """Truncate ids of :class:`Encoded` as an encoder with a smaller ``max_length`` would.
+    """Truncate ids, with `behind` special tokens at the end, as an encoder of ``max_length`` would.
 
-    Args:
-        ids: Binary array of little-endian int32 ids; may have nulls.
-        behind: Special tokens at the end of a text.
-
-    Returns:
-        The ids, and the previous length of each text, int32 [rows].
+    Takes a binary column of :class:`Encoded`; returns it with the previous length of each text,
+    int32 [rows].
     """
     present = ids.is_valid().to_numpy(zero_copy_only=False)
     sizes = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
@@ -266,11 +262,8 @@ class ChunkRules:
 class ChunkEncoder:
     """Encodes each distinct chunk once, then gathers the ids of the texts.
 
-    Args:
-        tokenizer: Neither truncates nor pads.
-        max_length: Ids to keep of a text.
-        ends: Ids of the first and the last token of every text.
-        whole: Encodes the texts that hold an added token.
+    The tokenizer neither truncates nor pads. `ends` are the first and the last id of every text;
+    `whole` encodes the texts that hold an added token.
     """
 
     def __init__(
@@ -373,11 +366,8 @@ class ChunkCache:
         self._bytes = 0
 
     def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids of distinct chunks.
-
-        Returns:
-            For each chunk the start of its ids in the pool and their number, int64 [chunks], and
-                the pool, int32 [ids].
+        """Return the pool of ids, int32 [ids], with the start and number of each chunk's, int64
+        [chunks].
         """
         chunks = distinct.to_pylist()
         if self._bytes > self._most_bytes:

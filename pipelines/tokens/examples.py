@@ -225,11 +225,7 @@ def _example_batch(
     lengths: np.ndarray,
     is_cut: np.ndarray,
 ) -> pa.RecordBatch:
-    """Return rows of a schema: carried columns, ids of texts, and sums over the texts.
-
-    `rows`, `lengths` and `is_cut` hold the row, the tokens and the truncation of each text of all
-    columns.
-    """
+    """Return rows of a schema: carried columns, ids of texts, and sums over the texts."""
     carried = (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
     count = batch.num_rows
     columns = {
@@ -244,7 +240,6 @@ def _example_batch(
 
 
 def _rows_of(texts: Mapping[str, _Texts]) -> np.ndarray:
-    """Return the rows of the texts of all columns, one column after the other."""
     return np.concatenate([one.rows for one in texts.values()])
 
 
@@ -275,11 +270,9 @@ def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts or ids of a column, with lists flattened.
+    """The texts or ids of a column, with lists flattened, and the row of each.
 
-    Attributes:
-        values: The texts; null where a row of strings has none.
-        rows: The row of each text.
+    A text is null where a row of strings has none.
     """
 
     column: pa.Array

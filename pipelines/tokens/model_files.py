@@ -466,9 +466,9 @@ def _make_letters(
 def _is_misnamed(parts: Mapping[str, Any], kind: str) -> bool:
     """Return whether a WordPiece class stands beside a SentencePiece vocabulary.
 
-    BERT models with XLM-RoBERTa's vocabulary are saved so: paraphrase-multilingual-MiniLM-L12 and
-    its descendants. They learnt from an unchanged tokenizer.json: before release 5, transformers
-    changed nothing of it.
+    paraphrase-multilingual-MiniLM-L12 and its descendants are saved so: BERT with XLM-RoBERTa's
+    vocabulary. They learnt from tokenizer.json as it is: before release 5, transformers did not
+    change it.
     """
     return kind in _WORD_PIECES and parts["model"].get("type") == "Unigram"
 
@@ -580,7 +580,6 @@ def _parts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _named(options: Mapping[str, Any]) -> set[str]:
-    """Return the options that are special tokens."""
     return {
         name
         for name, value in options.items()

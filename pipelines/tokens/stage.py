@@ -151,7 +151,7 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
 
 
 def check_tokens(folder: Location, config: Config, length: int) -> None:
-    """Check that tokens were prepared for the configured model, which reads `length` tokens.
+    """Refuse tokens that do not fit the configured model, which reads `length` tokens.
 
     Raises:
         InputError: The tokens are longer, have other prompts before them, or were written by an
@@ -229,7 +229,6 @@ def _write_examples(
 def _shorten_examples(
     session: SparkSession, folder: Location, sums: TaskSums, max_length: int
 ) -> None:
-    """Rewrite the files that hold longer texts, if any."""
     if len(sums.longest) - 1 <= max_length:
         return
     work = partial(shorten_parts, folder=folder, max_length=max_length)
@@ -255,12 +254,8 @@ def tokenise_parts(
     """Write a file of token ids for each part, and yield the sums per source. Runs on an executor.
 
     An attempt writes each file under a name of its own and then renames it, so attempts may fail,
-    or run twice at a time.
-
-    Args:
-        folder: Has the folders `tokenizer`, `attempts` and `examples.parquet`.
-        prompts: The prompt of each side, for each source.
-        max_length: Ids to keep of a text.
+    or run twice at a time. `folder` has the folders `tokenizer`, `attempts` and `examples.parquet`;
+    `prompts` holds the prompt of each side, for each source.
     """
     encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
     encoders = [
@@ -280,17 +275,11 @@ def tokenise_parts(
 
 
 def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
-    """Truncate the texts of files of token ids. Runs on an executor.
+    """Truncate files of `examples.parquet`; yield the number of rewritten ones. Runs on an
+    executor.
 
-    Files without longer texts stay unchanged, so attempts may run twice here too.
-
-    Args:
-        parts: Whole files of `examples.parquet`.
-        folder: Has the folder `attempts`.
-        max_length: Ids to keep of a text.
-
-    Yields:
-        The number of rewritten files, once.
+    Files without longer texts stay unchanged, so attempts may run twice here too. `folder` has the
+    folder `attempts`.
     """
     written, ends = 0, special_ends(load_tokenizer(TokensFolder(folder).tokenizer))
     for part in parts:
@@ -306,7 +295,6 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
 
 
 def _schema(part: Part) -> pa.Schema:
-    """Return the schema of the examples in a file, or made from it."""
     return example_schema(pq.read_schema(arrow_source(part.path)).names)
 
 

@@ -165,9 +165,8 @@ class Prompts:
     def before(self, name: str | None = None, key: str = "embedding.prompt_name") -> str:
         """Return the prompt before a text; empty where it has none.
 
-        Args:
-            name: None as in sentence-transformers' `encode`, `query` as in `encode_query`,
-                `document` as in `encode_document`, or another name.
+        None names it as in sentence-transformers' `encode`, `query` as in `encode_query`,
+        `document` as in `encode_document`.
 
         Raises:
             InputError: There is no prompt of another name; names the key.

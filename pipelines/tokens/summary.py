@@ -80,9 +80,8 @@ def summarise(
 ) -> TokenSummary:
     """Return the summary of the tasks' sums.
 
-    Args:
-        names: Of each source; empty where there is one without a name.
-        prompts: The prompt of each side, for each source.
+    `names` has one for each source, and is empty where there is one without a name; `prompts` holds
+    the prompt of each side, for each source.
 
     Raises:
         InputError: A source has no example, or examples of one differ in their hard negatives.
@@ -164,11 +163,8 @@ def _lengths(sums: TaskSums, max_length: int) -> list[list[int]]:
 def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
     """Return the smallest multiple of `bucket` that leaves :data:`WHOLE_SHARE` of examples whole.
 
-    So a few long texts do not set the cost of all others.
-
-    Args:
-        longest: int64 [lengths]; examples by the length of their longest text, from 0 on.
-        most: The upper limit.
+    So a few long texts do not set the cost of all others. `longest`, int64 [lengths], holds
+    examples by the length of their longest text, from 0 on; `most` is the upper limit.
     """
     whole = np.cumsum(longest)
     enough = int(np.searchsorted(whole, WHOLE_SHARE * whole[-1]))

@@ -229,10 +229,8 @@ def write_tokenizer(
 ) -> None:
     """Write the tokenizer that ``tokens.vocabulary`` asks for, into an empty folder.
 
-    Args:
-        count_words: Gives the words of the corpus with their counts, most frequent first; called
-            only to train a vocabulary.
-        max_length: Tokens of a text, written for transformers.
+    Only a trained vocabulary calls `count_words`, for the corpus's words with their counts, most
+    frequent first. `max_length`, in tokens, is written for transformers.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
@@ -331,10 +329,8 @@ def read_special_ids(folder: Location) -> SpecialIds:
 
 
 def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
-    """Copy a tokenizer's files, without their padding and truncation.
-
-    Args:
-        max_length: Tokens of a text, written for transformers.
+    """Copy a tokenizer's files, without their padding and truncation; write `max_length` for
+    transformers.
 
     Raises:
         InputError: There is no tokenizer, or it is damaged.
@@ -360,10 +356,8 @@ def save_wordpieces(
 ) -> None:
     """Write the files of a BERT tokenizer with this vocabulary.
 
-    Args:
-        pieces: Vocabulary by id; starts with :data:`SPECIAL_TOKENS`.
-        max_length: Tokens of a text, written for transformers.
-        lowercase: Whether the tokenizer lower-cases and drops accents.
+    `pieces` are in the order of their ids, :data:`SPECIAL_TOKENS` first. `max_length`, in tokens,
+    is written for transformers; `lowercase` also drops accents.
     """
     _bert_tokenizer(pieces, lowercase).save(str(folder / TOKENIZER_FILE))
     storage.write_text(folder / VOCABULARY_FILE, "".join(f"{piece}\n" for piece in pieces))
@@ -381,10 +375,8 @@ def save_subwords(
 ) -> None:
     """Write the files of a tokenizer that splits text as BERT does, with another model.
 
-    Args:
-        model: Special tokens come first; words begin with :data:`WORD_START`.
-        max_length: Tokens of a text, written for transformers.
-        lowercase: Whether the tokenizer lower-cases and drops accents.
+    The model has special tokens first, and words that begin with :data:`WORD_START`; for the rest
+    see :func:`save_wordpieces`.
     """
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)

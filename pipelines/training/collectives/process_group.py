@@ -46,11 +46,11 @@ _PEER_LOST = (
 class GroupCollectives:
     """Collective operations of a group; see :class:`.base.Collectives`.
 
-    Gradients are averaged in flat buckets as in DistributedDataParallel, but not by it. It would
-    start while the last granule's gradients are still computed. But it needs a module whose
-    ``forward`` precedes each ``backward``, dense gradients of the words, of which a granule touches
-    few rows, and a gradient of every parameter in order. Two passes over the granules (``negatives:
-    step``) fit none of these.
+    Gradients are averaged in flat buckets as in DistributedDataParallel, but not by it. That would
+    overlap the exchange with the last granule's backward pass, but needs a module whose ``forward``
+    precedes each ``backward``, dense gradients of the words, of which a granule touches few rows,
+    and a gradient of every parameter in order. Two passes over the granules (``negatives: step``)
+    fit none of these.
 
     Args:
         device: Where the worker computes, and from where the joined group can send.

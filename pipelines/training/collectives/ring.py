@@ -194,7 +194,6 @@ class Ring:
 
     @property
     def _joined(self) -> socket.socket:
-        """Return the connection of the worker before."""
         if self._previous is None:
             raise ConnectionError(f"worker {self.rank} has not joined the ring")
         return self._previous
@@ -211,7 +210,6 @@ class Ring:
                 self._next.sendall(array.reshape(-1).view(np.uint8).data)
 
     def _receive(self, array: Array) -> None:
-        """Fill a contiguous array with the data of the worker before."""
         joined = self._joined
         with _errors_name((self.rank - 1) % self.workers):
             fill(joined.recv_into, array.reshape(-1).view(np.uint8).data)

@@ -181,7 +181,6 @@ class TlsSocket(socket.socket):
             self._unsent += self._sealed.read()
 
     def _send_unsent(self) -> None:
-        """Send what the system takes without waiting."""
         with suppress(BlockingIOError):
             while self._unsent:
                 sent = super().send(self._unsent, socket.MSG_DONTWAIT)
@@ -298,11 +297,8 @@ class TokenServer(socketserver.TCPServer):
     """Serves each connection on a thread of its own; a mix-in for servers.
 
     With too many unauthenticated connections it closes the oldest, not the newest: a worker sends
-    its token at once.
-
-    Args:
-        identity: Encrypts the connections, if given.
-        settings: Of the server, by name.
+    its token at once. `identity` encrypts the connections, if given; `settings` are the server's,
+    by name.
     """
 
     daemon_threads = True
@@ -410,12 +406,9 @@ class TokenServer(socketserver.TCPServer):
 
 
 class SocketTokenServer(TokenServer):
-    """Serves connections whose handler authenticates them.
+    """Serves connections by `attend`, which authenticates each and returns when it ends.
 
-    Args:
-        address: Address and port to listen at; port 0 is the system's choice.
-        attend: Serves a connection until it ends.
-        identity: Encrypts the connections, if given.
+    Port 0 is the system's choice; `identity` encrypts the connections, if given.
     """
 
     allow_reuse_address = True

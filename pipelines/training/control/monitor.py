@@ -553,7 +553,6 @@ class Monitor:
                 self._step_metrics.add(record)
 
     def _send_heartbeats(self) -> None:
-        """Send the workers a heartbeat every few seconds, until the run ends."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._tell_workers(PRESENT)
 

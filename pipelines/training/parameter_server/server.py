@@ -374,11 +374,9 @@ STORES: Mapping[str, Callable[[TrainingRun, Checkpoint], ParameterStore]] = {
 
 
 class RequestHandler:
-    """Reads requests of known forms and answers them.
+    """Reads requests of known forms and answers them by the handlers of the same names.
 
-    Args:
-        forms: The known requests, by name.
-        handlers: By the same names; called from many threads.
+    Many threads call the handlers.
     """
 
     def __init__(self, forms: Mapping[str, Form], handlers: Mapping[str, Handler]) -> None:

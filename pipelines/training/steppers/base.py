@@ -250,7 +250,7 @@ def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
 
 
 def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Regroup the batches' values, one for each of its texts' sides, by side and in order."""
+    """Regroup values by side, in order; a batch has one value for each of its :class:`Texts`."""
     sides = 1 + max(texts.side for batch in some for texts in batch)
     found: list[list[Any]] = [[] for _ in range(sides)]
     for batch, of_batch in zip(some, values, strict=True):

@@ -103,16 +103,10 @@ def _take_moments(
     weights: Mapping[str, Any],
     disk: DiskTensors | None = None,
 ) -> None:
-    """Give the library's optimiser its state.
+    """Give the library's optimiser `zero` its state, with moments on `disk` if given.
 
-    The library itself creates it at the first update, and then of one parameter group only.
-
-    Args:
-        zero: The library's optimiser.
-        stage: Of ZeRO.
-        checkpoint: Has the moments; a start has none.
-        weights: The parameters, by name.
-        disk: Holds the moments, if they are not in memory.
+    The library itself creates it at the first update, and then of one parameter group only. The
+    checkpoint of a start has no moments.
     """
     for group, flat in _flat_parts(zero, stage):
         zero.optimizer.state[flat] = fresh_state(flat, checkpoint.step, disk)
@@ -126,7 +120,6 @@ def _take_moments(
 
 
 def _moment(weights: Mapping[str, Any], key: str) -> torch.Tensor:
-    """Return a whole moment, by its kind and the name of its weight."""
     kind, name = kind_and_name(key)
     whole: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
     return whole
@@ -236,12 +229,8 @@ class DeepSpeedPipelineStepper(StagedWork):
     """Updates a stage; see :class:`.base.Stepper`.
 
     The library sees a stage as one layer. It passes granules through the stages by its own
-    schedule, averages the gradients of replicas, and shards the optimiser's state between them.
-
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+    schedule, averages the gradients of replicas, and shards the optimiser's state between them. The
+    checkpoint is of the whole encoder; `collectives` join all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:

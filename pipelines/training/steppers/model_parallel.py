@@ -69,11 +69,7 @@ PartOf = Callable[[str], torch.Tensor]
 
 
 class OwnPart:
-    """A worker's part of an encoder.
-
-    Args:
-        task: Of the worker.
-        checkpoint: A state of the whole encoder, whose architecture can be divided.
+    """A worker's part of an encoder, from a checkpoint of the whole.
 
     Attributes:
         placement: The layout of the workers.
@@ -119,17 +115,11 @@ class OwnPart:
         device: torch.device,
         kinds: Sequence[str] = tuple(KINDS),
     ) -> Checkpoint:
-        """Return a state of whole arrays, each sent to rank 0 when it is read.
+        """Return the state before a step as whole arrays, each sent to rank 0 when it is read.
 
-        All workers read them in the same order; on other ranks they are empty.
-
-        Args:
-            step: The step that follows the state.
-            weight: Gives this worker's part of a weight of its stage; all replicas call it, so it
-                may gather what they share out.
-            moment: The same of a moment.
-            device: Of the parts, from which the process group can send.
-            kinds: Of the moments.
+        All workers read them in the same order; on other ranks they are empty. `weight` and
+        `moment` give this worker's part of an array of its stage. All replicas call them, so they
+        may gather what replicas share out. The process group must be able to send from `device`.
         """
         own = partial(self._sent, weight, device), partial(self._sent, moment, device)
         return lazy_checkpoint(step, self._spec, self.trained, *own, kinds)
@@ -175,7 +165,6 @@ class OwnPart:
         return stage_of(self.division, self._spec, name, self.placement)
 
     def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
-        """Return a view."""
         axis = self.axes.get(name)
         return array if axis is None else part_of(array, axis, self.placement, place)
 
@@ -224,11 +213,8 @@ def check_members(
 ) -> None:
     """Compare what each member holds whole; all members call it, after a step.
 
-    Args:
-        own: The worker's own state, or its share where replicas split it.
-        divided: Names of the weights that members have parts of.
-        members: The worker's.
-        device: From which they exchange.
+    `own` is the worker's state, or its share where replicas split it; `divided` names the weights
+    that members have parts of.
 
     Raises:
         RuntimeError: They differ; see :func:`.base.check_agreement`.
@@ -245,10 +231,7 @@ def check_members(
 class DividedWork(TorchWork):
     """Updates a part of the encoder; after the first update it compares what others hold too.
 
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+    The checkpoint is of the whole encoder; `collectives` join all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -452,15 +435,9 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
     """A stage in the form of PyTorch's pipelines, for the micro-batches of a step.
 
     Stages exchange a matrix [tokens, hidden] with the tokens of all sides. The micro-batch with the
-    most tokens sets its rows.
-
-    Args:
-        encoder: Makes the forward pass of the stage, for each micro-batch anew: the graph of cast
-            weights goes with the first gradient.
-        inputs: Of each micro-batch, its sides.
-        checkpointed: Whether activations are recomputed for their gradients.
-        is_last: Whether the stage gives embeddings.
-        sparse_words: Makes the gradient of words a sparse tensor.
+    most tokens sets its rows. `encoder` makes the forward pass of each micro-batch anew: the graph
+    of cast weights goes with the first gradient. With `checkpointed`, activations are recomputed
+    for their gradients.
 
     Attributes:
         tokens: Rows of the matrix.

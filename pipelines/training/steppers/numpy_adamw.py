@@ -22,11 +22,8 @@ def newest_share(decay: float, number: int) -> float:
     """Return the share of the newest weights in an exponential moving average of all.
 
     A young average follows faster, so that the start does not dominate a short run; source:
-    `tf.train.ExponentialMovingAverage` with `num_updates`.
-
-    Args:
-        decay: The share of the average so far, in the long run.
-        number: Number of the update, from 1.
+    `tf.train.ExponentialMovingAverage` with `num_updates`. `decay` is the share of the average so
+    far in the long run; `number` counts updates from 1.
     """
     return 1 - min(decay, (1 + number) / (10 + number))
 
@@ -34,10 +31,8 @@ def newest_share(decay: float, number: int) -> float:
 class AdamW:
     """Updates arrays in place; see :class:`pipelines.runs.checkpoint.Checkpoint`.
 
-    Args:
-        weights: fp32 arrays by name; copied.
-        moments: ``m/NAME`` and ``v/NAME``, or nothing for a fresh optimiser; copied.
-        weight_decay: Decoupled.
+    Copies the fp32 `weights` and the `moments`, ``m/NAME`` and ``v/NAME``, or none for a fresh
+    optimiser. Weight decay is decoupled.
     """
 
     def __init__(

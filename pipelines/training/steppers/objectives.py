@@ -54,9 +54,9 @@ SIMILARITIES = 2**22
 """Similarities of anchors and candidates in memory at once: 16 MiB."""
 
 GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
-"""Maps anchors [anchors, width] (none if they are candidates too) and all candidates, side by side,
-the anchors' picks, and these anchors' share of the worker's. Returns their mean loss times this
-share, and its gradients."""
+"""Maps some anchors [anchors, width], or all if they are candidates too, and all candidates, side
+by side; the anchors' picks; and these anchors' share of the worker's. Returns their mean loss times
+this share, and its gradients."""
 
 
 def pulls_on_embeddings(

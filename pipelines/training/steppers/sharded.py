@@ -97,13 +97,8 @@ def _room(size: int) -> int:
 class ShardedStepper(BatchedWork):
     """The common part of steppers whose library shards the state by modules.
 
-    The library averages the gradients, so the collectives carry losses and embeddings only.
-
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with.
-        collectives: Between the workers that shard it.
-        everyone: Between all workers, if `collectives` joins only some of them.
+    The library averages the gradients, so the collectives carry losses and embeddings only. They
+    join the workers that shard the state; `everyone` joins all workers, if that is more.
     """
 
     _forward: Callable[[Any], list[torch.Tensor]]
@@ -153,7 +148,6 @@ class ShardedStepper(BatchedWork):
         return np.broadcast_to(everywhere.max(axis=0), parts.shape)
 
     def _weights_of(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Return the parameters of a part of the encoder, by canonical names."""
         own = {id(parameter) for parameter in module.parameters()}
         return {name: one for name, one in self._encoder.weights.items() if id(one) in own}
 
@@ -181,15 +175,10 @@ def lazy_checkpoint(
     moment: Callable[[str], np.ndarray],
     kinds: Iterable[str] = KINDS,
 ) -> Checkpoint:
-    """Return a state whose arrays are assembled when they are read.
+    """Return the state before a step, with arrays that are assembled when they are read.
 
-    Args:
-        step: The step that follows the state.
-        spec: Of the encoder.
-        shapes: Of the weights.
-        weight: Gives a weight; all workers call it at once.
-        moment: Gives a moment, by its kind, a slash, and the name of its weight.
-        kinds: Of the moments.
+    `weight` gives a weight by name, `moment` a moment by its kind, a slash, and the name of its
+    weight; all workers call them at once.
     """
     moments = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     return Checkpoint(step, spec, LazyArrays(shapes, weight), LazyArrays(moments, moment))
@@ -284,7 +273,6 @@ class FsdpStepper(ShardedStepper):
         )
 
     def _mesh(self) -> DeviceMesh:
-        """Return the mesh of the workers that shard the state."""
         return init_device_mesh(self._device.type, (self._collectives.workers,))
 
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -366,7 +354,6 @@ class FsdpStepper(ShardedStepper):
 
 
 def _local(part: DTensor) -> torch.Tensor:
-    """Return this worker's part, to be written to."""
     local: torch.Tensor = part.detach().to_local()
     return local
 

@@ -266,7 +266,6 @@ class TensorFlowStepper:
         return loss, sums
 
     def _inputs(self, granule: Granule, objective: Objective, epoch: int) -> list[_Texts]:
-        """Return the sides of a granule that the objective embeds."""
         return [
             _Texts(side.token_ids, side.lengths, np.array(side.seed, np.int32))
             for side in granule_texts(granule, objective.sides, self._training.seed, epoch)
@@ -364,7 +363,6 @@ class TensorFlowStepper:
 
 
 def _have_bf16(gpus: Sequence[Any]) -> bool:
-    """Return whether the GPUs, or the CPU where there are none, compute in bf16."""
     if not gpus:
         return computes_in_bf16()
     details = map(tf.config.experimental.get_device_details, gpus)

@@ -100,11 +100,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 class TorchWork(ABC):
     """The common part of PyTorch's steppers; see :class:`.base.Stepper`.
 
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with.
-        collectives: Between the workers that compare embeddings and average losses.
-        everyone: Between all workers, if `collectives` joins only some of them.
+    `collectives` join the workers that compare embeddings and average losses; `everyone` joins all
+    workers, if that is more.
     """
 
     sharded = True
@@ -174,7 +171,6 @@ class TorchWork(ABC):
         return (norm / clip).clamp(min=1.0) if clip else None
 
     def _texts(self, work: StepWork, objective: Objective) -> list[Batch]:
-        """Return all texts to embed of each granule."""
         seed, epoch = self._training.seed, work.noise_epoch
         return [granule_texts(one, objective.sides, seed, epoch) for one in work.granules]
 
@@ -333,11 +329,8 @@ class WordGradient:
 
     The word embedding is half of a small encoder, and most of one with a vocabulary of many
     languages. A step touches few of its rows. Rows of words in no text of a step are zero on every
-    worker, so they are neither exchanged nor zeroed again.
-
-    Args:
-        words: The word embedding; its sparse gradients name the touched rows. After a dense
-            gradient all rows count as touched.
+    worker, so they are neither exchanged nor zeroed again. Sparse gradients name the touched rows;
+    after a dense one all count as touched.
     """
 
     def __init__(self, words: torch.Tensor) -> None:
@@ -385,7 +378,7 @@ class WordGradient:
 
 
 class TorchStepper(BatchedWork):
-    """Holds the whole trained state, as plain tensors by name.
+    """Holds the whole state of the trained weights, as plain tensors by name.
 
     ``backward`` adds the gradients of granule after granule in place. The arguments are those of
     :class:`TorchWork`; its collectives average the gradients.

@@ -37,10 +37,7 @@ class Noisy(NamedTuple):
 class Rewriting:
     """The noise on texts, and the loss of reconstructing them.
 
-    Args:
-        run: Has an objective with weights of its own.
-        spec: Of its encoder.
-        training: Seed, dropout, precision, and how much is in memory at once.
+    The run has an objective with weights of its own.
     """
 
     def __init__(self, run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> None:
