@@ -36,8 +36,7 @@ from pipelines.settings.preparing import Precision
 
 
 def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers in a binary column, without a copy, and the count of each row, int32
-    [rows].
+    """Return the numbers of a binary column without a copy, and int32 [rows] with each row's count.
 
     Each value is a run of numbers of ``kind``.
     """
@@ -234,19 +233,16 @@ class LaneManifest:
 
     Attributes:
         rows_per_part: Granules in a part file; the same in all lanes.
-        segments: The rows of each length bucket.
         left_over: Examples in no granule, by reason.
         granules_per_step: The step size for which examples were dealt.
         same_group_in_step: Examples that share such a step with another of their group.
         tokens: Token ids in all granules.
         slots: Token ids and padding in all granules.
-        vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
         paired: Whether examples have a positive.
         negatives: Hard negatives of each example.
         scored: Whether examples have a score.
         candidates_scored: Whether their positive and each hard negative have one.
-        teacher: The vectors of a teacher, if the lanes hold any.
         checksums: Of the index of each lane, 16 hexadecimal digits.
         sources: Where there are several, in the order of their rows; what is said of examples above
             then holds for some of them.
@@ -587,7 +583,7 @@ def write_lanes(
 
     Yields:
         A row per lane and source: the checksum of the lane's index, and the numbers that are
-            ``COUNTED``.
+        ``COUNTED``.
 
     Raises:
         PipelineError: A text has ids outside the vocabulary.
@@ -662,9 +658,7 @@ def _write_lane(
 
 
 def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: str) -> None:
-    """Add a granule's numbers that are ``COUNTED``; refuse ids outside the vocabulary, naming
-    `place`.
-    """
+    """Add a granule's ``COUNTED`` numbers; refuse ids outside the vocabulary, naming `place`."""
     counts["granules"] += 1
     for name in OPTIONAL:
         if name in batch.schema.names:

@@ -169,7 +169,7 @@ def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
 
     Returns:
         The edge for lengths of 1 to ``bucket`` tokens, of the next ``bucket`` lengths, and so on up
-            to the longest.
+        to the longest.
     """
     table: list[int] = []
     while len(table) * bucket < longest:
@@ -320,8 +320,9 @@ def _prime_factors(number: int) -> Iterator[int]:
 
 
 def count_same_group_in_step(members: int, steps: int) -> int:
-    """Count the `members` of a group in a segment that share a step with another, under
-    :func:`deal`.
+    """Count the `members` of a group in a segment that share a step with another of it.
+
+    Assumes the order of :func:`deal`.
     """
     each, steps_of_one_more = divmod(members, steps)
     return members if each > 1 else each * 2 * steps_of_one_more

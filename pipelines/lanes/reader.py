@@ -176,8 +176,7 @@ class RemoteLanes:
 
 
 class _StoredLanes:
-    """Granules of lanes in an object store, for many threads; arguments as for
-    :class:`RemoteLanes`.
+    """Granules of lanes in an object store, for many threads; see :class:`RemoteLanes`.
 
     The cache keeps blocks under the digest of the manifest. It follows from every byte of the
     lanes, so a block is the same wherever, and however often, the lanes were written.
@@ -329,8 +328,7 @@ class LaneSource(Protocol):
     """A source of granules."""
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """Return a granule as the Arrow message of its record batch, after its checksum was
-        compared.
+        """Return a granule as the Arrow message of its record batch, with its checksum compared.
 
         Raises:
             OSError: The lane cannot be read.

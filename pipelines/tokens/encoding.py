@@ -72,7 +72,7 @@ def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
 def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
     """Cut texts into chunks; a null counts as an empty text.
 
-    Lower-cases ASCII letters if the normaliser would.
+    With `lowercase` it lower-cases ASCII letters, as the normaliser would.
     """
     data, offsets = text_bytes(pc.fill_null(texts, ""))
     if lowercase:
@@ -366,9 +366,7 @@ class ChunkCache:
         self._bytes = 0
 
     def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the pool of ids, int32 [ids], with the start and number of each chunk's, int64
-        [chunks].
-        """
+        """Return start and number of each chunk's ids, int64 [chunks], and the int32 pool of ids."""
         chunks = distinct.to_pylist()
         if self._bytes > self._most_bytes:
             self._clear()

@@ -45,7 +45,7 @@ def count_words(
 
     Returns:
         Word to count, by falling count, then by code point. Words of equal count are kept or
-            dropped together; at most :data:`MAX_WORDS` are kept.
+        dropped together; at most :data:`MAX_WORDS` are kept.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -148,7 +148,7 @@ CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
 
 
 def example_schema(columns: Collection[str]) -> pa.Schema:
-    """Return the schema of examples of such columns; with several sources it has theirs."""
+    """Return the schema of examples with such columns, of several sources if `source` is one."""
     return SCHEMA.append(pa.field(SOURCE, pa.int32())) if SOURCE in columns else SCHEMA
 
 

@@ -275,8 +275,7 @@ def tokenise_parts(
 
 
 def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
-    """Truncate files of `examples.parquet`; yield the number of rewritten ones. Runs on an
-    executor.
+    """Truncate texts of `examples.parquet`; yield the number of new files. Runs on an executor.
 
     Files without longer texts stay unchanged, so attempts may run twice here too. `folder` has the
     folder `attempts`.

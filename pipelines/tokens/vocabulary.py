@@ -60,7 +60,7 @@ ALPHABET = 1000
 """Most distinct characters; words with a rarer one are not learnt from."""
 MAX_WORDS_FED = 20_000_000
 """The trainer counts words itself, so each is fed as often as it occurs. Above this sum the counts
-are scaled down, which keeps it to seconds."""
+are scaled down, which keeps the time to seconds."""
 
 _WORDS_A_LINE = 1000
 _WORDPIECE_PREFIX = "##"
@@ -75,7 +75,7 @@ class SpecialIds:
     """The ids of a vocabulary that are no words.
 
     Attributes:
-        special: Ids of text ends, of padding and of the unknown.
+        special: All of them, such as those of text ends, padding and the unknown.
         mask: Replaces a word that is to be predicted; None if there is no such id.
         vocabulary: Rows of a word embedding for all ids.
     """
@@ -125,7 +125,7 @@ def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
 
     Returns:
         A model of special tokens, characters and merged pieces, in this order; words begin with
-            :data:`WORD_START`.
+        :data:`WORD_START`.
     """
     alphabet, usable = _usable_words(_with_word_start(counts), size)
     trainer = trainers.BpeTrainer(
@@ -153,7 +153,7 @@ def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
 
     Returns:
         A model of special tokens, then pieces from the most to the least probable; words begin with
-            :data:`WORD_START`.
+        :data:`WORD_START`.
     """
     alphabet, usable = _usable_words(_with_word_start(counts), size)
     trainer = trainers.UnigramTrainer(
@@ -282,8 +282,7 @@ def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenize
 
 
 def changed_tokenizer(folder: Location) -> str | None:
-    """Return the tokenizer as the files beside tokenizer.json change it, as JSON; None if
-    unchanged.
+    """Return tokenizer.json as the files beside it change it; None if they change nothing.
 
     Raises:
         InputError: As for :func:`load_tokenizer`.
@@ -329,8 +328,9 @@ def read_special_ids(folder: Location) -> SpecialIds:
 
 
 def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
-    """Copy a tokenizer's files, without their padding and truncation; write `max_length` for
-    transformers.
+    """Copy a tokenizer's files, without their padding and truncation.
+
+    `max_length`, in tokens, is written for transformers.
 
     Raises:
         InputError: There is no tokenizer, or it is damaged.

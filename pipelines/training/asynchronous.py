@@ -48,7 +48,7 @@ class Rounds(Protocol):
         ...
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add the differences subtracted from the state up to a step, weighted by granules."""
+        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
         ...
 
 

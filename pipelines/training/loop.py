@@ -127,8 +127,8 @@ class SharedSteps:
             self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
-        """Make a step with the other workers, and any checkpoint due; return the loss over all
-        workers.
+        """Make a step and any checkpoint due, with the other workers; return the loss over all of
+        them.
 
         Raises:
             FloatingPointError: See :func:`check_finite`.

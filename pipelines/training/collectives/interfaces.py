@@ -53,7 +53,8 @@ def interface_of(address: str) -> str:
 
 
 def prefer_interface_to(server: tuple[str, int]) -> None:
-    """Have this process's Gloo groups listen on the interface to a server, the driver's.
+    """Have this process's Gloo groups listen on the interface by which it reaches the driver's
+    server.
 
     An interface that the cluster's administrator has set for PyTorch stays.
 

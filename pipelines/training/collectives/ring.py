@@ -268,8 +268,8 @@ class RingCollectives:
 def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
     """Return the workers' bytes, uint8 [n] of each, by rank; any worker may have none.
 
-    Takes several rows at once, as :meth:`Ring.gather` takes no more from a worker where one sends
-    nothing. All workers call it at once.
+    Gathers blocks, as :meth:`Ring.gather` takes no more from a worker where one sends nothing. All
+    workers call it at once.
     """
     sizes = np.asarray(gather(np.array([len(own)], np.int64)))
     parts: list[list[Array]] = [[] for _ in sizes]

@@ -236,8 +236,7 @@ SILENCE_SECONDS = 30.0
 LEAVE_SECONDS = 15.0
 ABORT_SECONDS = 5.0
 FAREWELL_SECONDS = 20.0
-"""How long a run waits for a checkpoint after a worker was told to end: clusters kill after 30 s.
-"""
+"""How long a run waits for a checkpoint when a worker is told to end: clusters kill after 30 s."""
 CHECK_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 2**20
 _NOT_UNDERSTOOD = (
@@ -534,9 +533,7 @@ class Monitor:
 
     @contextmanager
     def _telling_listener(self) -> Iterator[None]:
-        """Guard calls of the step metrics' listener, which may be slow; keep its error for the
-        wait.
-        """
+        """Guard calls of the step metrics' listener, which may be slow or fail; keep its error."""
         try:
             with self._adding:
                 yield

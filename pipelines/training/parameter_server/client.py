@@ -139,7 +139,7 @@ class SocketClient(Client):
 
 
 class _HttpConnection(http.client.HTTPConnection):
-    """Connects, and reconnects, as every client of the run: http.client would not encrypt again."""
+    """Connects as every client of the run does; http.client's own reconnect would not encrypt."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(*client.address)
@@ -225,7 +225,7 @@ class ServedRounds:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add the differences subtracted from the state up to a step, weighted by granules."""
+        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
         request = Request(step=step, rank=self._rank, amount=float(granules))
         self._client.ask("update", request, deltas)
 

@@ -76,8 +76,8 @@ def pulls_on_embeddings(
 
     Returns:
         The mean loss of this worker's anchors, whose mean over the workers is the step's. And for
-            each side, in the shape of ``own``, the sum of the workers' gradients. Pulled through
-            the encoder and averaged over the workers, it gives the gradient of the step.
+        each side, in the shape of ``own``, the sum of the workers' gradients. Pulled through the
+        encoder and averaged over the workers, it gives the gradient of the step.
     """
     # Candidates of all workers; and, unless they are candidates too, the anchors of this one.
     alone, shared = ([], own) if candidates.anchors else (own[:1], own[1:])

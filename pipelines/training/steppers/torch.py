@@ -291,9 +291,7 @@ class BatchedWork(TorchWork):
     def _embedded(
         self, some: Sequence[Batch]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """Return each side's embeddings without a graph, and the last batch's with it, if it is
-        kept.
-        """
+        """Return each side's embeddings without a graph, and the last batch's with it, if kept."""
         kept = None
         with torch.no_grad():
             found = [self._embed(batch) for batch in (some[:-1] if self.keeps_last else some)]
