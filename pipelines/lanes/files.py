@@ -53,12 +53,9 @@ ANEW = "`sentence-pipelines prepare` with prepared.reuse=false writes the lanes 
 
 
 class IndexEntry(NamedTuple):
-    """The position and checksum of a granule: a line of the index.
+    """A line of the index: where a granule's Arrow message begins in its part file, and its size.
 
-    Attributes:
-        offset: First byte of the granule's Arrow message in its part file.
-        length: Bytes of the message.
-        checksum: XXH3 of these bytes, 64 bits.
+    The offset and the length are in bytes; the checksum is XXH3, 64 bits.
     """
 
     offset: int
@@ -130,10 +127,7 @@ _TYPES: Mapping[Precision, str] = {"fp16": "<f2", "fp32": "<f4"}
 class TeacherVectors:
     """A teacher's vectors of the texts of all sides.
 
-    Attributes:
-        width: Values of a vector.
-        precision: The stored type.
-        source: Digest of their origin: the model, or the tables they were taken from.
+    `source` is a digest of their origin: the model, or the tables they were taken from.
     """
 
     width: int
@@ -377,9 +371,7 @@ def _digest(record: dict[str, Any]) -> str:
 class Side:
     """One side of a granule's examples.
 
-    Attributes:
-        token_ids: int32 [examples, width], padded with zeros.
-        lengths: int32 [examples], tokens of each.
+    `token_ids` is int32 [examples, width], padded with zeros; `lengths` is int32 [examples].
     """
 
     token_ids: np.ndarray
@@ -582,8 +574,7 @@ def write_lanes(
         first_rows: The first row of each source.
 
     Yields:
-        A row per lane and source: the checksum of the lane's index, and the numbers that are
-        ``COUNTED``.
+        A row per lane and source: the checksum of the lane's index, and the ``COUNTED`` numbers.
 
     Raises:
         PipelineError: A text has ids outside the vocabulary.

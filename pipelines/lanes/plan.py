@@ -64,7 +64,7 @@ class SourceShare:
     Attributes:
         first: Number of its first step in the order of the lanes.
         steps: Steps that its rows give.
-        per_epoch: Its steps in each epoch; if more than ``steps``, some are read twice or more.
+        per_epoch: Its steps in each epoch; if more than ``steps``, some repeat.
     """
 
     first: int
@@ -251,13 +251,7 @@ def choose_lanes(
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The places of examples.
-
-    Attributes:
-        lane: int32 [examples].
-        row: int64 [examples], the row of the lane.
-        slot: int32 [examples], the place in the granule.
-    """
+    """The places of examples: lane (int32), row of the lane (int64), slot in the granule (int32)."""
 
     lane: np.ndarray
     row: np.ndarray
@@ -340,12 +334,9 @@ class GranuleAddress:
 class StepPlan:
     """One optimiser update.
 
-    Attributes:
-        index: Number of the step in the run, from 0.
-        epoch: From 0; an epoch has as many steps as the lanes give.
-        granules: All granules of the step, in the order of their lanes.
-        source: Number of the granules' source.
-        visit: Complete passes over the source before it; with one source, the epoch.
+    An epoch has as many steps as the lanes give. `index` and `epoch` count from 0; `granules` are
+    in the order of their lanes, and of one source. `visit` counts the complete passes over that
+    source before this step; with one source it is the epoch.
     """
 
     index: int
@@ -359,10 +350,8 @@ class StepPlan:
 class BatchPlan:
     """The order of all steps of a run; it follows from these numbers alone.
 
-    Attributes:
-        granules_per_step: Granules of one update; divides ``lanes``.
-        seed: Permutes the steps of each epoch.
-        sources: The parts of several sources of examples; empty if there is one.
+    `granules_per_step` divides ``lanes``; `seed` permutes the steps of each epoch; `sources` is
+    empty if there is only one.
     """
 
     lanes: int

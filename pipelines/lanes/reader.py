@@ -120,7 +120,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Fetching:
-    """The sizes of requests and of read-ahead; the defaults were measured (docs/measurements.md).
+    """How lanes are fetched; the defaults were measured (docs/measurements.md).
 
     Attributes:
         block_bytes: Size of a request, and of a file in the cache.
@@ -137,11 +137,8 @@ class Fetching:
 class RemoteLanes:
     """Granules of lanes in an object store, fetched ahead of the steps that need them.
 
-    Args:
-        folder: The folder of the lanes, or a version of it.
-        cache_bytes: Lanes that this machine keeps; with 0, only granules are fetched, anew in each
-            epoch.
-        fetching: Sizes of blocks and of read-ahead.
+    `folder` may be a version of the lanes' folder. `cache_bytes` limits this machine's copies of
+    lanes; with 0, only granules are fetched, anew in each epoch.
 
     Raises:
         InputError: The folder for copies does not belong to this user alone.
@@ -411,7 +408,6 @@ class LaneReader:
         teacher: The lanes' vectors of a teacher, if wanted.
         by_source: Replaces both where there are several sources.
         cache_bytes: Size of this machine's cache of lanes in object stores.
-        fetching: Block and read-ahead sizes for object stores.
     """
 
     def __init__(

@@ -62,8 +62,7 @@ logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 2**20
 FEWEST_ROWS_OF_SOURCE = 8
-"""Rows that the smallest of several sources should have: examples beyond whole rows are left over.
-"""
+"""Rows that the smallest of several sources should have: what fills no row is left over."""
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 PLACED = "id long, lane int, row long, slot int"
 """The columns of a place."""
@@ -71,13 +70,12 @@ PLACED = "id long, lane int, row long, slot int"
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The place of every example.
+    """The place of every example, in the columns of ``PLACED``.
 
     Attributes:
         by_source: The rows of each bucket, for each source; empty for a source without a whole row.
         left_over: Examples in no granule, by reason.
         same_group_in_step: Examples that share a step with another of their group.
-        places: The columns of ``PLACED``.
     """
 
     lanes: int

@@ -248,10 +248,8 @@ class LibraryEncoder:
 class ChunkRules:
     """What chunk encoding must know of a tokenizer.
 
-    Attributes:
-        lowercase: Whether the normaliser lower-cases.
-        word_start: What the pre-tokenizer puts before each word.
-        added: Tokens that the tokenizer finds in a text before it splits it.
+    `word_start` is what the pre-tokenizer puts before each word; `added` are the tokens that the
+    tokenizer finds in a text before it splits it.
     """
 
     lowercase: bool

@@ -72,12 +72,10 @@ _RARE_WORD = "\ua66e"
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """The ids of a vocabulary that are no words.
+    """The ids of a vocabulary that are no words, such as those of text ends and padding.
 
-    Attributes:
-        special: All of them, such as those of text ends, padding and the unknown.
-        mask: Replaces a word that is to be predicted; None if there is no such id.
-        vocabulary: Rows of a word embedding for all ids.
+    `mask` replaces a word that is to be predicted; None if there is no such id. `vocabulary` is the
+    number of rows of a word embedding for all ids.
     """
 
     special: tuple[int, ...]

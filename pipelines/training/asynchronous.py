@@ -131,9 +131,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 class Progress:
     """The progress of a run, as the parameter servers know it.
 
-    Attributes:
-        applied: All steps before this one have been applied.
-        saved: The newest step whose state has been saved.
+    All steps before `applied` have been applied; `saved` is the newest step whose state was saved.
     """
 
     applied: int

@@ -127,8 +127,7 @@ class SharedSteps:
             self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
-        """Make a step and any checkpoint due, with the other workers; return the loss over all of
-        them.
+        """Make a step and any checkpoint due, with the other workers; return the loss over all.
 
         Raises:
             FloatingPointError: See :func:`check_finite`.

@@ -53,13 +53,12 @@ def interface_of(address: str) -> str:
 
 
 def prefer_interface_to(server: tuple[str, int]) -> None:
-    """Have this process's Gloo groups listen on the interface by which it reaches the driver's
-    server.
+    """Have this process's Gloo groups listen on the interface by which it reaches the driver.
 
     An interface that the cluster's administrator has set for PyTorch stays.
 
     Raises:
-        OSError: There is no route to the server.
+        OSError: There is no route to the driver's server.
         PipelineError: No interface has the address by which it is reached.
     """
     if GLOO_INTERFACE not in os.environ:

@@ -1,7 +1,4 @@
-"""The exchange between PyTorch processes: collective operations of a process group.
-
-Runs on executors.
-"""
+"""The exchange between PyTorch processes by a process group's operations. Runs on executors."""
 
 from __future__ import annotations
 

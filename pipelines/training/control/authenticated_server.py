@@ -195,9 +195,7 @@ _VALID = timedelta(days=3650)
 class Identity:
     """A server's key and certificate; cannot be pickled, so that no key travels.
 
-    Attributes:
-        context: TLS with its key and certificate.
-        fingerprint: SHA-256 of the certificate, in hexadecimal digits.
+    `context` is TLS with both; `fingerprint` is the certificate's SHA-256, in hexadecimal digits.
     """
 
     context: ssl.SSLContext

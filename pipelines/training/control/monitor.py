@@ -43,11 +43,9 @@ class MonitoredWorker:
 
     Attributes:
         lane: The first lane that it reads.
-        address: Of its end of the connection, if known.
         last_progress: When it last finished a step, or waited for others.
         step: The last step that it finished.
         behind: Seconds that it was ready later than the first.
-        done: Whether it has finished its part.
         failure: The error that it, or a process beside it, reported.
         peer_lost: Whether the failure may be the loss of another worker.
         died: Whether a report says that its process is gone.
@@ -169,12 +167,9 @@ gone after this silence."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cause of a run's end.
+    """The cause of a run's end, and the worker at fault.
 
-    Attributes:
-        worker: The one at fault.
-        cause: What happened to it.
-        is_gone: Whether a process or the network is gone, and nothing in the run went wrong.
+    `is_gone` means that a process or the network is gone, and nothing in the run went wrong.
     """
 
     worker: MonitoredWorker

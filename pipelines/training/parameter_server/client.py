@@ -46,7 +46,6 @@ class Client(ABC):
     """A connection to a server, made with the first request; can be pickled before it.
 
     Args:
-        address: Host and port of the server.
         forms: The requests that the server knows.
         seconds: The longest that a request may wait for the server.
         fingerprint: Of the server's certificate; None for plain connections.

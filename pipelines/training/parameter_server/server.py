@@ -39,12 +39,9 @@ ReadInto = Callable[[memoryview], int]
 
 
 class Request(NamedTuple):
-    """The header of a request.
+    """The header of a request: the step that it concerns, and the rank where that matters.
 
-    Attributes:
-        step: The step that it concerns.
-        rank: Of the requesting worker, where that matters.
-        amount: The learning rate of a gradient, or the granules behind a difference.
+    `amount` is the learning rate of a gradient, or the granules behind a difference.
     """
 
     step: int = 0
@@ -53,11 +50,10 @@ class Request(NamedTuple):
 
 
 class ResponseHeader(NamedTuple):
-    """The header of a response.
+    """The header of a response: the updates of the parameters so far.
 
-    Attributes:
-        updates: Of the parameters so far; of a progress, the applied steps.
-        saved: Of a progress, the newest step whose state has been saved.
+    Of a progress, `updates` are the applied steps, and `saved` is the newest step whose state has
+    been saved.
     """
 
     updates: int = 0
@@ -120,12 +116,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of a request and of its response, behind their headers.
+    """The arrays of a request and of its response, which may have none of them.
 
-    Attributes:
-        letter: Names the request in the socket protocol.
-        sends: Arrays of the request.
-        brings: Arrays of the response, which may have none of them.
+    `letter` names the request in the socket protocol.
     """
 
     letter: bytes
@@ -206,10 +199,7 @@ Handler = Callable[[Request, Weights], Answer]
 class ParameterStore(Protocol):
     """The parameters of one run, with handlers for the requests of its mode.
 
-    Attributes:
-        forms: The known requests, by name.
-        reading: The handlers that only read.
-        writing: The handlers that change the arrays.
+    The `reading` handlers only read; the `writing` ones change the arrays.
     """
 
     forms: Mapping[str, Form]
@@ -439,13 +429,10 @@ def answer_connection(
 class ParameterServer:
     """Serves parameters over sockets, one request at a time; a context manager.
 
-    Args:
-        address: Address and port to listen at.
-        token: Of the run, of ``TOKEN_BYTES`` characters.
-        identity: Encrypts the connections, if given.
+    The run's token has ``TOKEN_BYTES`` characters; `identity` encrypts the connections, if given.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: It cannot listen at the address.
     """
 
     def __init__(

@@ -33,12 +33,8 @@ from pipelines.training.collectives.base import Collectives
 class StepWork:
     """A worker's part of a step.
 
-    Attributes:
-        index: Number of the step.
-        epoch: Its epoch.
-        granules: This worker's granules.
-        source: Number of the granules' source.
-        visit: Earlier passes over the source; None where that is the epoch.
+    `granules` are this worker's, all of the source with that number. `visit` counts earlier passes
+    over the source; None where that is the epoch.
     """
 
     index: int
@@ -194,11 +190,8 @@ def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str,
 class Texts(NamedTuple):
     """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.embed`.
 
-    Attributes:
-        side: Position of their side among the loss's inputs.
-        token_ids: int32 [texts, width].
-        lengths: int32 [texts].
-        seed: Of the noise on them.
+    `side` is the position of their side among the loss's inputs; `token_ids` is int32 [texts,
+    width], `lengths` int32 [texts]; `seed` is of the noise on them.
     """
 
     side: int

@@ -71,7 +71,6 @@ def pulls_on_embeddings(
     Args:
         own: The embeddings of each side, [examples, width], of this worker's granules.
         candidates: Of all workers.
-        gradients_of: The loss in the framework.
         join: Joins tensors of the framework along the first axis.
 
     Returns:
@@ -116,11 +115,8 @@ LossOf = Callable[[Sequence[Any], Any], Any]
 class Objective:
     """The loss of a source, in a framework.
 
-    Attributes:
-        settings: They name the loss.
-        sides: Of a granule, in the order of the loss's inputs.
-        loss: Of the embeddings of the sides and the targets.
-        across_granules: Whether negatives come from all granules of a step.
+    `sides` are a granule's, in the order of the loss's inputs. With `across_granules`, negatives
+    come from all granules of a step.
     """
 
     settings: ObjectiveSettings

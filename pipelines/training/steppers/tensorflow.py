@@ -64,12 +64,9 @@ def _vectors(objective: Objective) -> list[tf.TensorSpec]:
 
 
 class _Texts(NamedTuple):
-    """One side of a granule, as a graph function takes it.
+    """One side of a granule, as a graph function takes it, with the int32 [2] seed of its noise.
 
-    Attributes:
-        token_ids: int32 [examples, width].
-        lengths: int32 [examples].
-        seed: int32 [2], of the noise on this side.
+    The token ids are int32 [examples, width], the lengths int32 [examples].
     """
 
     token_ids: Any
@@ -97,12 +94,10 @@ def _scalar(number: float) -> Any:
 
 
 class _Functions(NamedTuple):
-    """The graph functions of a source.
+    """The graph functions of a source's objective.
 
-    Attributes:
-        objective: The objective whose gradients they give.
-        gradients: Of the weights, on a granule.
-        embedding_gradients: See :data:`.objectives.GradientsOf`.
+    `gradients` are of the weights, on a granule; for `embedding_gradients` see
+    :data:`.objectives.GradientsOf`.
     """
 
     objective: Objective
