@@ -251,7 +251,7 @@ def choose_lanes(
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The places of examples: lane (int32), row of the lane (int64), slot in the granule (int32)."""
+    """The places of examples: lane (int32), its row (int64), and slot in the granule (int32)."""
 
     lane: np.ndarray
     row: np.ndarray

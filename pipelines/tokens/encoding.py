@@ -364,7 +364,7 @@ class ChunkCache:
         self._bytes = 0
 
     def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return start and number of each chunk's ids, int64 [chunks], and the int32 pool of ids."""
+        """Return start and size of each chunk's ids, int64 [chunks], and the int32 pool of ids."""
         chunks = distinct.to_pylist()
         if self._bytes > self._most_bytes:
             self._clear()

@@ -331,7 +331,7 @@ class _StageLayer(Unit):
 
 
 def _numbers(count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the numbers of micro-batches, the library's input of the first stage and of the loss."""
+    """Yield the numbers of micro-batches, the library's input of first stage and loss."""
     return ((torch.tensor([number]), torch.tensor([number])) for number in range(count))
 
 

@@ -159,7 +159,7 @@ class TorchWork(ABC):
 
     @abstractmethod
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
-        """Make update `number`, from 1, from the gradients; return the mean loss over all workers."""
+        """Make update `number`, from 1, from the gradients; return the mean loss of all workers."""
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
         (mean,) = self._collectives.all_reduce_mean([loss])
@@ -227,7 +227,7 @@ class BatchedWork(TorchWork):
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of a scalar share of the step's loss; `last` if the update comes next."""
+        """Add the gradients of a share of the step's loss; `last` if the update comes next."""
 
     def _agreed(self, parts: np.ndarray) -> np.ndarray:
         """Return the number of parts of each side; `parts`, int [granules, sides], is the least."""

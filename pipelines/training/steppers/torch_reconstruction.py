@@ -55,7 +55,7 @@ class Rewriting:
         return parts_needed(lengths, self._training.tokens_per_micro_batch)
 
     def parts(self, granule: Granule, epoch: int, count: int) -> list[Noisy]:
-        """Return a granule's texts under noise, in `count` parts; the noise is the whole granule's."""
+        """Return a granule's texts under noise, in `count` parts; noise is the whole granule's."""
         seed, side = self._training.seed, granule.sides[self._side]
         draw = generator(seed, epoch, granule.number)
         inputs = self._own.noise(side, self._ids, self._settings, draw)
