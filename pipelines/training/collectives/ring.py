@@ -167,7 +167,7 @@ class Ring:
         return np.concatenate([parts[rank] for rank in range(self.workers)])
 
     def _rows_like(self, own: Array) -> Array:
-        """Return an array for the rows that the worker before announces; refuse impossible counts."""
+        """Return an array for the rows that the worker before announces; refuse too many."""
         announced = np.empty(_NUMBER.size, np.uint8)
         self._receive(announced)
         (rows,) = _NUMBER.unpack(announced.tobytes())
