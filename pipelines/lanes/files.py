@@ -1,13 +1,13 @@
 """Lane files: a manifest, and one folder of Arrow files and an index per lane.
 
-``lanes/manifest.json`` and ``lanes/lane-007/part-00000.arrow``; an Arrow record batch is a granule.
-Token ids are stored unpadded, as little-endian int32 in a binary column, since a binary value costs
-Spark's JVM nothing and one numpy view turns a whole column into ids.
+A granule is an Arrow record batch in a part file such as ``lanes/lane-007/part-00000.arrow``. Token
+ids are stored unpadded, as little-endian int32 in a binary column: a binary value costs Spark's JVM
+nothing, and one numpy view turns a whole column into ids.
 
-``lanes/lane-007/granules.npy`` has a line per granule: where it stands in its part file, and its
-checksum. Its own checksum is in the manifest. So what is read through it is what was written there
-when the lanes were prepared, byte by byte. A granule is compared with its checksum when it is read,
-which reads nothing that the granule does not need.
+``lanes/lane-007/granules.npy`` holds the position of each granule in its part file, and its
+checksum. ``lanes/manifest.json`` holds the checksum of each index. Readers compare each granule
+with its checksum, so they get exactly the bytes that were written, and read nothing beyond the
+granule.
 """
 
 from __future__ import annotations
@@ -36,13 +36,9 @@ from pipelines.settings.preparing import Precision
 
 
 def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a binary column holds, without a copy.
+    """Return the numbers of a binary column without a copy, and int32 [rows] with each row's count.
 
-    Args:
-        column: Its values are whole numbers of ``kind``, one after the other.
-
-    Returns:
-        All numbers in one array, and int32 [rows] with how many each row has.
+    Each value is a run of numbers of ``kind``.
     """
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)
@@ -57,12 +53,9 @@ ANEW = "`sentence-pipelines prepare` with prepared.reuse=false writes the lanes 
 
 
 class IndexEntry(NamedTuple):
-    """A line of the index.
+    """A line of the index: where a granule's Arrow message begins in its part file, and its size.
 
-    Attributes:
-        offset: First byte of the granule's Arrow message in its part file.
-        length: Bytes of the message.
-        checksum: XXH3 of these bytes, 64 bits.
+    The offset and the length are in bytes; the checksum is XXH3, 64 bits.
     """
 
     offset: int
@@ -71,13 +64,13 @@ class IndexEntry(NamedTuple):
 
 
 def checksum(data: bytes | pa.Buffer) -> int:
-    """Return XXH3 of what is written, 64 bits: it runs at the memory's speed."""
+    """Return XXH3 of the data, 64 bits: it runs at the memory's speed."""
     digest: int = xxhash.xxh3_64_intdigest(data)
     return digest
 
 
 def encode_index(entries: Sequence[IndexEntry]) -> tuple[bytes, str]:
-    """Return the content of an index file, and its checksum as the manifest has it."""
+    """Return the content of an index file, and its checksum for the manifest."""
     content = _encoded(np.array(entries, INDEX_TYPE))
     return content, f"{checksum(content):016x}"
 
@@ -89,19 +82,17 @@ def _encoded(index: np.ndarray) -> bytes:
 
 
 def index_size(rows: int) -> int:
-    """Return the bytes of an index file of a lane of so many granules."""
+    """Return the bytes of the index of a lane with so many granules."""
     return len(_encoded(np.zeros(rows, INDEX_TYPE)))
 
 
 def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
     """Return the lines of an index file, ``INDEX_TYPE`` [rows].
 
-    Args:
-        path: The file, to name it in an error.
-        expected: Its checksum, as the manifest has it.
+    `expected` is its checksum in the manifest; `path` names the file in an error.
 
     Raises:
-        PipelineError: It is not the one that the manifest speaks of.
+        PipelineError: It is not the manifest's index.
     """
     if f"{checksum(content):016x}" != expected:
         raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest; {ANEW}")
@@ -112,16 +103,10 @@ def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
 def checked(
     message: bytes | pa.Buffer, entry: IndexEntry, path: Location, granule: int
 ) -> pa.Buffer:
-    """Return a granule's bytes, without a copy.
-
-    Args:
-        message: What stands in its part file where it should.
-        entry: The granule's line of the index.
-        path: The part file, to name it in an error.
-        granule: Number of the granule in the file, likewise.
+    """Return the bytes of a granule, without a copy; `path` and `granule` name it in an error.
 
     Raises:
-        PipelineError: They are not those that were written.
+        PipelineError: The bytes differ from those that were written.
     """
     if len(message) < entry.length:
         raise PipelineError(f"{path} ends before its granule {granule}; {ANEW}")
@@ -133,18 +118,16 @@ def checked(
 
 
 TEACHER_SCHEMA = pa.schema([("id", pa.int64()), ("teacher", pa.list_(pa.binary()))])
-"""Of ``examples.parquet``: of each example the vectors of its texts, in the order of the sides."""
+"""The columns of ``examples.parquet``: for each example the vectors of its texts, in the order of
+the sides."""
 _TYPES: Mapping[Precision, str] = {"fp16": "<f2", "fp32": "<f4"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherVectors:
-    """The vectors that a teacher gave the texts of all sides.
+    """A teacher's vectors of the texts of all sides.
 
-    Attributes:
-        width: Values of a vector.
-        precision: How they are stored.
-        source: Digest of what they follow from: the model, or the tables that they were taken from.
+    `source` is a digest of their origin: the model, or the tables they were taken from.
     """
 
     width: int
@@ -153,12 +136,12 @@ class TeacherVectors:
 
     @property
     def type(self) -> np.dtype[Any]:
-        """Of the values, as they are stored."""
+        """The stored type of the values."""
         return np.dtype(_TYPES[self.precision])
 
     @property
     def bytes(self) -> int:
-        """Of a vector."""
+        """The stored size of a vector."""
         return self.width * self.type.itemsize
 
     def read(self, column: pa.Array) -> np.ndarray:
@@ -167,10 +150,9 @@ class TeacherVectors:
         return values.reshape(len(column), self.width).astype(np.float32)
 
     def along(self, axes: np.ndarray) -> TeacherVectors:
-        """Return the same vectors, which are projected as they are read.
+        """Return the same vectors, projected when they are read.
 
-        Args:
-            axes: fp32 [width, fewer], orthogonal and of length 1.
+        `axes` is fp32 [width, fewer], its columns orthonormal.
         """
         return _Projected(**asdict(self), axes=axes)
 
@@ -189,7 +171,7 @@ class TeacherVectors:
 
         Raises:
             InputError: There are no vectors.
-            DamagedFileError: The file does not say what they are.
+            DamagedFileError: The file does not describe them.
         """
         if not folder.manifest.is_file():
             raise InputError(
@@ -203,7 +185,7 @@ class TeacherVectors:
 
 @dataclass(frozen=True, kw_only=True)
 class _Projected(TeacherVectors):
-    """Vectors that are projected on `axes`, fp32 [width, fewer], as they are read."""
+    """Vectors that are projected on `axes`, fp32 [width, fewer], when they are read."""
 
     axes: np.ndarray
 
@@ -217,8 +199,8 @@ FORMAT = 7
 PADDING_MULTIPLE = 8
 _IDS = np.dtype("<i4")
 SideName = Literal["anchor", "positive", "negative"]
-"""What a loss embeds of an example; `negative` stands for all its hard negatives, which are the
-sides `negative_0`, `negative_1` and so on of a granule."""
+"""A side that a loss embeds; `negative` stands for all hard negatives, the sides `negative_0`,
+`negative_1` and so on of a granule."""
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
@@ -235,29 +217,26 @@ _ALWAYS = ("id", "group", "anchor")
 
 
 def lane_schema(columns: Collection[str]) -> pa.Schema:
-    """Return the schema of lanes with these optional columns: one without values costs bytes."""
+    """Return the schema of lanes with these optional columns; empty ones would still cost bytes."""
     return pa.schema([field for field in SCHEMA if field.name in (*_ALWAYS, *columns)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneManifest:
-    """What a folder of lanes holds.
+    """The contents of a folder of lanes.
 
     Attributes:
         rows_per_part: Granules in a part file; the same in all lanes.
-        segments: The rows of each length bucket.
-        left_over: Examples that are in no granule, by reason.
-        granules_per_step: The size of step that examples were dealt for.
+        left_over: Examples in no granule, by reason.
+        granules_per_step: The step size for which examples were dealt.
         same_group_in_step: Examples that share such a step with another of their group.
         tokens: Token ids in all granules.
         slots: Token ids and padding in all granules.
-        vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
         paired: Whether examples have a positive.
         negatives: Hard negatives of each example.
         scored: Whether examples have a score.
         candidates_scored: Whether their positive and each hard negative have one.
-        teacher: The vectors that a teacher gave their texts, if there are any.
         checksums: Of the index of each lane, 16 hexadecimal digits.
         sources: Where there are several, in the order of their rows; what is said of examples above
             then holds for some of them.
@@ -286,11 +265,11 @@ class LaneManifest:
 
     @property
     def by_source(self) -> tuple[LaneManifest, ...]:
-        """The lanes as they would be if each source were alone; of one source, these."""
+        """The manifest of each source as if it were alone; with one source, this one."""
         return tuple(replace(self, sources=(), **one.has) for one in self.sources) or (self,)
 
     def source_of(self, row: int) -> int:
-        """Return the number of the source that a row is of."""
+        """Return the number of a row's source."""
         first_rows = [one.first_row for one in self.sources] or [0]
         return bisect_right(first_rows, row) - 1
 
@@ -305,7 +284,7 @@ class LaneManifest:
         return self.embedded(("anchor", "positive", "negative"))
 
     def embedded(self, wanted: Iterable[SideName]) -> tuple[str, ...]:
-        """Return the sides that every example has of those that a loss embeds, in its order."""
+        """Return the sides that a loss embeds and every example has, in the loss's order."""
         present: Mapping[SideName, tuple[str, ...]] = {
             "anchor": ("anchor",),
             "positive": ("positive",) if self.paired else (),
@@ -327,7 +306,7 @@ class LaneManifest:
 
     @property
     def digest(self) -> str:
-        """What tells these lanes from any others, 16 hexadecimal digits."""
+        """Identifies these lanes; 16 hexadecimal digits."""
         return _digest(self._record())
 
     def __str__(self) -> str:
@@ -392,9 +371,7 @@ def _digest(record: dict[str, Any]) -> str:
 class Side:
     """One side of a granule's examples.
 
-    Attributes:
-        token_ids: int32 [examples, width], padded with zeros.
-        lengths: int32 [examples], tokens of each.
+    `token_ids` is int32 [examples, width], padded with zeros; `lengths` is int32 [examples].
     """
 
     token_ids: np.ndarray
@@ -402,7 +379,7 @@ class Side:
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """int64 [examples]: hashes of the texts' token ids, which tell texts apart."""
+        """int64 [examples]: hashes of the texts' token ids, to compare texts by."""
         rows = zip(self.token_ids, self.lengths.tolist(), strict=True)
         digests = [xxhash.xxh3_64_intdigest(ids[:length]) for ids, length in rows]
         return np.array(digests, np.uint64).view(np.int64)
@@ -410,20 +387,20 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Granule:
-    """K examples, ready for a forward pass.
+    """A fixed micro-batch of K examples, ready for a forward pass.
 
     Attributes:
-        number: ``row * lanes + lane``; names the granule whoever computes it.
+        number: ``row * lanes + lane``; does not depend on the worker.
         groups: int64 [examples]; examples of one group are no negatives of one another.
         anchor: The texts that the others are compared with.
-        positive: Texts that mean about the same; None for single texts.
-        negatives: Hard negatives: the first of each example, the second of each, and so on; None
-            in the place of those that are not wanted.
+        positive: Texts of about the same meaning; None for single texts.
+        negatives: Hard negatives: the first of each example, the second of each, and so on; None in
+            place of unwanted ones.
         scores: float32 [examples]; None without scores.
         candidate_scores: float32 [examples, 1 + negatives], of the positive and of each hard
             negative; None without such scores.
-        teacher: The vectors that a teacher gave the texts of each side, fp32 [examples, width], of
-            length 1; empty where they are not wanted.
+        teacher: A teacher's vectors of the texts of each side, fp32 [examples, width], of length 1;
+            empty unless wanted.
     """
 
     number: int
@@ -437,12 +414,12 @@ class Granule:
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.anchor.lengths)
 
     @property
     def sides(self) -> dict[str, Side]:
-        """The sides that are there, by name."""
+        """The present sides, by name."""
         negatives = {negative_side(place): side for place, side in enumerate(self.negatives)}
         named = {"anchor": self.anchor, "positive": self.positive, **negatives}
         return {name: side for name, side in named.items() if side is not None}
@@ -459,26 +436,22 @@ class Granule:
 
 
 def negative_side(place: int) -> str:
-    """Return the side that holds the hard negatives at one place of the examples' lists."""
+    """Return the side of the hard negatives at one place of the examples' lists."""
     return f"negative_{place}"
 
 
 def part_path(folder: P, lane: int, part: int) -> P:
-    """Return where a part file of a lane stands."""
+    """Return the path of a part file."""
     return folder / f"lane-{lane:03d}" / f"part-{part:05d}.arrow"
 
 
 def index_path(folder: P, lane: int) -> P:
-    """Return where the index of a lane stands."""
+    """Return the path of a lane's index."""
     return folder / f"lane-{lane:03d}" / INDEX_FILE
 
 
 def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Read a binary column as token ids.
-
-    Returns:
-        All ids in one int32 array, and int32 [rows] with the number of ids of each row.
-    """
+    """Return all ids of a binary column, int32, and the number of ids of each row, int32 [rows]."""
     return binary_values(column, _IDS)
 
 
@@ -497,7 +470,7 @@ def pad(column: pa.Array) -> Side:
 
 
 def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return the texts of a record batch, a binary column for each side that it has."""
+    """Return the texts of a record batch, a binary column for each present side."""
     found = {name: _values(batch, name) for name in ("anchor", "positive")}
     columns = {name: column for name, column in found.items() if column is not None}
     lists = _values(batch, "negatives")
@@ -506,14 +479,12 @@ def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return a column, unless it is not there or rows lack a value."""
     place = batch.schema.get_field_index(name)
     column = batch.column(place) if place >= 0 else None
     return None if column is None or column.null_count else column
 
 
 def _by_place(lists: pa.ListArray) -> list[pa.Array]:
-    """Return the first values of lists of one size, the second, and so on."""
     values = lists.flatten()
     count = len(values) // len(lists)
     if count == 1:
@@ -533,12 +504,9 @@ def decode(
     sides: Collection[str] | None = None,
     teacher: TeacherVectors | None = None,
 ) -> Granule:
-    """Turn a granule's record batch into padded arrays.
+    """Turn a granule's record batch, of columns of ``SCHEMA``, into padded arrays.
 
-    Args:
-        batch: The record batch, of columns of ``SCHEMA``.
-        sides: The sides that are wanted, None for all; `anchor` is always given.
-        teacher: The vectors of a teacher that the batch holds, if they are wanted.
+    Decodes `anchor` and the wanted sides, all for None, and the vectors of `teacher`, if given.
     """
     texts = text_columns(batch)
     wanted = {
@@ -599,17 +567,17 @@ def write_lanes(
     """Write the lanes of one partition. Runs on an executor.
 
     Args:
-        batches: Rows sorted by lane, row and slot; each lane whole, so that every ``granule``
-            rows are one granule.
-        columns: The optional columns that the lanes have.
-        vocabulary: Token ids are from 0 to one less than this.
+        batches: Rows sorted by lane, row and slot; each lane whole, so that every ``granule`` rows
+            are one granule.
+        columns: The optional columns of the lanes.
+        vocabulary: Token ids are below this.
         first_rows: The first row of each source.
 
     Yields:
-        A row per lane and source with the checksum of the lane's index and what is ``COUNTED``.
+        A row per lane and source: the checksum of the lane's index, and the ``COUNTED`` numbers.
 
     Raises:
-        PipelineError: A text has ids that the vocabulary does not have.
+        PipelineError: A text has ids outside the vocabulary.
     """
     schema = lane_schema(columns)
     granules = _regroup(batches, granule)
@@ -681,11 +649,7 @@ def _write_lane(
 
 
 def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: str) -> None:
-    """Add what is ``COUNTED`` of a granule.
-
-    Raises:
-        PipelineError: Naming the place: a text has ids that the vocabulary does not have.
-    """
+    """Add a granule's ``COUNTED`` numbers; refuse ids outside the vocabulary, naming `place`."""
     counts["granules"] += 1
     for name in OPTIONAL:
         if name in batch.schema.names:

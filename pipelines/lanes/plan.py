@@ -2,20 +2,18 @@
 
 Pure functions over numbers; nothing here knows Spark, files or a framework.
 
-Examples are ordered by length bucket. A **segment** is the run of that order that one bucket's
-rows are filled from: what a bucket cannot fill to a whole row moves up into the next longer
-bucket, where it costs some padding. What the longest bucket cannot fill is left over, and
-counted.
+Examples are ordered by length bucket. A **segment** is the run of that order that fills the rows of
+one bucket. Examples beyond a bucket's whole rows move up into the next longer bucket, at the cost
+of some padding; beyond those of the longest bucket they are left over, and counted.
 
-An epoch has as many steps as the lanes give, whatever the weights of several sources. Each source
-has the number of them that its weight asks for: a small source of a large weight is read several
-times in an epoch, and of a large source of a small weight each epoch reads on where the one before
-ended. A source's steps are a stream of permutations of all of its steps, so that none comes again
-before all others of its source have.
+An epoch has as many steps as the lanes give, whatever the weights of several sources; each source
+gets its weight's share of them. A small source of large weight is read several times in an epoch.
+Of a large source of small weight, each epoch reads on where the one before ended. A source's steps
+are a stream of permutations of all its steps, so none comes again before all others.
 
 Within an epoch the steps of a source are spread evenly, each at a random time of its own part of
-the epoch (stratified sampling). So any stretch of steps has about the asked share of each source,
-and a run that ends early too, where drawing each step by itself would give shares that wander.
+the epoch (stratified sampling). So any stretch of steps, and a run that ends early, has about the
+configured share of each source. Shares would wander if each step were drawn by itself.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLanes:
-    """What the lanes hold of one of several sources of examples.
+    """One of several sources of examples, as the lanes hold it.
 
     Attributes:
-        first_row: Number of its first row; its rows follow one another.
-        examples: Examples that came in of it.
+        first_row: Number of its first row; its rows are contiguous.
+        examples: Its examples before any were left over.
         tokens: Token ids in its granules.
         paired: Whether its examples have a positive.
         negatives: Hard negatives of each of them.
@@ -54,7 +52,7 @@ class SourceLanes:
 
     @property
     def has(self) -> Mapping[str, Any]:
-        """What its examples have, by the names that a manifest has for it."""
+        """The optional parts of its examples, under the manifest's names."""
         names = ("paired", "negatives", "scored", "candidates_scored")
         return {name: getattr(self, name) for name in names}
 
@@ -65,8 +63,8 @@ class SourceShare:
 
     Attributes:
         first: Number of its first step in the order of the lanes.
-        steps: How many steps its rows give.
-        per_epoch: How many steps of each epoch are its own; more than ``steps`` read some twice.
+        steps: Steps that its rows give.
+        per_epoch: Its steps in each epoch; if more than ``steps``, some repeat.
     """
 
     first: int
@@ -78,9 +76,9 @@ class EpochOrder(NamedTuple):
     """The steps of an epoch, in their order.
 
     Attributes:
-        steps: int64 [steps], their numbers in the order of the lanes.
+        steps: int64 [steps], numbers in the order of the lanes.
         sources: int64 [steps], the source of each.
-        visits: int64 [steps], how often all steps of its source were made before.
+        visits: int64 [steps], complete passes over its source before it.
     """
 
     steps: np.ndarray
@@ -89,10 +87,9 @@ class EpochOrder(NamedTuple):
 
 
 def steps_by_weight(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Share steps out by weight, each number less than one from its exact share.
+    """Share steps out by weight, each number less than one away from its exact share.
 
-    Hamilton's method: each source gets its share rounded down, and those with the largest
-    remainders one more.
+    Hamilton's method: round each share down, then add one to those with the largest remainders.
     """
     exact = np.array(weights, np.float64) * (total / sum(weights))
     counts = np.floor(exact).astype(np.int64)
@@ -115,10 +112,9 @@ def epoch_order(shares: Sequence[SourceShare], seed: int, epoch: int) -> EpochOr
 
 
 def _stream(share: SourceShare, seed: tuple[int, int], epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a source's steps of an epoch, and how often each was made before.
+    """Return a source's steps of an epoch, and the earlier visits of each.
 
-    Args:
-        seed: Of the run; and a number of the source, above 0.
+    `seed` is the run's, with a number of the source above 0.
     """
     run, source = seed
     begin, end = epoch * share.per_epoch, (epoch + 1) * share.per_epoch
@@ -133,7 +129,7 @@ def _stream(share: SourceShare, seed: tuple[int, int], epoch: int) -> tuple[np.n
 
 
 EVEN_TOKENS = 512
-"""Length up to which all buckets are of one width."""
+"""Length up to which all buckets have one width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +137,11 @@ class Segment:
     """The rows of one length bucket.
 
     Attributes:
-        length: Tokens that the granules are padded to, at most.
+        length: Most tokens that the granules are padded to.
         rows: Rows of this bucket; each is one granule in every lane.
         first_row: Number of its first row in a lane.
         first_example: Position of its first example in the order by bucket.
-        examples: How many examples it takes: ``rows * lanes * granule``.
+        examples: ``rows * lanes * granule``.
     """
 
     length: int
@@ -161,15 +157,15 @@ def bucket_length(length: int, bucket: int) -> int:
 
 
 def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
-    """Return the edge of the bucket of each length.
+    """Return the bucket edge of each length.
 
-    Buckets are of one width up to :data:`EVEN_TOKENS`; from there on each edge is ``growth`` times
-    the one before, rounded up to a multiple of the width, so that texts of thousands of tokens have
-    some hundred buckets in place of a thousand, and each of these more rows.
+    Buckets have one width up to :data:`EVEN_TOKENS`. From there on each edge is ``growth`` times
+    the one before, rounded up to a multiple of the width. Texts of thousands of tokens then have
+    about a hundred buckets, not a thousand, with more rows each.
 
     Args:
         bucket: Width of a bucket, in tokens, and the unit of all edges.
-        growth: 1 has all buckets of one width.
+        growth: 1 gives all buckets one width.
 
     Returns:
         The edge for lengths of 1 to ``bucket`` tokens, of the next ``bucket`` lengths, and so on up
@@ -187,13 +183,10 @@ def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
 def plan_sources(
     counts: Sequence[Mapping[int, int]], lanes: int, granule: int
 ) -> tuple[tuple[Segment, ...], ...]:
-    """Share the examples of each source out over rows of its own, one source after the other.
+    """Plan the rows of each source, one source after the other.
 
-    Args:
-        counts: Of each source, examples per bucket length.
-
-    Returns:
-        The segments of each, with positions in the order by source and bucket.
+    Takes the examples of each source by bucket length; returns its segments, with positions in the
+    order by source and bucket.
     """
     planned: list[tuple[Segment, ...]] = []
     first_row = first_example = 0
@@ -214,14 +207,10 @@ def plan_sources(
 
 
 def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:
-    """Share examples out over rows.
+    """Plan the rows of examples, given their number by bucket length.
 
-    Args:
-        counts: Examples per bucket length.
-
-    Returns:
-        One segment per bucket that fills at least one row, shortest first. Examples at
-        positions behind the last segment are left over: fewer than one row's.
+    Returns one segment per bucket that fills at least one row, shortest first. Examples at
+    positions behind the last segment are left over: fewer than one row's.
     """
     segments: list[Segment] = []
     seen = taken = rows = 0
@@ -247,19 +236,12 @@ def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[
 def choose_lanes(
     examples: int, granule: int, *, most: int, granules_per_step: int, rows: int = 32
 ) -> int:
-    """Pick the number of lanes: ``most``, or a divisor of it for a small corpus.
+    """Return ``most``, or for a small corpus a divisor of it, as the number of lanes.
 
-    A corpus needs many rows, since a row is never mixed with another and at most one row's
-    worth of examples is left over.
-
-    Args:
-        most: ``lanes.count``.
-        granules_per_step: Steps of this size should fit, so its multiples are preferred.
-
-    Returns:
-        The largest divisor of ``most`` that is a multiple of ``granules_per_step`` and leaves
-        ``rows`` rows; if none does, the smallest such multiple, and without any multiple the
-        same choice among all divisors.
+    A corpus needs many rows, since rows are never mixed and up to one row's examples are left over.
+    The result is the largest divisor of ``most`` that is a multiple of ``granules_per_step``, so
+    that such steps fit, and leaves ``rows`` rows. If none does, it is the smallest such multiple;
+    without any multiple, the same choice among all divisors.
     """
     divisors = [count for count in range(1, most + 1) if most % count == 0]
     candidates = [count for count in divisors if count % granules_per_step == 0] or divisors
@@ -269,13 +251,7 @@ def choose_lanes(
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where examples go.
-
-    Attributes:
-        lane: int32 [examples], their lane.
-        row: int64 [examples], the row of the lane.
-        slot: int32 [examples], the place in the granule.
-    """
+    """The places of examples: lane (int32), its row (int64), and slot in the granule (int32)."""
 
     lane: np.ndarray
     row: np.ndarray
@@ -287,15 +263,14 @@ def deal(
 ) -> Places:
     """Deal examples that are ordered by segment, and within a segment by group.
 
-    In a segment neighbours go to its rows in turn, once round the rows to the next step of each
-    row, and once round the steps to the next granule of each. So the members of a group, which
-    are neighbours, meet in a granule only if they are more than the segment's granules, and in
-    a step only if they are more than its steps. If they are no more than its rows, they meet in
-    no row, and so in no step of any other size.
+    Neighbours go to a segment's rows in turn, after each round of rows to the next step of each
+    row, and after each round of steps to the next granule of each. So members of a group, being
+    neighbours, share a granule only if they outnumber the segment's granules, and a step only if
+    they outnumber its steps. If they do not outnumber its rows, they share no row, and so no step
+    of any other size.
 
-    Args:
-        positions: int64 [examples], places in the order, from 0, of the examples that are dealt.
-        granules_per_step: Granules of a step, which are of adjacent lanes; divides ``lanes``.
+    `positions`, int64 [examples], are places in the order, from 0. The granules of a step are of
+    adjacent lanes; ``granules_per_step`` divides ``lanes``.
     """
     # What a source could not fill its last row with is not dealt, so that others move up.
     taken = np.cumsum([0, *(segment.examples for segment in segments)])
@@ -316,11 +291,9 @@ def lane_order(lanes: int, granules_per_step: int) -> np.ndarray:
     """Return the order in which the granules of a row are dealt to, int64 [lanes].
 
     The digits of 0, 1, 2 … in a mixed radix, reversed (Halton, 1960), so that neighbours are far
-    apart. The radices of the number of steps come first: as many neighbours as a row has steps
-    are of different steps, and the same holds for the sizes of steps between.
-
-    Args:
-        granules_per_step: Granules of a step; divides ``lanes``.
+    apart. The radices of the number of steps come first: as many neighbours as a row has steps are
+    in different steps, and the same holds for step sizes in between. ``granules_per_step`` divides
+    ``lanes``.
     """
     order, rest, width = np.zeros(lanes, np.int64), np.arange(lanes), lanes
     steps = lanes // granules_per_step
@@ -341,10 +314,9 @@ def _prime_factors(number: int) -> Iterator[int]:
 
 
 def count_same_group_in_step(members: int, steps: int) -> int:
-    """Count the members of a group that share a step with another of it, as :func:`deal` has it.
+    """Count the `members` of a group in a segment that share a step with another of it.
 
-    Args:
-        members: Examples of the group in a segment.
+    Assumes the order of :func:`deal`.
     """
     each, steps_of_one_more = divmod(members, steps)
     return members if each > 1 else each * 2 * steps_of_one_more
@@ -352,7 +324,7 @@ def count_same_group_in_step(members: int, steps: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class GranuleAddress:
-    """Where a granule stands: the row of a lane."""
+    """The place of a granule: the row of a lane."""
 
     lane: int
     row: int
@@ -362,12 +334,9 @@ class GranuleAddress:
 class StepPlan:
     """One optimiser update.
 
-    Attributes:
-        index: Number of the step in the run, from 0.
-        epoch: So many steps as the lanes give, from 0.
-        granules: All granules of the step, in the order of their lanes.
-        source: Number of the source that the granules are of.
-        visit: How often all granules of the source were read before; of one source, the epoch.
+    An epoch has as many steps as the lanes give. `index` and `epoch` count from 0; `granules` are
+    in the order of their lanes, and of one source. `visit` counts the complete passes over that
+    source before this step; with one source it is the epoch.
     """
 
     index: int
@@ -381,10 +350,8 @@ class StepPlan:
 class BatchPlan:
     """The order of all steps of a run; it follows from these numbers alone.
 
-    Attributes:
-        granules_per_step: Granules of one update; divides ``lanes``.
-        seed: Permutes the steps of each epoch.
-        sources: The parts of several sources of examples; empty if there is one.
+    `granules_per_step` divides ``lanes``; `seed` permutes the steps of each epoch; `sources` is
+    empty if there is only one.
     """
 
     lanes: int
@@ -409,8 +376,8 @@ class BatchPlan:
     def _order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch's steps; the same for all workers.
 
-        All steps of the epoch are mixed, and not rows alone: the steps of a row are of one
-        length, and would otherwise follow one another.
+        It mixes steps, not only rows: the steps of a row have one length and would follow one
+        another.
         """
         if self.sources:
             return epoch_order(self.sources, self.seed, epoch)
@@ -439,10 +406,8 @@ class BatchPlan:
 def share(step: StepPlan, rank: int, workers: int) -> tuple[GranuleAddress, ...]:
     """Return the granules of a step that one worker computes.
 
-    A worker always owns the same lanes, so each lane is read by one worker only.
-
-    Args:
-        workers: Divides the granules of the step.
+    A worker always has the same lanes, so each lane is read by one worker only. `workers` divides
+    the granules of the step.
     """
     each = len(step.granules) // workers
     return step.granules[rank * each : (rank + 1) * each]
@@ -454,13 +419,10 @@ def first_lane(rank: int, workers: int, granules_per_step: int) -> int:
 
 
 def noise_seed(seed: int, epoch: int, granule: int, site: int = 0) -> tuple[int, int]:
-    """Return two 32-bit numbers for what is random in a granule, whoever computes it.
+    """Return two 32-bit numbers that seed a granule's noise, on whichever worker.
 
-    Args:
-        epoch: How often the granules of its source were read before, since noise is fresh in each
-            pass over them.
-        granule: ``row * lanes + lane``.
-        site: Tells apart several uses within a granule.
+    `epoch` counts earlier passes over the granule's source, since each pass has fresh noise;
+    `granule` is ``row * lanes + lane``; `site` separates uses within a granule.
     """
     state = np.random.SeedSequence([seed, epoch, granule, site]).generate_state(2)
     low, high = (int(word) & 0x7FFFFFFF for word in state)

@@ -1,4 +1,4 @@
-"""Read granules from files in place, or from an object store ahead of their steps."""
+"""Granules read in place from files, or from an object store ahead of their steps."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from pipelines.lanes.files import (
 from pipelines.lanes.plan import GranuleAddress
 
 Work = TypeVar("Work", bound=tuple[object, Sequence[GranuleAddress]])
-"""Whatever names a step, and the granules that it needs."""
+"""A step, by any name, and the granules that it needs."""
 
 Fetch = Callable[[GranuleAddress], pa.Buffer]
 
 
 class ReadAhead(Iterator[Work]):
-    """Passes steps on while threads fetch the granules of those that follow.
+    """Passes steps on while threads fetch the granules of the next ones.
 
-    It begins at once, and ends with the last step, or when nobody has the iterator any more.
+    Fetching begins at once. It ends with the last step, or when nobody holds the iterator any more.
 
     Args:
-        fetch: Gives a granule; is called by the threads.
+        fetch: Gives a granule; the threads call it.
         requests: Threads, each of which waits for one granule.
-        most: Granules that are fetched, or wait to be taken, beside those of the step that was
-            passed on; a step is always fetched as a whole.
+        most: Granules that are being fetched or wait to be taken, besides those of the step passed
+            on last; a step is always fetched as a whole.
     """
 
     def __init__(self, steps: Iterable[Work], fetch: Fetch, requests: int, most: int) -> None:
@@ -76,7 +76,7 @@ class ReadAhead(Iterator[Work]):
         return work
 
     def take(self, address: GranuleAddress) -> pa.Buffer:
-        """Return a granule of the step that was passed on last; raise what fetching it raised."""
+        """Return a granule of the step passed on last; raise the error of its fetch."""
         future = self._current.pop(address, None)
         # Every request has its own deadline.
         return self._fetch(address) if future is None else future.result()
@@ -123,9 +123,9 @@ class Fetching:
     """How lanes are fetched; the defaults were measured (docs/measurements.md).
 
     Attributes:
-        block_bytes: What a request fetches, and a file of the cache holds.
-        ahead_bytes: Of granules that wait for their step, in the memory of a worker.
-        most_ahead: Granules that wait for their step.
+        block_bytes: Size of a request, and of a file in the cache.
+        ahead_bytes: Limit of the granules that wait for their step, in a worker's memory.
+        most_ahead: The same limit as a number of granules; the smaller one counts.
     """
 
     block_bytes: int = 128 * 2**10
@@ -137,15 +137,12 @@ class Fetching:
 class RemoteLanes:
     """Granules of lanes in an object store, fetched ahead of the steps that need them.
 
-    Args:
-        folder: The folder of the lanes, or a version of it.
-        cache_bytes: What this machine keeps of lanes; with 0, granules alone are fetched, and
-            again in each epoch.
-        fetching: Sizes of blocks and of what is fetched ahead.
+    `folder` may be a version of the lanes' folder. `cache_bytes` limits this machine's copies of
+    lanes; with 0, only granules are fetched, anew in each epoch.
 
     Raises:
-        InputError: The folder for copies is not this user's alone.
-        OSError: It cannot be made.
+        InputError: The folder for copies does not belong to this user alone.
+        OSError: That folder cannot be made.
     """
 
     def __init__(
@@ -163,12 +160,12 @@ class RemoteLanes:
 
         Raises:
             OSError: The store cannot be read.
-            PipelineError: It does not hold what was written there.
+            PipelineError: The bytes differ from those that were written.
         """
         return self._stored.message(address) if self._ahead is None else self._ahead.take(address)
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Pass steps on; those that follow are fetched meanwhile."""
+        """Pass steps on, and fetch the following ones meanwhile."""
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = ReadAhead(steps, self._stored.message, self._fetching.requests, self._most)
@@ -176,12 +173,10 @@ class RemoteLanes:
 
 
 class _StoredLanes:
-    """Granules of lanes in an object store, for many threads.
+    """Granules of lanes in an object store, for many threads; see :class:`RemoteLanes`.
 
-    Blocks are kept under the digest of the manifest. It follows from every byte of the lanes, so
-    that a block is the same wherever, and however often, the lanes were written.
-
-    Args as of :class:`RemoteLanes`.
+    The cache keeps blocks under the digest of the manifest. It follows from every byte of the
+    lanes, so a block is the same wherever, and however often, the lanes were written.
     """
 
     def __init__(
@@ -213,9 +208,9 @@ class _StoredLanes:
     def _checked(
         self, path: RemotePath, start: int, length: int, check: Callable[[bytes], _Value]
     ) -> _Value:
-        """Read a part of a file, a second time from the store if it is not what was written.
+        """Read a part of a file; read it again from the store if its check fails.
 
-        A disk that lost its power has files of the right length that hold zeros.
+        After a power failure a disk may have files of the right length that hold zeros.
         """
         try:
             return check(self._read(path, start, length))
@@ -241,12 +236,10 @@ class _StoredLanes:
         return self._files[path].read(first, self._block_bytes)
 
     def _blocks(self, start: int, length: int) -> range:
-        """Return the numbers of the blocks that hold a part of a file."""
         size = self._block_bytes
         return range(start // size, -(-(start + length) // size))
 
     def _name(self, path: RemotePath, block: int) -> str:
-        """Return what the cache calls a block."""
         return f"{self._blocks_folder}/{path.parent.name}/{path.name}.{block:06d}"
 
 
@@ -269,7 +262,7 @@ class _LaneFile:
     """A file of the store that many threads read.
 
     Raises:
-        OSError: It is not there, or the store cannot be read.
+        OSError: It does not exist, or the store cannot be read.
     """
 
     def __init__(self, path: RemotePath) -> None:
@@ -287,7 +280,7 @@ class _LaneFile:
         )
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes of it, fewer where it ends.
+        """Return bytes of the file, fewer where it ends.
 
         Raises:
             OSError: The store cannot be read.
@@ -306,9 +299,9 @@ class _LaneFile:
 
 
 class _OncePerKey(Generic[_Key, _Value]):
-    """Values that are made once each, by the thread that needs one first.
+    """Values made once per key, by the first thread that needs one; the others wait for it.
 
-    Others wait for it. If it failed it did so for them too: it has tried as long as it may.
+    Its failure is theirs too: it has already retried as long as it may.
     """
 
     def __init__(self, make: Callable[[_Key], _Value]) -> None:
@@ -329,28 +322,24 @@ class _OncePerKey(Generic[_Key, _Value]):
 
 
 class LaneSource(Protocol):
-    """Where granules come from."""
+    """A source of granules."""
 
     def message(self, address: GranuleAddress) -> pa.Buffer:
-        """Return a granule as the Arrow message of its record batch, which has its checksum.
+        """Return a granule as the Arrow message of its record batch, with its checksum compared.
 
         Raises:
             OSError: The lane cannot be read.
-            PipelineError: It does not hold what was written there.
+            PipelineError: The bytes differ from those that were written.
         """
         ...
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Pass steps on, whose granules are asked for next, and in this order."""
+        """Pass on steps, whose granules are asked for next, in this order."""
         ...
 
 
 class MappedLanes:
-    """Lanes on a file system, by memory map; one open file per lane.
-
-    Args:
-        folder: The folder of the lanes, as this process sees it.
-    """
+    """Lanes on a file system, by memory map; one open file per lane."""
 
     def __init__(self, folder: Location, manifest: LaneManifest) -> None:
         self._folder = folder
@@ -376,15 +365,15 @@ class MappedLanes:
         return checked(whole.slice(start, length), entry, path, granule)
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Return the steps as they are: the system reads ahead."""
+        """Return the steps unchanged: the operating system reads ahead."""
         return iter(steps)
 
 
 def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
-    """Make sure that a folder holds the lanes that a manifest was read of.
+    """Check that a folder still holds the lanes of a manifest.
 
     Raises:
-        PipelineError: They were prepared again, or it cannot be read, which says nothing of them.
+        PipelineError: They were prepared again, or the folder cannot be read, which proves nothing.
     """
     # A version never changes, but goes some time after it was replaced.
     folder = home(folder)
@@ -404,27 +393,21 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is decoded of the granules of a source.
-
-    Attributes:
-        sides: The sides that are wanted, None for all.
-        teacher: The vectors of a teacher in the lanes, if they are wanted.
-    """
+    """What to decode of a source's granules: sides, None for all, and a teacher's vectors."""
 
     sides: Collection[str] | None = None
     teacher: TeacherVectors | None = None
 
 
 class LaneReader:
-    """Reads granules; every one is compared with its checksum.
+    """Reads granules, and compares each with its checksum.
 
     Args:
         folder: The folder of the lanes, as this process sees it.
-        sides: The sides of a granule that are wanted, None for all; the others are not decoded.
-        teacher: The vectors of a teacher in the lanes, if they are wanted.
-        by_source: In place of both, what is wanted of each of several sources.
-        cache_bytes: What this machine may keep of lanes in object stores.
-        fetching: How lanes in object stores are fetched.
+        sides: The sides to decode, None for all.
+        teacher: The lanes' vectors of a teacher, if wanted.
+        by_source: Replaces both where there are several sources.
+        cache_bytes: Size of this machine's cache of lanes in object stores.
     """
 
     def __init__(
@@ -449,11 +432,9 @@ class LaneReader:
         )
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Pass steps on; the granules of those that follow may be fetched meanwhile.
+        """Pass steps on, in their order; the granules of the next ones may be fetched meanwhile.
 
-        Args:
-            steps: In the order in which they are made: whatever names each, and the addresses of
-                the granules that are asked for before the next.
+        A step's addresses are the granules that are asked for before the next step.
         """
         return self._source.ahead(steps)
 
@@ -462,8 +443,8 @@ class LaneReader:
 
         Raises:
             OSError: The lane cannot be read.
-            PipelineError: It does not hold what was written there, or the lanes are gone, or were
-                prepared again, since the manifest was read.
+            PipelineError: The bytes differ from those that were written, or the lanes were removed
+                or prepared again since the manifest was read.
         """
         try:
             return self._source.message(address)
@@ -482,7 +463,7 @@ class LaneReader:
         return decode(self.batch(address), self.number(address), wanted.sides, wanted.teacher)
 
     def number(self, address: GranuleAddress) -> int:
-        """Return the number that names a granule in the corpus."""
+        """Return a granule's number in the corpus."""
         return address.row * self._manifest.lanes + address.lane
 
     def __iter__(self) -> Iterator[tuple[GranuleAddress, pa.RecordBatch]]:

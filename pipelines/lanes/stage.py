@@ -1,12 +1,12 @@
 """The stage that forms granules and writes the lanes.
 
-Each example gets its lane, row and slot by two distributed sorts of light keys; then the examples
-are shuffled to their lanes once and written by the executors.
+Two distributed sorts of light keys give each example its lane, row and slot. Then Spark shuffles
+the examples to their lanes once, and executors write them.
 
-1. By (source, length bucket, hash): an example's position says in which segment it is, which
-   settles who moves up into a longer bucket. A row is of one source.
-2. By (segment, group, hash): the members of a group are neighbours, and neighbours are dealt
-   to different rows, steps and granules of the segment, as far as there are so many.
+1. By (source, length bucket, hash): an example's position gives its segment, which decides the
+   examples that move up into a longer bucket. A row is of one source.
+2. By (segment, group, hash): the members of a group become neighbours, and neighbours are dealt to
+   different rows, steps and granules of the segment, as far as these suffice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 2**20
 FEWEST_ROWS_OF_SOURCE = 8
-"""That the smallest of several sources should have: what does not fill a row is left over."""
+"""Rows that the smallest of several sources should have: what fills no row is left over."""
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 PLACED = "id long, lane int, row long, slot int"
 """The columns of a place."""
@@ -70,14 +70,12 @@ PLACED = "id long, lane int, row long, slot int"
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where every example goes.
+    """The place of every example, in the columns of ``PLACED``.
 
     Attributes:
-        by_source: The rows of each bucket, for each source; of one that has not one whole row there
-            are none.
-        left_over: Examples that are in no granule, by reason.
+        by_source: The rows of each bucket, for each source; empty for a source without a whole row.
+        left_over: Examples in no granule, by reason.
         same_group_in_step: Examples that share a step with another of their group.
-        places: The columns of ``PLACED``.
     """
 
     lanes: int
@@ -89,35 +87,33 @@ class Arrangement:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Of all sources."""
+        """The segments of all sources."""
         return tuple(segment for own in self.by_source for segment in own)
 
     @property
     def rows(self) -> int:
-        """Of all segments."""
+        """The rows of all segments."""
         return sum(segment.rows for segment in self.segments)
 
     @property
     def first_rows(self) -> tuple[int, ...]:
-        """Of each source."""
+        """The first row of each source."""
         rows = (sum(segment.rows for segment in own) for own in self.by_source)
         return tuple(accumulate(rows, initial=0))[:-1]
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The length buckets of a corpus.
+    """The length buckets of a corpus: the narrowest width in tokens, and the edges.
 
-    Attributes:
-        width: Of the narrowest, in tokens.
-        edges: See :func:`~pipelines.lanes.plan.bucket_table`.
+    For the edges see :func:`~pipelines.lanes.plan.bucket_table`.
     """
 
     width: int
     edges: tuple[int, ...]
 
     def edge(self, length: int) -> int:
-        """Return the edge of the bucket of a length."""
+        """Return the upper edge of a length's bucket."""
         return self.edges[-(-length // self.width) - 1]
 
 
@@ -138,14 +134,14 @@ def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataF
 
 
 class _Lengths(TypedDict):
-    """What is read of ``lengths.json``: lengths, and how many examples have each."""
+    """The part of ``lengths.json`` that is read: lengths, and the number of examples of each."""
 
     lengths: list[tuple[int, int]]
     sources: NotRequired[list[list[tuple[int, int]]]]
 
 
 def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int], ...]:
-    """Count examples of each source by bucket length; read on the driver."""
+    """Count the examples of each source by bucket length, on the driver."""
     told: _Lengths = records.read(tokens.lengths, _Lengths)
     by_source = []
     for lengths in told.get("sources", [told["lengths"]]):
@@ -164,13 +160,11 @@ def arrange(
     granules_per_step: int,
     scratch: Scratch,
 ) -> Arrangement:
-    """Give every example that fits its lane, row and slot.
+    """Give each example that fits a lane, row and slot.
 
-    A group with more members in a segment than the segment has granules cannot be placed
-    without two of them in one; its surplus is taken out and the plan made again without it.
-
-    Args:
-        counts: Of each source, their number by bucket.
+    A group with more members in a segment than the segment has granules would need two of them in
+    one granule. Its surplus is removed, and the plan made again without it. `counts` holds the
+    examples of each source by bucket.
     """
     crowded = 0
     while True:
@@ -206,7 +200,7 @@ def arrange(
 
 
 def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scratch) -> DataFrame:
-    """Add the number of the segment, and drop what is behind the last one of a source."""
+    """Add the segment's number, and drop rows behind the last segment of a source."""
     ordered = _with_position(keys, scratch, "source", "bucket", "id_order", "id")
     number: Any = F
     for index, segment in enumerate(segments):
@@ -225,7 +219,6 @@ def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:
 def _surplus(
     frame: DataFrame, large: DataFrame, segments: tuple[Segment, ...], granule: int
 ) -> DataFrame:
-    """Return the members of a group beyond one per granule of the segment."""
     granules = _per_segment([segment.examples // granule for segment in segments])
     crowded = large.where(F.col("count") > granules).select("segment", "group")
     members = frame.join(F.broadcast(crowded), ["segment", "group"], "left_semi")
@@ -267,11 +260,8 @@ def place_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Give examples their places by :func:`~pipelines.lanes.plan.deal`. Runs on an executor.
 
-    Args:
-        batches: Rows with `id` and `position`, in the order by segment and group.
-
-    Yields:
-        Rows of ``PLACED``.
+    Takes rows with `id` and `position`, in the order by segment and group; yields rows of
+    ``PLACED``.
     """
     for batch in batches:
         places = deal(batch.column("position").to_numpy(), segments, lanes, granules_per_step)
@@ -279,7 +269,6 @@ def place_batches(
 
 
 def _per_segment(values: list[int]) -> Column:
-    """Return a column that holds the value of the row's segment."""
     return F.array(*[F.lit(value).cast("long") for value in values])[F.col("segment")]
 
 
@@ -302,8 +291,8 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     """Form granules of ``<prepared.folder>/tokens`` and write ``<prepared.folder>/lanes``.
 
     Raises:
-        InputError: There are no tokens, too few examples for one row, or only some of the
-            examples have a positive or scores.
+        InputError: There are no tokens, too few examples for one row, or only some of the examples
+            have a positive or scores.
     """
     prepared = PreparedFolder.of(config)
     if not prepared.tokens.manifest.is_file():
@@ -360,11 +349,10 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
 def lanes_for(
     config: Config, examples: int, of_sources: Sequence[int], granule: int | None = None
 ) -> int:
-    """Return the number of lanes: few enough that the smallest source has some rows, too.
+    """Return the number of lanes: few enough that the smallest source has several rows.
 
-    Args:
-        of_sources: Of each; empty where there is one.
-        granule: In place of `lanes.granule`.
+    `of_sources` holds the examples of each, and is empty where there is one; `granule` replaces
+    `lanes.granule`.
     """
     choose = partial(
         choose_lanes,
@@ -382,13 +370,12 @@ def check_rows(
     sizes_of: Callable[[int], Mapping[int, int]],
     lanes_of: Callable[..., int],
 ) -> None:
-    """Make sure that each source fills a row.
+    """Refuse a source that fills no row.
 
-    Args:
-        sizes_of: Counts the groups of a source, given its number, by how many members they have.
+    `sizes_of` counts the groups of a source, given its number, by their number of members.
 
     Raises:
-        InputError: One fills none.
+        InputError: A source fills no row.
     """
     lanes, granule = arrangement.lanes, arrangement.granule
     for number, (segments, source) in enumerate(zip(arrangement.by_source, sources, strict=True)):
@@ -416,7 +403,6 @@ def check_rows(
 
 
 def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
-    """Count the groups of a source by how many members they have."""
     own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
     members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
     found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
@@ -426,7 +412,7 @@ def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
 def largest_granule(
     sizes: Mapping[int, int], lanes_of: Callable[..., int], below: int
 ) -> int | None:
-    """Find the largest granule with which groups fill a row; None where not even 2 does."""
+    """Find the largest granule with which groups fill a row; None if not even 2 does."""
     for granule in range(below - 1, 1, -1):
         lanes = lanes_of(granule=granule)
         placed = sum(min(members, lanes) * groups for members, groups in sizes.items())
@@ -436,11 +422,7 @@ def largest_granule(
 
 
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
-    """Return the examples; their schema is known, so that Spark runs no job to find it.
-
-    Raises:
-        InputError: An earlier release has written them.
-    """
+    """Return the examples, by a known schema: Spark runs no job to find it."""
     first = next(iter(data_files(tokens.examples)), None)
     there = [] if first is None else pq.read_schema(arrow_source(first)).names
     if first is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
@@ -449,7 +431,6 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
 
 
 def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
-    """Return the vectors of the examples' texts."""
     return read_parquet(session, folder.examples, from_arrow_schema(TEACHER_SCHEMA))
 
 
@@ -463,14 +444,9 @@ def _manifest(
     granules_per_step: int,
     rows_per_part: int,
 ) -> LaneManifest:
-    """Return what the manifest says of lanes that were written.
+    """Return the manifest of lanes that were written; refuse columns that only some examples have.
 
-    Args:
-        written: What is ``COUNTED``, over all lanes, of each source.
-        teacher: The vectors of the examples' texts, if they have some.
-
-    Raises:
-        InputError: Only some of the examples have an optional column.
+    `written` holds the numbers that are ``COUNTED``, over all lanes, of each source.
     """
     names = [f" of source {source.name}" for source in tokens.sources] or [""]
     present = [
@@ -515,19 +491,14 @@ def _manifest(
 
 
 def _most_bytes(tokens: TokenSummary, teacher: TeacherVectors | None) -> int:
-    """Return an upper bound of an example's size in a lane file."""
     vector = 0 if teacher is None else teacher.bytes + 8
     return (2 + tokens.negatives) * (4 * tokens.max_length + vector + 16) + 64
 
 
 def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
-    """Return whether the examples have each optional column: all of them, or none.
+    """Return whether the examples have each optional column; refuse one that only some have.
 
-    Args:
-        written: What is ``COUNTED`` of them.
-
-    Raises:
-        InputError: Only some have it, and a granule could not be computed as one.
+    A granule with gaps could not be computed as one.
     """
     placed = written["granules"] * granule
     for name, key in OPTIONAL.items():
@@ -547,13 +518,10 @@ def _write(
     write: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
     columns: Sequence[str],
 ) -> tuple[list[Counter[str]], tuple[str, ...]]:
-    """Shuffle the examples to their lanes, have them written, and check what was written.
+    """Shuffle the examples to their lanes, write them, and check the result.
 
-    Args:
-        columns: The optional columns that the lanes have.
-
-    Returns:
-        What is ``COUNTED`` of each source, over all lanes; and the checksum of each lane's index.
+    Returns the numbers that are ``COUNTED`` of each source, over all lanes, and the checksum of
+    each lane's index.
     """
     written = (
         examples.join(arrangement.places, "id")

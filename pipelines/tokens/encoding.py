@@ -1,11 +1,10 @@
-"""Token ids of a column of texts: those of the library `tokenizers`, and faster.
+"""Token ids of a column of texts: the ids of the library `tokenizers`, computed faster.
 
-BERT's normaliser and pre-tokenizer work character by character, apart from the decomposition of
-a character with the marks behind it. White space and punctuation of ASCII are taken apart from
-what surrounds them in any case, and in UTF-8 their bytes occur in no other character. So a text
-may be cut there before it is normalised, with a few passes over the bytes of a whole column: the
-words of the chunks, one after the other, are the words of the text. A chunk therefore needs to be
-looked at once, however often it occurs.
+BERT's normaliser and pre-tokenizer work character by character, except that they decompose a
+character together with the marks behind it. They always separate ASCII white space and punctuation
+from their surroundings, and in UTF-8 those bytes occur in no other character. So texts can be cut
+there before normalisation, with a few passes over the bytes of a whole column, and the words of the
+chunks in order are the words of the text. Each distinct chunk is encoded once.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tokenizers import Tokenizer
 from pipelines.arrow_columns import text_bytes
 
 WHITE_SPACE = b" \t\n\r"
-"""What begins a chunk; the rarer white space is left to the library, inside a chunk."""
+"""Begins a chunk; the library handles rarer white space, inside a chunk."""
 
 SLICE_BYTES = 8 * 2**20
-"""Text that is cut at a time; the arrays for it take some twenty times as much memory."""
+"""Text that is cut at a time; its arrays take about twenty times as much memory."""
 
 _SPACE, _PUNCTUATION = 2, 1
 _LOWER = bytes(range(256)).lower()
@@ -44,10 +43,10 @@ class Chunks:
     """The chunks of a column of texts, each distinct one kept once.
 
     Attributes:
-        distinct: Binary array of the distinct chunks: at most one byte of white space, then a
-            run of other bytes without ASCII punctuation, or one byte of it.
-        numbers: int32 [chunks]; which distinct chunk stands at each place.
-        rows: int64 [texts + 1]; the places of the first chunk of each text, and the end.
+        distinct: Binary array; at most one byte of white space, then a run of other bytes without
+            ASCII punctuation, or one byte of it.
+        numbers: int32 [chunks]; index into `distinct`.
+        rows: int64 [texts + 1]; the first chunk of each text, and the end.
     """
 
     distinct: pa.BinaryArray
@@ -56,7 +55,7 @@ class Chunks:
 
 
 def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
-    """Yield a column in runs of rows of about :data:`SLICE_BYTES`, one row at the least."""
+    """Yield a column in slices of about :data:`SLICE_BYTES`, with at least one row each."""
     if texts.nbytes <= SLICE_BYTES and len(texts):
         yield texts
         return
@@ -71,10 +70,9 @@ def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
 
 
 def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
-    """Cut texts, of which nulls count as empty ones, into chunks.
+    """Cut texts into chunks; a null counts as an empty text.
 
-    Args:
-        lowercase: Lower-case ASCII letters, for a normaliser that would do so.
+    With `lowercase` it lower-cases ASCII letters, as the normaliser would.
     """
     data, offsets = text_bytes(pc.fill_null(texts, ""))
     if lowercase:
@@ -91,16 +89,16 @@ def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
 
 
 def plain_word(chunk: bytes) -> str | None:
-    """Return the chunk's word if it is all ASCII letters and digits; None if it is anything else.
+    """Return the chunk's word if it is all ASCII letters and digits, else None.
 
-    Normaliser and pre-tokenizer have nothing to do with such a word, apart from lower-casing.
+    Normaliser and pre-tokenizer at most lower-case such a word.
     """
     word = chunk.strip(WHITE_SPACE)
     return word.decode() if word.isalnum() else None
 
 
 def _begins_chunk(data: bytes, offsets: np.ndarray) -> np.ndarray:
-    """Return whether a chunk begins at each byte, as bool [bytes]."""
+    """Return whether a chunk begins at each byte, bool [bytes]."""
     classes = np.frombuffer(data.translate(_CLASSES), np.uint8)
     space = (classes >> 1).view(np.bool_)
     punctuation = (classes & _PUNCTUATION).view(np.bool_)
@@ -113,16 +111,11 @@ def _begins_chunk(data: bytes, offsets: np.ndarray) -> np.ndarray:
 
 
 _PROBES = 64
-"""Entries of a vocabulary that are tried; the first nearly always does."""
+"""Vocabulary entries to try; the first nearly always works."""
 
 
 class SpecialEnds(NamedTuple):
-    """How many special tokens stand around a text.
-
-    Attributes:
-        before: [CLS], <s>, <bos>, or none.
-        behind: [SEP], </s>, <|endoftext|>, or none.
-    """
+    """The numbers of special tokens around a text, such as [CLS] before and [SEP] behind it."""
 
     before: int
     behind: int
@@ -132,7 +125,7 @@ def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
     """Return how many special tokens a tokenizer puts before and behind a text.
 
     Raises:
-        ValueError: It makes no token of any text.
+        ValueError: The tokenizer makes no token of any text.
     """
     for probe in ("a", *islice(tokenizer.get_vocab(), _PROBES)):
         mask = tokenizer.encode(probe).special_tokens_mask
@@ -142,10 +135,10 @@ def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
 
 
 CACHE_BYTES = 32 * 2**20
-"""Text of the chunks that are remembered; with their ids they take some ten times as much."""
+"""Text of the remembered chunks; with their ids they take about ten times as much."""
 
 NO_TOKEN = 0
-"""What a text without any token has, since an encoder needs one."""
+"""Stands for a text without tokens, since an encoder needs one."""
 
 _MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 
@@ -157,7 +150,7 @@ class Encoded:
     Attributes:
         ids: Binary array of little-endian int32 ids, null where the text is null.
         lengths: int32 [rows]; number of ids, zero for a null.
-        whole: int32 [rows]; number of ids that the text has, of which the last may be left out.
+        whole: int32 [rows]; number of ids before truncation.
     """
 
     ids: pa.BinaryArray
@@ -166,32 +159,28 @@ class Encoded:
 
     @property
     def cut(self) -> np.ndarray:
-        """Whether ids of a text were left out; bool [rows]."""
+        """Whether a text was truncated; bool [rows]."""
         is_cut: np.ndarray = self.whole > self.lengths
         return is_cut
 
 
 class TextEncoder(Protocol):
-    """Turns texts into token ids, the special tokens around them included."""
+    """Turns texts into token ids, with the special tokens around them."""
 
     def encode(self, texts: pa.StringArray) -> Encoded:
-        """Return ids of each text; a longer one is cut before the special tokens behind it.
+        """Return the ids of each text; truncate longer ones before their closing special tokens.
 
-        A text has at least one id: where a tokenizer gives none, that is :data:`NO_TOKEN`.
+        A text has at least one id: :data:`NO_TOKEN` where a tokenizer gives none.
         """
 
 
 def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
-    """Return the fastest encoder that gives the ids of a tokenizer.
+    """Return the fastest encoder that gives the ids of a tokenizer, which must not truncate or pad.
 
-    Texts are cut into chunks where normaliser and pre-tokenizer are known to allow it:
-    `BertNormalizer`, `BertPreTokenizer` (also with a `Metaspace` behind it that marks the beginning
-    of each word), a model without chance, and one special token at either end. For all others the
-    library does the whole work.
-
-    Args:
-        tokenizer: Without cutting and padding.
-        max_length: Ids to keep of a text.
+    Chunks are used where normaliser and pre-tokenizer are known to allow it: `BertNormalizer`,
+    `BertPreTokenizer` (also with a `Metaspace` behind it that marks the start of each word), a
+    deterministic model, and one special token at either end. Otherwise the library does all the
+    work. `max_length` counts ids.
     """
     whole = LibraryEncoder(tokenizer, max_length)
     rules = _chunk_rules(json.loads(tokenizer.to_str()))
@@ -203,7 +192,7 @@ def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
 
 @dataclass(frozen=True)
 class PromptedEncoder:
-    """Has texts encoded with a prompt, which may be empty, before each."""
+    """Encodes texts with a prompt, possibly empty, before each."""
 
     encoder: TextEncoder
     prompt: str
@@ -218,15 +207,10 @@ class PromptedEncoder:
 def shortened(
     ids: pa.BinaryArray, max_length: int, behind: int
 ) -> tuple[pa.BinaryArray, np.ndarray]:
-    """Cut ids of :class:`Encoded` as an encoder of a smaller ``max_length`` cuts them.
+    """Truncate ids, with `behind` special tokens at the end, as an encoder of ``max_length`` would.
 
-    Args:
-        ids: Binary array of little-endian int32 ids; may have nulls.
-        max_length: Ids to keep of a text.
-        behind: Special tokens at the end of a text.
-
-    Returns:
-        The ids, and of each text how many it had, int32 [rows].
+    Takes a binary column of :class:`Encoded`; returns it with the previous length of each text,
+    int32 [rows].
     """
     present = ids.is_valid().to_numpy(zero_copy_only=False)
     sizes = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
@@ -239,12 +223,7 @@ def shortened(
 
 
 class LibraryEncoder:
-    """Has the library encode every text.
-
-    Args:
-        tokenizer: Without cutting and padding.
-        max_length: Ids to keep of a text.
-    """
+    """Encodes every text by the library, with a tokenizer that neither truncates nor pads."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
@@ -267,12 +246,10 @@ class LibraryEncoder:
 
 @dataclass(frozen=True)
 class ChunkRules:
-    """What must be known of a tokenizer to encode its chunks.
+    """What chunk encoding must know of a tokenizer.
 
-    Attributes:
-        lowercase: Whether the normaliser lower-cases.
-        word_start: What the pre-tokenizer puts before each word.
-        added: Tokens that are found in a text before it is split.
+    `word_start` is what the pre-tokenizer puts before each word; `added` are the tokens that the
+    tokenizer finds in a text before it splits it.
     """
 
     lowercase: bool
@@ -281,13 +258,10 @@ class ChunkRules:
 
 
 class ChunkEncoder:
-    """Encodes each distinct chunk once, and gathers the ids of the texts from those.
+    """Encodes each distinct chunk once, then gathers the ids of the texts.
 
-    Args:
-        tokenizer: Without cutting and padding.
-        max_length: Ids to keep of a text.
-        ends: Ids of the first and the last token of every text.
-        whole: Encodes the texts that hold an added token.
+    The tokenizer neither truncates nor pads. `ends` are the first and the last id of every text;
+    `whole` encodes the texts that hold an added token.
     """
 
     def __init__(
@@ -329,7 +303,7 @@ class ChunkEncoder:
         return Encoded(ids, encoded.lengths, encoded.whole)
 
     def _with_added_token(self, texts: pa.StringArray) -> np.ndarray:
-        """Return the rows that hold the text of an added token."""
+        """Return the rows whose text contains an added token."""
         found = np.zeros(len(texts), np.bool_)
         data, _ = text_bytes(texts)
         for token in self._rules.added:
@@ -371,12 +345,7 @@ class ChunkEncoder:
 
 
 class ChunkCache:
-    """Remembers the ids of chunks.
-
-    Args:
-        encode: Gives the ids of each of some distinct chunks.
-        most_bytes: Text of the chunks that is kept; it begins anew when there is more.
-    """
+    """Remembers the ids of distinct chunks; starts afresh beyond `most_bytes` of chunk text."""
 
     def __init__(
         self,
@@ -395,12 +364,7 @@ class ChunkCache:
         self._bytes = 0
 
     def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids of distinct chunks.
-
-        Returns:
-            For each chunk where its ids begin in the pool and how many they are, int64 [chunks],
-            and the pool, int32 [ids].
-        """
+        """Return start and size of each chunk's ids, int64 [chunks], and the int32 pool of ids."""
         chunks = distinct.to_pylist()
         if self._bytes > self._most_bytes:
             self._clear()
@@ -427,7 +391,7 @@ class ChunkCache:
 
 
 def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
-    """Return what is known of a tokenizer by its JSON form; None if chunks cannot be told."""
+    """Return the rules in a tokenizer's JSON form; None if it does not allow chunks."""
     normalizer = parts["normalizer"] or {}
     word_start = _word_start(parts["pre_tokenizer"] or {})
     model = parts["model"]
@@ -448,7 +412,7 @@ def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
 
 
 def _word_start(pre_tokenizer: Mapping[str, Any]) -> str | None:
-    """Return what is put before each word; None if the words are not those of BERT."""
+    """Return the word prefix of a pre-tokenizer; None if its words are not BERT's."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     kinds = [step.get("type") for step in steps]
     if kinds == ["BertPreTokenizer"]:
@@ -490,7 +454,7 @@ def _present(texts: pa.StringArray) -> np.ndarray:
 
 
 def _sums(counts: np.ndarray) -> np.ndarray:
-    """Return sums of what is before each place, and of all: one more than there are counts."""
+    """Return the exclusive prefix sums, with the total at the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -506,7 +470,7 @@ def _cut(
 
 
 def _binary(ids: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> pa.BinaryArray:
-    """Return rows of ids as a binary column; null where nothing is present."""
+    """Return rows of ids as a binary column, null where not present."""
     offsets = (4 * _sums(lengths)).astype(np.int32)
     validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(ids)]

@@ -1,4 +1,4 @@
-"""The rows of examples: token ids as binary columns, and what is counted of them."""
+"""The rows of examples: token ids as binary columns, and the counts of words and lengths."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TEXT_COLUMNS = ("anchor", "positive", "negatives")
 """`negatives` holds lists of texts."""
 
 MAX_WORDS = 1_000_000
-"""Distinct words, most frequent first, that a vocabulary is learnt from on the driver."""
+"""Distinct words, most frequent first, that the driver learns a vocabulary from."""
 LONGEST_WORD = 100
-"""Characters; WordPiece makes [UNK] of longer words, so nothing is learnt from them."""
+"""In characters; WordPiece makes [UNK] of longer words, so nothing is learnt from them."""
 MAX_CHUNKS = 500_000
-"""Distinct chunks that a task counts before it hands on what it has."""
+"""Distinct chunks that a task counts before it hands them on."""
 
 
 def count_words(
@@ -39,14 +39,13 @@ def count_words(
     """Count words as BERT's pre-tokenizer sees them.
 
     Args:
-        parts: Have the columns `anchor` and `positive` of strings, and `negatives` of lists of
-            them, or some of these.
+        parts: Have some of the columns `anchor` and `positive` (strings) and `negatives` (lists of
+            strings).
         scratch: For the counts of all words, which need not fit into the driver's memory.
-        lowercase: Whether upper and lower case are one.
 
     Returns:
-        Word to count, by falling count, then by code points: all words that occur as often as
-        the rarest of them, and not more than :data:`MAX_WORDS`.
+        Word to count, by falling count, then by code point. Words of equal count are kept or
+        dropped together; at most :data:`MAX_WORDS` are kept.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -76,7 +75,7 @@ def _least_count(counted: DataFrame) -> int:
 def words_of_parts(parts: Iterator[Part], *, lowercase: bool) -> Iterator[pa.RecordBatch]:
     """Yield words of the text columns with their counts. Runs on an executor.
 
-    A word may come again when there are very many.
+    A word may be repeated when there are very many.
     """
     batches = (batch for part in parts for batch in read_part(part, TEXT_COLUMNS))
     columns = (
@@ -137,32 +136,32 @@ SCHEMA = pa.schema(
         "cut": pa.int32(),
     }
 )
-"""Of ``examples.parquet``; see :func:`pipelines.tokens.stage.prepare_tokens`."""
+"""The columns of ``examples.parquet``; see :func:`pipelines.tokens.stage.prepare_tokens`."""
 
 SOURCE = "source"
-"""Of several sources, the number of the one that an example is of; not there where there is one."""
+"""The number of an example's source; absent where there is one source."""
 OPTIONAL = ("positive", "negatives", "score", "candidate_scores")
-"""Columns that all rows have values in, or none."""
+"""Columns that have a value in all rows or in none."""
 _CARRIED = ("id", "group", "score", "candidate_scores")
 CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
-"""Of the corpus, that examples are made of; beside them there may be :data:`SOURCE`."""
+"""The corpus columns of an example; :data:`SOURCE` may stand beside them."""
 
 
 def example_schema(columns: Collection[str]) -> pa.Schema:
-    """Return the schema of examples of such columns: those of several sources name theirs."""
+    """Return the schema of examples with such columns, of several sources if `source` is one."""
     return SCHEMA.append(pa.field(SOURCE, pa.int32())) if SOURCE in columns else SCHEMA
 
 
 @dataclass(frozen=True)
 class TaskSums:
-    """The lengths of what a task wrote, before anything was cut.
+    """The lengths of the rows that a task wrote, before truncation.
 
     Attributes:
-        longest: int64 [lengths]; how many rows have a longest text of each length, from 0 on.
-        texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
-        negatives: int64 [hard negatives]; how many rows have so many, from 0 on.
-        columns: Names of the optional columns that some rows have values in.
-        source: Number of the source that the rows are of.
+        longest: int64 [lengths]; rows by the length of their longest text, from 0 on.
+        texts: int64 [lengths]; texts of any side by length; nulls do not count.
+        negatives: int64 [hard negatives]; rows by their number of negatives, from 0 on.
+        columns: Optional columns in which some rows have values.
+        source: Number of the rows' source.
     """
 
     longest: np.ndarray
@@ -173,7 +172,7 @@ class TaskSums:
 
     @classmethod
     def none(cls, source: int = 0) -> TaskSums:
-        """Return those of no rows of a source."""
+        """Return the sums of no rows."""
         longest, texts, negatives = np.zeros((3, 1), np.int64)
         return cls(longest, texts, negatives, source=source)
 
@@ -209,7 +208,7 @@ def tokenise_batch(
 
 
 def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.RecordBatch:
-    """Cut rows of :data:`SCHEMA` that were cut at a greater length, or not at all."""
+    """Truncate rows of :data:`SCHEMA`, which may have been truncated at a greater length."""
     texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
     cut = {name: shortened(one.values, max_length, behind) for name, one in texts.items()}
     before = np.concatenate([lengths for _, lengths in cut.values()])
@@ -226,16 +225,7 @@ def _example_batch(
     lengths: np.ndarray,
     is_cut: np.ndarray,
 ) -> pa.RecordBatch:
-    """Return rows of a schema: what they carry, the ids of their texts, and sums of these.
-
-    Args:
-        batch: Has what is carried.
-        schema: Of the rows.
-        ids: Columns of ids, by name.
-        rows: The row of each text of all columns.
-        lengths: Tokens of each of them.
-        is_cut: Whether it was longer.
-    """
+    """Return rows of a schema: carried columns, ids of texts, and sums over the texts."""
     carried = (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
     count = batch.num_rows
     columns = {
@@ -250,12 +240,11 @@ def _example_batch(
 
 
 def _rows_of(texts: Mapping[str, _Texts]) -> np.ndarray:
-    """Return the rows of the texts of some columns, one column after the other."""
     return np.concatenate([one.rows for one in texts.values()])
 
 
 def _most(rows: np.ndarray, count: int, values: np.ndarray) -> np.ndarray:
-    """Return the largest value of each of so many rows."""
+    """Return the largest value in each of `count` rows."""
     found = np.zeros(count, np.int32)
     np.maximum.at(found, rows, values)
     return found
@@ -272,7 +261,7 @@ def rows_by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]
 
 
 def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the sum of two counts by length, of which one may go further."""
+    """Return the sum of two histograms of lengths, which may differ in size."""
     total = np.zeros(max(len(one), len(other)), np.int64)
     for counts in (one, other):
         total[: len(counts)] += counts
@@ -281,11 +270,9 @@ def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of a column of strings or ids, or of lists of them, one below the other.
+    """The texts or ids of a column, with lists flattened, and the row of each.
 
-    Attributes:
-        values: The texts; null where a row of strings has none.
-        rows: The row of each text.
+    A text is null where a row of strings has none.
     """
 
     column: pa.Array
@@ -294,14 +281,13 @@ class _Texts:
 
     @classmethod
     def of(cls, column: pa.Array) -> _Texts:
-        """Return the texts of a column."""
         rows = np.arange(len(column))
         if pa.types.is_list(column.type):
             return cls(column, column.flatten(), np.repeat(rows, list_lengths(column)))
         return cls(column, column, rows)
 
     def holding(self, values: pa.Array) -> pa.Array:
-        """Return a column like this one, of other values."""
+        """Return a column like this one, with other values."""
         if pa.types.is_list(self.column.type):
             return with_values(self.column, values)
         return values

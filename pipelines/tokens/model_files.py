@@ -1,14 +1,13 @@
 """The configuration files of a model and its tokenizer: each key is honoured or refused.
 
-sentence-transformers acts on the keys of the files beside a model's weights, so each may change
-vectors. Every file has a table of the keys that are known, and of the values that they may have
-here. A key that is read elsewhere in this package may have any value, as may one that no vector
-depends on.
+sentence-transformers acts on the keys beside a model's weights, so each may change vectors. A table
+per file lists the known keys and the values they may have here. Keys that another module reads, or
+that no vector depends on, may have any value.
 
-`transformers` makes some tokenizers anew from the vocabulary and the options of
-tokenizer_config.json, whatever tokenizer.json says of letters and accents, and adds the tokens that
-other files name. What can be done to the tokenizer here is done; what cannot is refused, with the
-command that writes one file that says it all.
+`transformers` rebuilds some tokenizers from the vocabulary and the options of
+tokenizer_config.json, whatever tokenizer.json says of letters and accents, and adds tokens that
+other files name. This module does the same where it can. It refuses the rest, with the command that
+writes one complete file.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KEY = "encoder.start"
 TRANSFORMER = "Transformer"
 """The class of the first module of most models."""
 LENGTH_FILE = "sentence_bert_config.json"
-"""Of the transformer in a sentence-transformers folder."""
+"""The transformer's own file in a sentence-transformers folder."""
 LENGTH_FILES = (
     LENGTH_FILE,
     "sentence_roberta_config.json",
@@ -41,20 +40,20 @@ LENGTH_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-"""Its names since release 0.3, in the order of the library: it reads the first that has content."""
+"""Its names since release 0.3, in the library's order: it reads the first that has content."""
 ADAPTER_FILE = "adapter_config.json"
 TOKENIZER_ARGUMENTS = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")
-"""What the first module hands to its tokenizer, by the names of several releases."""
+"""What the first module hands to its tokenizer; the name changed between releases."""
 
 _SHOWN = 60
-"""Characters of a value in a message."""
+"""Longest value that a message shows, in characters."""
 
 Check = Callable[[Any], bool]
 Known = Mapping[str, Check]
 
 
 def anything(value: Any) -> bool:
-    """Accept a value that is read elsewhere, or that no vector depends on."""
+    """Accept a value that another module reads, or that no vector depends on."""
     return True
 
 
@@ -97,7 +96,7 @@ ATTENTIONS = (
     "flash_attention_4",
     "flex_attention",
 )
-"""Implementations that `transformers` carries itself; other names are of kernels to download."""
+"""Implementations inside `transformers`; other names are kernels to download."""
 _COMPUTING: Known = {
     "add_pooling_layer": anything,  # of a layer behind the embeddings
     "attn_implementation": one_of(*ATTENTIONS),
@@ -109,7 +108,7 @@ _COMPUTING: Known = {
     "use_cache": anything,
     "use_safetensors": anything,
 }
-"""Arguments of a model that say how it is computed, and not what."""
+"""Arguments that change how a model is computed, not its results."""
 _TEXT_ALONE = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 
 
@@ -179,11 +178,11 @@ NORMALIZE_KEYS: Known = {
 
 
 def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = KEY) -> None:
-    """Refuse what a file sets and this package does not do.
+    """Refuse keys and values of a file that this package does not honour.
 
     Raises:
-        InputError: With the setting.
-        TypeError: A value is of another type than its key takes.
+        InputError: Names the setting.
+        TypeError: A value has another type than its key takes.
     """
     for name, value in values.items():
         if name not in known:
@@ -205,11 +204,11 @@ def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = K
 
 
 def read_known(path: Path, known: Known, key: str = KEY) -> dict[str, Any]:
-    """Read a file whose keys are all known; an empty mapping if there is no such file.
+    """Read a file of known keys; return an empty mapping if it does not exist.
 
     Raises:
         InputError: See :func:`check_keys`.
-        DamagedFileError: It holds no mapping.
+        DamagedFileError: The file holds no mapping.
     """
     values = records.read_object(path) if path.is_file() else {}
     check_keys(path, values, known, key)
@@ -217,11 +216,11 @@ def read_known(path: Path, known: Known, key: str = KEY) -> dict[str, Any]:
 
 
 def read_length_file(home: Path, key: str = KEY) -> dict[str, Any]:
-    """Read what the library keeps beside a transformer under one of :data:`LENGTH_FILES`.
+    """Read the library's file beside a transformer, under one of :data:`LENGTH_FILES`.
 
     Raises:
         InputError: See :func:`check_keys`.
-        DamagedFileError: It holds no mapping.
+        DamagedFileError: The file holds no mapping.
     """
     for name in LENGTH_FILES:
         if values := read_known(home / name, LENGTH_KEYS, key):
@@ -230,7 +229,7 @@ def read_length_file(home: Path, key: str = KEY) -> dict[str, Any]:
 
 
 def tokenizer_arguments(home: Path, key: str = KEY) -> dict[str, Any]:
-    """Return the options of a tokenizer that stand in the file of its transformer."""
+    """Return the tokenizer options in the file of its transformer."""
     values = read_length_file(home, key)
     told = (values.get(name) or {} for name in TOKENIZER_ARGUMENTS)
     found = {name: value for options in told for name, value in options.items()}
@@ -258,9 +257,9 @@ _WORD_PIECES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "SqueezeBert", "Funnel"),
     *("LayoutLM", "Lxmert", "Splinter", "RetriBert", "DPRQuestionEncoder", "DPRContextEncoder"),
 )
-"""Classes that make BERT's normaliser anew from their options."""
+"""Classes that rebuild BERT's normaliser from their options."""
 _OTHER_ENDS = ("MPNet", "Funnel", "Splinter")
-"""Those of them that put other tokens around a text than BERT's."""
+"""Those of them with other tokens around a text than BERT's."""
 _BYTE_PAIRS = ("Roberta", "GPT2", "Longformer", "Bart")
 _SENTENCE_PIECES = ("XLMRoberta", "Camembert")
 _REBUILT = (*_WORD_PIECES, *_BYTE_PAIRS, *_SENTENCE_PIECES)
@@ -270,7 +269,7 @@ _STEPS: Mapping[str, Mapping[str, bool]] = {
     "XLNet": {"Lowercase": False},
     "DebertaV2": {"Lowercase": False},
 }
-"""Steps of a normaliser that further classes make by options, and whether they do by default."""
+"""Normaliser steps that further classes add by options, with the default of each."""
 _CLASSES = {
     "bert": "Bert",
     "distilbert": "DistilBert",
@@ -284,10 +283,10 @@ _CLASSES = {
     "xlnet": "XLNet",
     "deberta-v2": "DebertaV2",
 }
-"""By the type of a model whose tokenizer tells no class."""
+"""By model type, for a tokenizer that names no class."""
 _LETTERS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 _NAMED = "_token"
-"""What the names of options end with that are special tokens."""
+"""Suffix of the options that are special tokens."""
 _MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word")
 
@@ -336,12 +335,11 @@ _KNOWN: Known = {
 def read_options(home: Path, key: str, *, of_transformer: bool) -> dict[str, Any]:
     """Read the options beside a tokenizer.
 
-    Args:
-        of_transformer: Whether it is the first module of sentence-transformers, whose own file may
-            hold further options.
+    With `of_transformer` it is the first module of sentence-transformers, whose own file may hold
+    further options.
 
     Raises:
-        InputError: With the setting, for an option that is not known.
+        InputError: An option is not known; names the setting.
         DamagedFileError: A file holds no mapping.
     """
     path = home / CONFIG_FILE
@@ -358,7 +356,7 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
     """Change a tokenizer to what `transformers` makes of its folder.
 
     Raises:
-        InputError: With the setting: the files contradict one another.
+        InputError: The files contradict one another; names the setting.
     """
     kind = tokenizer_class(home, options)
     parts = _parts(tokenizer)
@@ -385,10 +383,10 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
 
 
 def check_word_pieces(home: Path, options: Mapping[str, Any], key: str) -> None:
-    """Refuse a vocab.txt that is not alone what makes the tokens.
+    """Refuse a vocab.txt that does not determine the tokens alone.
 
     Raises:
-        InputError: With the setting.
+        InputError: Names the setting.
     """
     kind = tokenizer_class(home, options)
     told = (options.get(f"{name}_token") for name in ("cls", "sep", "unk"))
@@ -404,7 +402,7 @@ def check_word_pieces(home: Path, options: Mapping[str, Any], key: str) -> None:
 
 
 def lower_case(tokenizer: Tokenizer) -> None:
-    """Lower-case texts before all else, as `do_lower_case` of a transformer's file asks for."""
+    """Lower-case texts before any other step, as `do_lower_case` of a transformer's file asks."""
     found = tokenizer.normalizer
     if isinstance(found, normalizers.BertNormalizer):
         if not found.lowercase:
@@ -420,7 +418,7 @@ def lower_case(tokenizer: Tokenizer) -> None:
 def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the options to write beside a tokenizer that :func:`applied` has changed.
 
-    Those that say where it came from, and name code, are left out.
+    Options that record its origin or name code are left out.
     """
     left_out = ("name_or_path", "_name_or_path", "auto_map", "max_len", "added_tokens_decoder")
     kept = {name: value for name, value in options.items() if name not in left_out}
@@ -436,7 +434,7 @@ def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str)
 
 
 def tokenizer_class(home: Path, options: Mapping[str, Any]) -> str:
-    """Return the class of `transformers` that reads the folder, without `Tokenizer` and `Fast`."""
+    """Return the `transformers` class that reads the folder, without `Tokenizer` and `Fast`."""
     path = home / MODEL_FILE
     model = records.read_object(path) if path.is_file() else {}
     told = options.get("tokenizer_class") or model.get("tokenizer_class")
@@ -448,7 +446,7 @@ def tokenizer_class(home: Path, options: Mapping[str, Any]) -> str:
 def _make_letters(
     tokenizer: Tokenizer, parts: Mapping[str, Any], home: Path, options: Mapping[str, Any], key: str
 ) -> None:
-    """Make BERT's normaliser anew, as the classes of WordPiece do."""
+    """Rebuild BERT's normaliser, as the WordPiece classes do."""
     kinds = {*_kinds(parts["normalizer"])} - {"Lowercase", "BertNormalizer"}
     others = {*_kinds(parts["pre_tokenizer"])} - {"BertPreTokenizer"}
     if parts["model"].get("type", "WordPiece") != "WordPiece" or kinds or others:
@@ -466,18 +464,18 @@ def _make_letters(
 
 
 def _is_misnamed(parts: Mapping[str, Any], kind: str) -> bool:
-    """Return whether a class of WordPiece stands beside a vocabulary of SentencePiece.
+    """Return whether a WordPiece class stands beside a SentencePiece vocabulary.
 
-    BERT models with the vocabulary of XLM-RoBERTa are saved so: paraphrase-multilingual-MiniLM-L12
-    and what is trained of it. They learnt from tokenizer.json as it is: before release 5,
-    transformers changed nothing of it.
+    paraphrase-multilingual-MiniLM-L12 and its descendants are saved so: BERT with XLM-RoBERTa's
+    vocabulary. They learnt from tokenizer.json as it is: before release 5, transformers did not
+    change it.
     """
     return kind in _WORD_PIECES and parts["model"].get("type") == "Unigram"
 
 
 @lru_cache(maxsize=64)
 def _warn_of_class(home: str, kind: str) -> None:
-    """Say once in a process that a class is not that of its tokenizer."""
+    """Warn once per process that a class is not that of its tokenizer."""
     logger.warning(
         "%s has SentencePiece tokens in %s: they are read as they are there, and not by %sTokenizer"
         " (transformers 5 does, and makes most words unknown)",
@@ -486,7 +484,7 @@ def _warn_of_class(home: str, kind: str) -> None:
 
 
 def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) -> None:
-    """Refuse what a class that makes its tokenizer anew would leave out of tokenizer.json."""
+    """Refuse parts of tokenizer.json that a rebuilding class would drop."""
     expected = "BPE" if kind in _BYTE_PAIRS else "Unigram"
     model = parts["model"].get("type", expected)
     if model != expected:
@@ -499,7 +497,7 @@ def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) ->
 def _check_steps(
     parts: Mapping[str, Any], home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Refuse options of letters that ask for other steps than tokenizer.json has."""
+    """Refuse letter options that contradict the steps of tokenizer.json."""
     told = {"Lowercase": options.get("do_lower_case")}
     if options.get("keep_accents") is not None:
         told["StripAccents"] = not options["keep_accents"]
@@ -514,7 +512,7 @@ def _check_steps(
 def _check_prefix(
     parts: Mapping[str, Any], home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Refuse a blank before texts in one file and none in the other."""
+    """Refuse files that disagree about a blank before texts."""
     asked = options.get("add_prefix_space", False if kind in _BYTE_PAIRS else None)
     for step in _steps(parts["pre_tokenizer"]):
         own = step.get("add_prefix_space")
@@ -527,7 +525,7 @@ def _check_prefix(
 def _add_tokens(
     tokenizer: Tokenizer, home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Find special tokens in texts as tokens of their own; refuse those that have another id."""
+    """Match special tokens in texts as whole tokens; refuse those whose id differs."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     named = dict(_named_tokens(home, options))
     for content, told in named.items():
@@ -557,7 +555,7 @@ def _add_tokens(
 def _check_vocabularies(
     tokenizer: Tokenizer, parts: Mapping[str, Any], home: Path, key: str
 ) -> None:
-    """Refuse a vocab.txt of another tokenizer than tokenizer.json."""
+    """Refuse a vocab.txt that belongs to another tokenizer than tokenizer.json."""
     path = home / VOCABULARY_FILE
     is_both = path.is_file() and (home / TOKENIZER_FILE).is_file()
     # Other models have other things in a file of this name.
@@ -571,7 +569,7 @@ def _check_vocabularies(
 
 
 def _parts(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the parts of a tokenizer as its file has them, without the words."""
+    """Return the tokenizer's JSON form without its words."""
     names = ("normalizer", "pre_tokenizer", "post_processor")
     found = {name: getattr(tokenizer, name) for name in names}
     return {
@@ -582,7 +580,6 @@ def _parts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _named(options: Mapping[str, Any]) -> set[str]:
-    """Return the options that are special tokens."""
     return {
         name
         for name, value in options.items()
@@ -593,7 +590,7 @@ def _named(options: Mapping[str, Any]) -> set[str]:
 def _named_tokens(
     home: Path, options: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield contents of the special tokens that the files name, with how they are found."""
+    """Yield each special token that the files name, with its matching flags."""
     path = home / SPECIAL_TOKENS_FILE
     # The library reads the older files only where the newer one does not list all tokens.
     is_read = path.is_file() and not options.get("added_tokens_decoder")
@@ -610,21 +607,20 @@ def _named_tokens(
 
 
 def _added(home: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the tokens of added_tokens.json, by id."""
     path = home / ADDED_TOKENS_FILE
     found = records.read(path, dict[str, int]) if path.is_file() else {}
     return {number: {"content": content} for content, number in found.items()}
 
 
 def _flags(told: Mapping[str, Any]) -> Sequence[str]:
-    """Return what is told of how a token is found in a text."""
+    """Return the flags that say how a text is matched with a token."""
     # Of special tokens this says nothing: they are looked for in the text as it is.
     further = () if told.get("special", True) else ("normalized",)
     return [name for name in (*_FLAGS, *further) if name in told]
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normaliser or a pre-tokenizer, of which there may be one or none."""
+    """Yield the steps of a normaliser or pre-tokenizer: none, one or a sequence."""
     if part:
         nested = part.get("normalizers", part.get("pretokenizers"))
         if nested is None:

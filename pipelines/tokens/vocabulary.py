@@ -1,7 +1,7 @@
 """The vocabulary: a tokenizer folder that transformers and sentence-transformers load.
 
-The library `tokenizers` trains WordPiece, byte pairs or unigrams from word counts; what is decided
-here is what makes the result the same in every process, and the alphabet.
+The library `tokenizers` trains WordPiece, byte pairs or unigrams from word counts. This module
+chooses the alphabet and makes the result the same in every process.
 """
 
 from __future__ import annotations
@@ -57,27 +57,25 @@ UNKNOWN = SPECIAL_TOKENS[1]
 WORD_START = "▁"
 """Begins the first piece of a word in BPE and unigram vocabularies, as in SentencePiece."""
 ALPHABET = 1000
-"""At most so many different characters; a word with a rarer one is not learnt from."""
+"""Most distinct characters; words with a rarer one are not learnt from."""
 MAX_WORDS_FED = 20_000_000
-"""The trainer counts words itself, so each is fed as often as it occurs; above this sum the
-counts are scaled down, which keeps the time of it to seconds."""
+"""The trainer counts words itself, so each is fed as often as it occurs. Above this sum the counts
+are scaled down, which keeps the time to seconds."""
 
 _WORDS_A_LINE = 1000
 _WORDPIECE_PREFIX = "##"
 _UNIGRAM_DECIMALS = 6
 _USUAL_MASKS = ("[MASK]", "<mask>")
 _RARE_WORD = "\ua66e"
-"""A letter that was written once, in the fifteenth century: hardly any vocabulary has it."""
+"""A letter written once, in the fifteenth century: hardly any vocabulary has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """What of a vocabulary stands for no part of a text.
+    """The ids of a vocabulary that are no words, such as those of text ends and padding.
 
-    Attributes:
-        special: All such ids: of the ends of texts, of padding, of what is unknown.
-        mask: The one in the place of a word that is to be found, if there is one.
-        vocabulary: Rows of a word embedding for all ids.
+    `mask` replaces a word that is to be predicted; None if there is no such id. `vocabulary` is the
+    number of rows of a word embedding for all ids.
     """
 
     special: tuple[int, ...]
@@ -86,13 +84,13 @@ class SpecialIds:
 
 
 def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
-    """Learn a vocabulary; the same counts give the same vocabulary.
+    """Learn a WordPiece vocabulary; the same counts give the same vocabulary.
 
-    Pairs are merged by frequency, as the trainer of the library `tokenizers` does it.
+    Merges pairs by frequency, as the trainer of the library `tokenizers` does.
 
     Args:
         counts: Word to count, most frequent first; words as the pre-tokenizer splits them.
-        size: Entries, at most: a small corpus may not have as many.
+        size: Most entries: a small corpus may yield fewer.
 
     Returns:
         Pieces by id: special tokens, characters, ``##`` characters, then merged pieces.
@@ -120,8 +118,8 @@ def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
     """Learn byte pairs and their merges; the same counts give the same ones in every process.
 
     On characters, not on bytes (Sennrich et al. 2016, arXiv:1508.07909). The trainer orders
-    characters by code point and equal pairs by their ids, so nothing is left to the order of its
-    hash maps. Arguments as for :func:`learn_wordpieces`.
+    characters by code point and equal pairs by id, so the order of its hash maps does not matter.
+    Arguments as for :func:`learn_wordpieces`.
 
     Returns:
         A model of special tokens, characters and merged pieces, in this order; words begin with
@@ -145,16 +143,15 @@ def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
 def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
     """Learn pieces and their log probabilities: a unigram language model (arXiv:1804.10959).
 
-    The trainer adds up in the order of a hash map, which changes from process to process, so its
-    sums differ in the last digits. They are rounded here, and pieces put in the order of what is
-    left. That gives the same model in every process unless two pieces at the edge of the vocabulary
-    are worth the same up to those digits: one of them may then stand for the other. So unlike those
-    of WordPiece and BPE, this vocabulary is not promised to be the same. Arguments as for
+    Unlike WordPiece and BPE, this vocabulary is not guaranteed to be the same in every process. The
+    trainer sums in the order of a hash map, which varies, so the last digits differ. Rounding the
+    sums here and sorting the pieces by them gives the same model, unless two pieces at the edge of
+    the vocabulary tie to within those digits: either may then be kept. Arguments as for
     :func:`learn_wordpieces`.
 
     Returns:
-        A model of special tokens, then pieces from the most to the least probable; words begin
-        with :data:`WORD_START`.
+        A model of special tokens, then pieces from the most to the least probable; words begin with
+        :data:`WORD_START`.
     """
     alphabet, usable = _usable_words(_with_word_start(counts), size)
     trainer = trainers.UnigramTrainer(
@@ -172,13 +169,9 @@ def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
 
 
 def _usable_words(counts: Mapping[str, int], size: int) -> tuple[list[str], dict[str, int]]:
-    """Choose the alphabet, and the words that can be written with it.
+    """Return the most frequent characters by code point, and the words that need no others.
 
-    Args:
-        size: Entries of the vocabulary; the alphabet takes half of them at most.
-
-    Returns:
-        The most frequent characters by code point, and the words without any other.
+    The alphabet takes at most half of the `size` entries of the vocabulary.
     """
     characters: Counter[str] = Counter()
     for word, count in counts.items():
@@ -198,7 +191,7 @@ def _trained(model: Any, trainer: Any, counts: Mapping[str, int]) -> Tokenizer:
 
 
 def _with_word_start(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the words as the pre-tokenizer of BPE and unigram tokenizers marks them."""
+    """Return the words with the mark of the BPE and unigram pre-tokenizers."""
     return {WORD_START + word: count for word, count in counts.items()}
 
 
@@ -213,7 +206,7 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 class _Token(TypedDict):
-    """A token that is told with how it is found in a text."""
+    """A token with its matching flags."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -221,7 +214,7 @@ class _Token(TypedDict):
 
 
 class _Options(TypedDict, total=False):
-    """What is read of the files beside ``tokenizer.json``, which have more."""
+    """The options that are read from files beside ``tokenizer.json``; they hold more."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -232,13 +225,10 @@ class _Options(TypedDict, total=False):
 def write_tokenizer(
     folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]], max_length: int
 ) -> None:
-    """Write the tokenizer that ``tokens.vocabulary`` asks for.
+    """Write the tokenizer that ``tokens.vocabulary`` asks for, into an empty folder.
 
-    Args:
-        folder: Existing and empty.
-        count_words: Gives the words of the corpus with their counts, most frequent first; called
-            only to train a vocabulary.
-        max_length: Tokens of a text, told to transformers.
+    Only a trained vocabulary calls `count_words`, for the corpus's words with their counts, most
+    frequent first. `max_length`, in tokens, is written for transformers.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
@@ -259,11 +249,8 @@ def write_tokenizer(
 def checked_ends(key: str, source: Path) -> SpecialEnds:
     """Return how many special tokens a tokenizer puts around a text.
 
-    Args:
-        key: The setting that names it, for errors.
-
     Raises:
-        InputError: It cannot be used.
+        InputError: The tokenizer cannot be used; names the setting `key`.
     """
     tokenizer, _ = _read_files(key, source)
     try:
@@ -276,30 +263,27 @@ def checked_ends(key: str, source: Path) -> SpecialEnds:
 
 
 def named_tokenizer(config: Config) -> Path:
-    """Return the folder, on this machine, of the tokenizer that the settings name."""
+    """Return the local folder of the tokenizer that the settings name."""
     if config.tokens.vocabulary == "start":
         return start_folder(config) or default_start()
     return local_folder(location(config.tokens.vocabulary, config.storage))
 
 
 def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenizer:
-    """Return the folder's tokenizer, which neither cuts nor pads.
-
-    Args:
-        folder: Of a tokenizer, or of a model.
+    """Return the tokenizer of a tokenizer or model folder; it neither truncates nor pads.
 
     Raises:
-        InputError: With the key: there is none, or its files contradict one another.
+        InputError: There is none, or its files contradict one another; names the setting `key`.
     """
     tokenizer, _ = _read_files(key, local_folder(folder))
     return tokenizer
 
 
 def changed_tokenizer(folder: Location) -> str | None:
-    """Return what the files beside tokenizer.json make of it, as JSON; None if they change nothing.
+    """Return tokenizer.json as the files beside it change it; None if they change nothing.
 
     Raises:
-        InputError: As :func:`load_tokenizer` has it.
+        InputError: As for :func:`load_tokenizer`.
     """
     local = local_folder(folder)
     tokenizer, file = load_tokenizer(local), _home(local) / TOKENIZER_FILE
@@ -325,8 +309,7 @@ def vocabulary_size(folder: Location) -> int:
 def read_special_ids(folder: Location) -> SpecialIds:
     """Return the ids of a tokenizer that are no words.
 
-    Args:
-        folder: Of a tokenizer, which says what its mask token is, unless it is one of the usual.
+    The folder's files name the mask token, unless it is one of the usual ones.
     """
     tokenizer = load_tokenizer(folder)
     known = tokenizer.get_added_tokens_decoder()
@@ -343,14 +326,13 @@ def read_special_ids(folder: Location) -> SpecialIds:
 
 
 def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
-    """Copy a tokenizer's files, without the padding and cutting that they may carry.
+    """Copy a tokenizer's files, without their padding and truncation.
 
-    Args:
-        max_length: Tokens of a text, told to transformers.
+    `max_length`, in tokens, is written for transformers.
 
     Raises:
         InputError: There is no tokenizer, or it is damaged.
-        DamagedFileError: A file beside it is.
+        DamagedFileError: A file beside it is damaged.
     """
     tokenizer, options = _read_files("tokens.vocabulary", source)
     tokenizer.save(str(target / TOKENIZER_FILE))
@@ -372,10 +354,8 @@ def save_wordpieces(
 ) -> None:
     """Write the files of a BERT tokenizer with this vocabulary.
 
-    Args:
-        pieces: Vocabulary by id; starts with :data:`SPECIAL_TOKENS`.
-        max_length: Tokens of a text, told to transformers.
-        lowercase: Whether the tokenizer lower-cases and drops accents.
+    `pieces` are in the order of their ids, :data:`SPECIAL_TOKENS` first. `max_length`, in tokens,
+    is written for transformers; `lowercase` also drops accents.
     """
     _bert_tokenizer(pieces, lowercase).save(str(folder / TOKENIZER_FILE))
     storage.write_text(folder / VOCABULARY_FILE, "".join(f"{piece}\n" for piece in pieces))
@@ -393,10 +373,8 @@ def save_subwords(
 ) -> None:
     """Write the files of a tokenizer that splits text as BERT does, with another model.
 
-    Args:
-        model: Of special tokens first, whose words begin with :data:`WORD_START`.
-        max_length: Tokens of a text, told to transformers.
-        lowercase: Whether the tokenizer lower-cases and drops accents.
+    The model has special tokens first, and words that begin with :data:`WORD_START`; for the rest
+    see :func:`save_wordpieces`.
     """
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -427,7 +405,7 @@ def _save_options(folder: Path, options: Mapping[str, Any], max_length: int) -> 
 
 
 def _home(folder: Path) -> Path:
-    """Return where the files are: those of a sentence-transformers folder with its first module."""
+    """Return the folder of the files: in a sentence-transformers folder, its first module."""
     modules = folder_modules(folder)
     return folder / modules[0][1] if modules else folder
 
@@ -475,11 +453,7 @@ def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _read_options(path: Path) -> _Options:
-    """Return what a file beside ``tokenizer.json`` says.
-
-    Raises:
-        DamagedFileError: It is no mapping, or of values of other types.
-    """
+    """Return the options in a file beside ``tokenizer.json``."""
     options: _Options = records.read(path, _Options)
     return options
 

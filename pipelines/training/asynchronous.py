@@ -1,14 +1,14 @@
 """The step loops of workers that do not meet in each step. Run on executors.
 
 **Asynchronous**: pull parameters, compute, push a gradient. Each step is one worker's alone, and
-its update is made by whoever holds the parameters. So a run makes the same updates as a synchronous
-one, of the same granules and at the same learning rates, on any number of workers; only the
-parameters that a gradient is computed on may be older. ``training.max_staleness`` bounds by how
-much; with 0 each step waits for all before it, and the run is the synchronous one.
+the holder of the parameters makes its update. So a run makes the same updates as a synchronous one,
+of the same granules and at the same learning rates, on any number of workers; only the parameters
+under a gradient may be older. ``training.max_staleness`` bounds their age; with 0 each step waits
+for all before it, and the run is the synchronous one.
 
 **In rounds**: every worker makes its part of each step by itself, with an optimiser of its own.
-After ``training.round_steps`` steps the differences that the workers have made to weights and
-optimiser are averaged, and all go on from the mean. Rounds end at every checkpoint too.
+After ``training.round_steps`` steps the workers average their changes to weights and optimiser, and
+all go on from the mean. Rounds end at every checkpoint too.
 
 Source of the bound: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
 Parameter Server", NeurIPS 2013. Of the rounds: McMahan et al., "Communication-Efficient Learning of
@@ -41,19 +41,19 @@ from pipelines.training.steppers.base import (
 
 
 class Rounds(Protocol):
-    """A worker's access to the state that is averaged: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
+    """A worker's access to the averaged state: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
 
     def pull(self, step: int) -> Weights:
         """Return the state before a step that begins a round; waits until all have added to it."""
         ...
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add what was subtracted from the state up to a step, by how many granules."""
+        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
         ...
 
 
 def round_ends(run: TrainingRun) -> Iterator[int]:
-    """Yield the step before which each round of a run ends; they follow from the settings alone."""
+    """Yield the step before which each round of a run ends; the settings alone decide."""
     training = run.config.training
     for step in range(run.first_step + 1, run.last_step + 1):
         if step % training.round_steps == 0 or run.is_checkpointed(step):
@@ -107,7 +107,7 @@ def train_in_rounds(
 
 
 def state_of(checkpoint: Checkpoint) -> Weights:
-    """Return weights and optimiser in one dict, in an order that is always the same."""
+    """Return weights and optimiser in one dict, always in the same order."""
     weights = checkpoint.weights
     state = {f"weights/{name}": value for name, value in weights.items()}
     for kind in ("m", "v"):
@@ -131,9 +131,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 class Progress:
     """The progress of a run, as the parameter servers know it.
 
-    Attributes:
-        applied: All steps before this one have been applied.
-        saved: The newest step whose state has been saved.
+    All steps before `applied` have been applied; `saved` is the newest step whose state was saved.
     """
 
     applied: int
@@ -147,11 +145,11 @@ class Parameters(Protocol):
     """
 
     def pull(self) -> tuple[Weights, int]:
-        """Return the weights as they are now, and how many updates they have had."""
+        """Return the current weights, and the number of their updates."""
         ...
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Request an update; return how many the weights have had, this one included."""
+        """Request an update; return the number of updates so far, this one included."""
         ...
 
     def progress(self) -> Progress:
@@ -159,11 +157,11 @@ class Parameters(Protocol):
         ...
 
     def state(self) -> tuple[Weights, Weights]:
-        """Weights, and the optimiser's arrays as a checkpoint holds them."""
+        """Return the weights, and the optimiser's arrays as in a checkpoint."""
         ...
 
     def mark_saved(self, step: int) -> None:
-        """Let the others go on from a step whose state has been saved."""
+        """Let the other workers go on from a step whose state has been saved."""
         ...
 
 
@@ -192,15 +190,15 @@ def train_asynchronously(
 def oldest_needed(run: TrainingRun, step: int) -> int:
     """Return the step before which all must have been applied when a step begins.
 
-    That is what bounds the staleness; and a step behind a checkpoint waits for all before that
-    checkpoint, so that the state which is saved holds exactly them.
+    This bounds the staleness. A step behind a checkpoint also waits for all steps before it, so
+    that the saved state holds exactly them.
     """
     fence, bound = _fence(run, step), run.config.training.max_staleness
     return fence if bound is None else max(fence, step - bound)
 
 
 def _fence(run: TrainingRun, step: int) -> int:
-    """Return the newest checkpoint that a step is not before."""
+    """Return the newest checkpoint at or before a step."""
     every = run.config.training.checkpoint_every
     return max(run.first_step, step // every * every)
 
@@ -212,7 +210,7 @@ def _update(
     rate: float,
     timer: StepTimer,
 ) -> tuple[float, int]:
-    """One update; returns its loss, and how many others came between pull and push."""
+    """Make an update; return its loss, and the number of others between pull and push."""
     with timer.communication():
         weights, pulled = parameters.pull()
     with timer.arithmetic():
@@ -252,12 +250,12 @@ class _StalenessBarrier:
         self._await(saved=_fence(run, step), applied=oldest_needed(run, step))
 
     def finish(self) -> None:
-        """Rank 0 saves what is left to be saved, when all steps have been applied."""
+        """Save the remaining checkpoints on rank 0, when all steps have been applied."""
         if self._task.rank == 0:
             self._save_up_to(self._task.run.last_step)
 
     def _save_up_to(self, last: int) -> None:
-        """Save the checkpoints up to one; none behind it can have begun."""
+        """Save the checkpoints up to a step; none behind it can have begun."""
         run = self._task.run
         between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
         for step in (*between, last) if last > self._known.saved else ():
@@ -271,11 +269,7 @@ class _StalenessBarrier:
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:
-        """Poll the servers until the run has got so far.
-
-        Raises:
-            TimeoutError: It did not move within ``training.stall_seconds``.
-        """
+        """Poll the servers for progress; time out after ``training.stall_seconds`` without any."""
         seconds = self._task.run.config.training.stall_seconds
         moved, pause = time.monotonic(), _FIRST_PAUSE
         while self._known.saved < saved or self._known.applied < applied:

@@ -1,7 +1,7 @@
-"""The device of a worker, and the precision it multiplies matrices in. Runs on an executor.
+"""The device of a worker, and the precision of its matrix products. Runs on an executor.
 
-PyTorch is imported only where a worker of PyTorch asks for its device: TensorFlow's workers agree
-on a precision here too.
+PyTorch is imported only when a worker of PyTorch asks for its device: TensorFlow's workers agree on
+a precision here too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def worker_device() -> torch.device:
-    """Return the GPU that this worker of PyTorch was given, or the CPU; see :func:`own_device`."""
+    """Return the GPU or CPU of this worker of PyTorch; see :func:`own_device`."""
     import torch
 
     return torch.device(own_device() if torch.cuda.is_available() else "cpu")
@@ -36,9 +36,8 @@ def own_device() -> str:
     """Return the name of this worker's device, where the framework sees GPUs.
 
     A GPU is used if Spark gave the task one (the resource ``gpu``), or ``CUDA_VISIBLE_DEVICES``
-    names some, of which the worker takes the one that ``LOCAL_RANK`` counts to. A GPU that was not
-    assigned to the worker stays untouched, since other processes may be using it; that one is there
-    is told.
+    names some; of these the worker takes the one at ``LOCAL_RANK``. Other GPUs stay untouched,
+    since other processes may use them; a log line mentions them.
     """
     device = choose_device(next(iter(gpus_given_by_spark()), None), os.environ)
     # Who has set it to nothing wants no GPU.
@@ -49,7 +48,7 @@ def own_device() -> str:
 
 @cache
 def _tell_of_unused_gpus() -> None:
-    """Once in a process, whose tasks all ask."""
+    """Log unused GPUs, once in a process, whose tasks all ask."""
     logger.warning(
         "this machine has a GPU, but neither Spark nor %s has given this process one:"
         " it computes on the CPU",
@@ -60,8 +59,7 @@ def _tell_of_unused_gpus() -> None:
 def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
     """Return the name of a worker's device where there are GPUs.
 
-    Args:
-        given: Address of the GPU that Spark gave the task.
+    `given` is the address of the GPU that Spark gave the task.
     """
     visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
     # PyTorch counts the visible ones only.
@@ -75,7 +73,7 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
 
 
 def gpus_given_by_spark() -> Sequence[str]:
-    """Addresses of the Spark task's resource ``gpu``; none outside of a task."""
+    """Return the addresses of the Spark task's resource ``gpu``; none outside a task."""
     try:
         from pyspark import TaskContext
     except ImportError:
@@ -88,15 +86,14 @@ def gpus_given_by_spark() -> Sequence[str]:
 def with_precision(
     training: TrainingSettings, collectives: Collectives, *, has_bf16: bool
 ) -> TrainingSettings:
-    """The settings with what ``precision: auto`` means for these workers, the same on all of them.
+    """Return the settings with ``precision: auto`` resolved, alike on all these workers.
 
-    Workers without collective operations decide alone; the driver compares their precisions and
-    ends the run if they differ.
+    All workers of `collectives` call this at once. Workers without collective operations decide
+    alone; the driver compares their precisions and ends the run if they differ.
 
     Args:
-        collectives: Between the workers, all of which call this at once.
-        has_bf16: Whether this worker's device has instructions for bf16. It is then about twice as
-            fast in it; one without them emulates them, and takes many times as long.
+        has_bf16: Whether this worker's device has instructions for bf16, and so is about twice as
+            fast in it. Others emulate them, and take many times as long.
     """
     if training.precision != "auto":
         return training

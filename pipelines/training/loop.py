@@ -1,4 +1,4 @@
-"""The step loop of synchronous runs, and what all loops share. Runs on an executor."""
+"""The step loop of synchronous runs, and the common parts of all loops. Runs on an executor."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pipelines.training.steppers.base import FILE_FEEDS, Stepper, StepperFactory
 
 
 def ends_early(run: TrainingRun, collectives: Collectives, step: int) -> bool:
-    """Return whether no step is made from this one on; all workers ask, after each step.
+    """Return whether the run ends before this step; all workers ask, after each step.
 
-    Once evaluations gain no more, the driver leaves its request in the run folder, where it is
-    found however a run goes on. The workers look for it at checkpoints.
+    When evaluations stop improving, the driver leaves a request in the run folder, where resumed
+    runs find it too. The workers look for it at checkpoints.
     """
     if run.config.training.patience is None or not run.is_checkpointed(step):
         return False
@@ -41,14 +41,14 @@ def _any_says(collectives: Collectives, own: bool) -> bool:
 
 
 class ExtraCheckpoints:
-    """Says when there is a checkpoint beside those of known steps.
+    """Decides on checkpoints between the planned steps.
 
-    That is some minutes after the last one, and when a machine is about to go.
+    One is due some minutes after the last checkpoint, and when a machine is about to go.
 
     Args:
-        reporter: Hears the driver ask for one.
-        together: Between workers that can only write one together, and so agree after each step
-            whether there is to be one; None where the first worker writes it alone.
+        reporter: Receives the driver's requests for one.
+        together: Joins workers that can only write one together, and so agree after each step; None
+            where the first worker writes it alone.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class ExtraCheckpoints:
         self._saved = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether there is to be one after the step just made; all workers ask."""
+        """Return whether a checkpoint is due after the step just made; all workers ask."""
         own = self._reporter.save_asked.is_set() or self._is_late()
         return own if self._together is None else _any_says(self._together, own)
 
     def saved(self) -> None:
-        """Note that a checkpoint was written, whatever for."""
+        """Note that a checkpoint was written, for any reason."""
         self._saved = time.monotonic()
         self._reporter.save_asked.clear()
 
@@ -81,11 +81,7 @@ def train_worker(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """Train in step with the other workers, from the first step to the last.
-
-    Args:
-        collectives: The engine's way to move numbers between workers.
-    """
+    """Train in step with the other workers, from the first step to the last."""
     steps = SharedSteps(task, stepper_factory, collectives, feed, reporter)
     for work in steps:
         steps.make(work)
@@ -94,10 +90,8 @@ def train_worker(
 class SharedSteps:
     """A worker's part of each step of a synchronous run; iterating gives the work of each.
 
-    For libraries that have a loop of their own: whoever iterates passes each work to :meth:`make`
-    before asking for the next.
-
-    The arguments are those of :func:`train_worker`.
+    For libraries with a loop of their own: they pass each work to :meth:`make` before they ask for
+    the next. The arguments are those of :func:`train_worker`.
     """
 
     def __init__(
@@ -133,10 +127,7 @@ class SharedSteps:
             self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
-        """Make a step with the other workers, and write its checkpoint if there is to be one.
-
-        Returns:
-            The loss over all workers.
+        """Make a step and any checkpoint due, with the other workers; return the loss over all.
 
         Raises:
             FloatingPointError: See :func:`check_finite`.
@@ -176,7 +167,7 @@ class SharedSteps:
 
 
 def check_finite(step: int, loss: float) -> None:
-    """End a run that has diverged: no later step can bring a loss back that is not finite.
+    """End a run that has diverged: a loss that is not finite never recovers.
 
     Raises:
         FloatingPointError: The loss is infinite or no number.
@@ -188,7 +179,7 @@ def check_finite(step: int, loss: float) -> None:
 class StepTimer:
     """Measures the steps of a worker, and reports each to the driver.
 
-    What happens after a step, such as writing its checkpoint, counts as time of the next one.
+    Time after a step, such as for its checkpoint, counts to the next step.
     """
 
     def __init__(self, reporter: Reporter, precision: str | None = None) -> None:
@@ -201,7 +192,7 @@ class StepTimer:
         self._communication_seconds: float | None = 0.0
 
     def timed(self, feed: Iterator[StepWork]) -> Iterator[StepWork]:
-        """Pass the feed on, and measure how long each step's granules took to come."""
+        """Pass the feed on, and measure the wait for each step's granules."""
         while True:
             asked = time.monotonic()
             work = next(feed, None)
@@ -212,7 +203,7 @@ class StepTimer:
 
     @contextmanager
     def step(self, stepper: Stepper) -> Iterator[None]:
-        """Measure a stepper's step: arithmetic, but for what it spends in its exchange."""
+        """Measure a stepper's step as arithmetic, less the time of its exchange."""
         before = stepper.exchange_seconds
         with self.arithmetic():
             yield
@@ -224,14 +215,14 @@ class StepTimer:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Measure what the worker computes."""
+        """Measure the worker's computation."""
         began = time.monotonic()
         yield
         self._compute_seconds += time.monotonic() - began
 
     @contextmanager
     def communication(self) -> Iterator[None]:
-        """Measure what the worker moves, or waits for others."""
+        """Measure the worker's exchanges, waiting for others included."""
         began = time.monotonic()
         yield
         seconds = time.monotonic() - began
@@ -288,8 +279,8 @@ def run_worker(
 ) -> bool:
     """Train one worker's share, connected to the driver's monitor. Runs on an executor.
 
-    Errors are reported to the driver, which decides about the run; the reporter ends this
-    process when the driver cancels the run.
+    Errors go to the driver, which decides about the run; the reporter ends this process when the
+    driver cancels the run.
 
     Args:
         make_collectives: Makes what the loop moves numbers with. Called once the driver is
@@ -297,7 +288,7 @@ def run_worker(
         feed: The worker's steps; by default from the lane files.
         loop: The rule by which the workers' steps become one run.
         stepper: A name of ``STEPPERS``; by default the framework's.
-        means_peer_lost: Whether an error says that another worker is gone.
+        means_peer_lost: Whether an error means that another worker is gone.
 
     Returns:
         Whether the share was finished; if not, the driver knows why.

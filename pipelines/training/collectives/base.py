@@ -1,8 +1,7 @@
 """Collective operations between the workers of a step: the part that differs between engines.
 
-Checks that all workers hold the same state after the first step. Runs on executors.
-
-A worker whose gradients were not averaged learns alone, and its loss falls all the same.
+Also checks that all workers hold the same state after the first step: a worker whose gradients are
+not averaged trains alone, and its loss falls all the same. Runs on executors.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ class Collectives(Protocol):
     def all_gather(self, tensor: Any) -> Any:
         """Return the workers' tensors joined along the first axis, in the order of the ranks.
 
-        Of any type of number, which travels as it is. It takes numpy arrays too, and gives then
-        what numpy can read.
+        Any numeric type travels unchanged. Numpy arrays work too; numpy can read the result.
         """
         ...
 
     def reduce_scatter(self, tensor: Any) -> Any:
-        """The sum of the workers' tensors, of which each worker gets its own part of the rows.
+        """Return this worker's rows of the sum of the workers' tensors [workers x rows, ...].
 
-        Args:
-            tensor: [workers x rows, ...], exact, whatever gradients are compressed to. Of the sum
-                the first rows are rank 0's, and so on: where :meth:`gather` has them from.
+        The sum is exact, whatever gradients are compressed to. Its first rows go to rank 0, and so
+        on, as :meth:`all_gather` takes them.
         """
         ...
 
@@ -66,16 +63,10 @@ class SingleProcess:
 
 
 class TimedCollectives:
-    """Collectives whose time is measured.
+    """Collectives that measure their time, in `seconds`.
 
-    What a worker waits for slower ones inside an operation counts too: it is a cost of
-    synchronous training. Operations that only queue work, as a GPU's do, are not timed by this.
-
-    Args:
-        collectives: What moves the tensors, operation by operation.
-
-    Attributes:
-        seconds: In all operations so far.
+    Waiting for slower workers inside an operation counts too: it is a cost of synchronous training.
+    Operations that only queue work, as a GPU's do, are not timed by this.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -107,22 +98,20 @@ class TimedCollectives:
 
 
 TOLERANCE = 1e-3
-"""Relative to an array's norm. Processors of different types round differently, by far less; the
-gradients of different texts differ by about their norm."""
+"""Relative to an array's norm. Different processors round differently, by far less; gradients of
+different texts differ by about their norm."""
 
 
 def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str = "ranks") -> None:
-    """Compare weights and moments by two numbers of each; all workers call it. After a step.
+    """Compare weights and moments by two numbers of each, after a step; all workers call it.
 
     The first moments hold the gradients of the step, so they differ even where a small learning
-    rate has hardly changed the weights.
-
-    Args:
-        among: What their ranks number, if not all workers of the run.
+    rate has hardly changed the weights. `among` names the ranks in errors, if they are not the
+    run's.
 
     Raises:
-        FloatingPointError: A worker's state is not finite, and so has nothing to be compared by.
-        RuntimeError: They differ; it names the ranks and the first array that differs.
+        FloatingPointError: A worker's state is not finite, so it cannot be compared.
+        RuntimeError: They differ; names the ranks and the first array that differs.
     """
     arrays = {**checkpoint.weights, **checkpoint.moments}
     own = np.array([[_numbers(array) for array in arrays.values()]])
@@ -148,7 +137,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
 
 
 def _numbers(array: np.ndarray) -> tuple[float, float]:
-    """Sum and norm."""
+    """Return sum and norm."""
     # Squares of second moments leave the range of fp32.
     flat = array.reshape(-1).astype(np.float64)
     # Infinities of both signs add up to no number.

@@ -1,6 +1,6 @@
-"""By which address, and which network interface, a worker is reached by the others.
+"""The address and the network interface at which other workers reach a worker.
 
-It is the one by which the worker itself reaches the driver. A host's own name says less: Debian's
+They are those by which the worker reaches the driver. A host's own name is less reliable: Debian's
 installer writes it as 127.0.1.1, some hosts do not know theirs, and with two network cards it may
 be on the wrong one. Runs on executors.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from pipelines.errors import PipelineError
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Of PyTorch's Gloo, which else asks for the address of the host's own name."""
+"""Names the interface for PyTorch's Gloo, which otherwise resolves the host's own name."""
 _SIOCGIFCONF = 0x8912  # of netdevice(7), Linux
 _ENTRY = struct.Struct("16sHH4s16x")  # of an interface's name, and of its address
 _MOST_ADDRESSES = 1024
@@ -27,13 +27,10 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def own_address(server: tuple[str, int]) -> str:
-    """Return the address by which this host reaches a server.
-
-    Args:
-        server: Host and port; nothing is sent to it.
+    """Return the address by which this host reaches a server; send nothing to it.
 
     Raises:
-        OSError: There is no way to it.
+        OSError: There is no route to it.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(*server, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -56,15 +53,12 @@ def interface_of(address: str) -> str:
 
 
 def prefer_interface_to(server: tuple[str, int]) -> None:
-    """Have the groups of Gloo that this process joins listen where it reaches a server.
+    """Have this process's Gloo groups listen on the interface by which it reaches the driver.
 
     An interface that the cluster's administrator has set for PyTorch stays.
 
-    Args:
-        server: Host and port of the driver's.
-
     Raises:
-        OSError: There is no way to it.
+        OSError: There is no route to the driver's server.
         PipelineError: No interface has the address by which it is reached.
     """
     if GLOO_INTERFACE not in os.environ:

@@ -1,7 +1,4 @@
-"""The exchange between PyTorch processes: collective operations of a process group.
-
-Runs on executors.
-"""
+"""The exchange between PyTorch processes by a process group's operations. Runs on executors."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.devices import worker_device
 
 BUCKET_BYTES = 25 * 2**20
-"""What travels at once, as in DistributedDataParallel: large enough for the network, small enough
-that one bucket is gathered in memory while the one before it is on its way."""
+"""Bytes of an exchange, as in DistributedDataParallel: enough for the network, and few enough that
+one bucket is gathered in memory while the one before it travels."""
 
 # Releases before 2.13 have them under their earlier names alone, which warn since.
 _SINGLE = hasattr(processes, "all_gather_single")
@@ -40,24 +37,21 @@ _PEER_LOST = (
     "No route to host",
     "remote process exited",
 )
-"""What Gloo (``tcp/pair.cc``) and NCCL say then, in the messages of their errors."""
+"""How the errors of Gloo (``tcp/pair.cc``) and NCCL report a lost peer."""
 
 
 class GroupCollectives:
     """Collective operations of a group; see :class:`.base.Collectives`.
 
-    Gradients are averaged in flat buckets, as DistributedDataParallel does, and not by it. It
-    would begin while the last granule's gradients are still computed. For that it asks for a
-    module whose ``forward`` is called before each ``backward``, for dense gradients of the words,
-    of which a granule touches few rows, and for a gradient from every parameter in order; two
-    passes over the granules (``negatives: step``) fit none of these.
+    Gradients are averaged in flat buckets as in DistributedDataParallel, but not by it. That would
+    overlap the exchange with the last granule's backward pass, but needs a module whose ``forward``
+    precedes each ``backward``, dense gradients of the words, of which a granule touches few rows,
+    and a gradient of every parameter in order. Two passes over the granules (``negatives: step``)
+    fit none of these.
 
     Args:
-        device: Where the worker computes; the group, which it has joined, can send from there.
+        device: Where the worker computes, and from where the joined group can send.
         group: None for all workers.
-
-    Attributes:
-        group: The same.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
@@ -93,14 +87,14 @@ class GroupCollectives:
 
 
 class ProcessGroupCollectives(GroupCollectives):
-    """Joins the group that the environment describes, by the variables of torchrun's.
+    """Joins the group that torchrun's environment variables describe.
 
-    By NCCL where the worker has a GPU, and by Gloo where it has none.
+    It uses NCCL where the worker has a GPU, Gloo otherwise.
 
     Args:
         settings: The deadlines, of the start and of a step.
-        listener: Of rank 0: where the store is to listen at which the workers meet, which takes it
-            over; None for every address of its host.
+        listener: Of rank 0: the socket of the store at which the workers meet, which takes it over;
+            None listens at every address of the host.
     """
 
     def __init__(self, settings: TrainingSettings, listener: socket.socket | None = None) -> None:
@@ -127,9 +121,9 @@ class ProcessGroupCollectives(GroupCollectives):
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Return whether an error says that another worker is gone, or the connection to it.
+    """Return whether an error means that another worker, or the connection to it, is gone.
 
-    Gloo raises no class of its own for that; NCCL's errors name the remote process.
+    Gloo has no error class for that; NCCL's errors name the remote process.
     """
     if isinstance(error, processes.DistNetworkError | processes.DistStoreError):
         return True
@@ -138,7 +132,7 @@ def means_peer_lost(error: Exception) -> bool:
 
 @contextmanager
 def process_group_cleanup() -> Iterator[None]:
-    """Leaves the process group, if one was joined inside."""
+    """Leave the process group, if one was joined inside."""
     try:
         yield
     finally:
@@ -149,9 +143,9 @@ def process_group_cleanup() -> Iterator[None]:
 def exit_without_finalization(code: int = 0) -> NoReturn:
     """End a process that was started for one worker, as a forked one ends.
 
-    Gloo's threads outlive the process group wherever something refers to it, as device meshes do,
-    and let go of a tensor only after those who wait for it have gone on. An interpreter that is
-    finalized meanwhile is aborted: https://github.com/pytorch/pytorch/issues/190489.
+    Gloo's threads outlive the process group while anything refers to it, as device meshes do, and
+    release a tensor only after its waiters have gone on. An interpreter that is finalized meanwhile
+    is aborted: https://github.com/pytorch/pytorch/issues/190489.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -159,7 +153,7 @@ def exit_without_finalization(code: int = 0) -> NoReturn:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Neighbours of at most ``BUCKET_BYTES`` together, or one alone that is larger."""
+    """Yield runs of at most ``BUCKET_BYTES``, or a single larger tensor."""
     bucket: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:

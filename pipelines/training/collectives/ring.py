@@ -1,12 +1,12 @@
 """Collective operations over a ring of connections that the run's token authenticates.
 
-The workers stand in a ring: each sends to the next and receives from the one before. Arrays are cut
-into one part for each worker, so that a sum crosses every connection less than twice, however many
-workers there are. Each part is added up in one order and handed on as bytes, so that all workers
-have the same result, and have it again the next time.
+Runs on executors. Each worker sends to the next and receives from the one before. Arrays are cut
+into one part per worker, so a sum crosses every connection less than twice, whatever the number of
+workers. Each part is summed in one order and passed on as bytes, so all workers have the same
+result, and every run repeats it.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-Journal of Parallel and Distributed Computing 69 (2009). Runs on executors.
+Journal of Parallel and Distributed Computing 69 (2009).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipelines.training.parameter_server.server import fill, read_exactly
 
 PAUSE_SECONDS = 0.1
 BROKEN = "the ring to worker"
-"""Part of every error of a broken ring; still there when a framework has wrapped the error."""
+"""Part of every error of a broken ring; it survives when a framework wraps the error."""
 # What is received before it is added: it stays in the processor's cache.
 BLOCK_ELEMENTS = 1 << 18
 # What another worker gathers is much like one's own: each has its part of the same step.
@@ -45,13 +45,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Ring:
-    """A worker's place among the others; a context manager, which leaves the ring.
+    """A worker's place in the ring; a context manager, which leaves the ring.
 
-    It listens from the beginning, at its own address alone, and :meth:`join` makes the ring.
+    It listens from the beginning, at its own address alone; :meth:`join` makes the ring.
 
     Args:
         addresses: Host and port of every worker, by rank; two at least.
-        identity: With which the connection of the worker before is encrypted, if it is.
+        identity: Encrypts the connection of the worker before, if given.
         next_fingerprint: Of the next worker's certificate, if connections are encrypted.
 
     Raises:
@@ -96,13 +96,13 @@ class Ring:
         """Connect to the neighbours; return when all workers have connected to theirs.
 
         Args:
-            start_seconds: The longest that it may take.
-            wait_seconds: The longest that an operation may wait for a neighbour then.
+            start_seconds: The longest that joining may take.
+            wait_seconds: The longest that a later operation may wait for a neighbour.
 
         Raises:
-            TimeoutError: One is not there in time.
-            OSError: One cannot be reached, or has left again.
-            PipelineError: Another process is where the next worker should be.
+            TimeoutError: A neighbour is not there in time.
+            OSError: A neighbour cannot be reached, or has left again.
+            PipelineError: Another process is in the next worker's place.
         """
         deadline = time.monotonic() + start_seconds
         self._next = self._reach((self.rank + 1) % self.workers, deadline)
@@ -127,7 +127,7 @@ class Ring:
 
         Raises:
             TimeoutError: A neighbour was silent for too long.
-            ConnectionError: One is gone.
+            ConnectionError: A neighbour is gone.
         """
         total = np.array(values, order="C")
         parts = np.array_split(total.reshape(-1), self.workers)
@@ -139,7 +139,7 @@ class Ring:
         return total
 
     def reduce_scatter(self, values: Array) -> Array:
-        """The sum of the workers' arrays [workers x rows, ...], of which each gets its own rows.
+        """Return this worker's rows of the sum of the workers' arrays [workers x rows, ...].
 
         Raises:
             TimeoutError, ConnectionError: See :meth:`sum`.
@@ -150,7 +150,7 @@ class Ring:
         return parts[self.rank]
 
     def gather(self, values: Array) -> Array:
-        """The workers' arrays joined along the first axis, by rank; they differ in it at most.
+        """Return the workers' arrays joined along the first axis, by rank; other axes are equal.
 
         Raises:
             TimeoutError, ConnectionError: See :meth:`sum`.
@@ -167,11 +167,7 @@ class Ring:
         return np.concatenate([parts[rank] for rank in range(self.workers)])
 
     def _rows_like(self, own: Array) -> Array:
-        """Return an array for the rows that the worker before announces; they are like one's own.
-
-        Raises:
-            ConnectionError: There are so many that they cannot be of this step.
-        """
+        """Return an array for the rows that the worker before announces; refuse too many."""
         announced = np.empty(_NUMBER.size, np.uint8)
         self._receive(announced)
         (rows,) = _NUMBER.unpack(announced.tobytes())
@@ -182,9 +178,9 @@ class Ring:
         return np.empty((rows, *own.shape[1:]), own.dtype)
 
     def _reduce(self, parts: Sequence[Array]) -> None:
-        """Make the part of this worker's number the sum; what the others hold then is of no use.
+        """Make this worker's part the sum; other parts are left undefined.
 
-        Each part begins at the worker after its own, and comes there last.
+        The sum of a part begins at the worker after its owner, and comes to the owner last.
         """
         for hop in range(1, self.workers):
             sent = self._send(parts[(self.rank - hop) % self.workers])
@@ -198,7 +194,6 @@ class Ring:
 
     @property
     def _joined(self) -> socket.socket:
-        """The connection of the worker before."""
         if self._previous is None:
             raise ConnectionError(f"worker {self.rank} has not joined the ring")
         return self._previous
@@ -215,13 +210,12 @@ class Ring:
                 self._next.sendall(array.reshape(-1).view(np.uint8).data)
 
     def _receive(self, array: Array) -> None:
-        """Fill a contiguous array with what the worker before sends."""
         joined = self._joined
         with _errors_name((self.rank - 1) % self.workers):
             fill(joined.recv_into, array.reshape(-1).view(np.uint8).data)
 
     def _limit_waits(self, seconds: float) -> None:
-        """The longest that one of the neighbours may be silent."""
+        """Limit the silence of each neighbour."""
         for neighbour in (self._next, self._previous):
             if neighbour is not None:
                 neighbour.settimeout(seconds)
@@ -252,11 +246,7 @@ class Ring:
 
 
 class RingCollectives:
-    """Numpy arrays in a ring; see :class:`pipelines.training.collectives.base.Collectives`.
-
-    Args:
-        ring: Has been joined.
-    """
+    """Collectives on numpy arrays in a joined ring; see :class:`.base.Collectives`."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -276,13 +266,10 @@ class RingCollectives:
 
 
 def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
-    """Return the workers' bytes, in the order of the ranks; of some none, and of others any number.
+    """Return the workers' bytes, uint8 [n] of each, by rank; any worker may have none.
 
-    Several at a time, as :meth:`Ring.gather` takes no more from a worker where one sends nothing.
-
-    Args:
-        gather: Joins the workers' arrays; all call this at once.
-        own: uint8 [n].
+    Gathers blocks, as :meth:`Ring.gather` takes no more from a worker where one sends nothing. All
+    workers call it at once.
     """
     sizes = np.asarray(gather(np.array([len(own)], np.int64)))
     parts: list[list[Array]] = [[] for _ in sizes]
@@ -296,7 +283,7 @@ def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
 
 @contextmanager
 def _errors_name(rank: int) -> Iterator[None]:
-    """Has the errors of a connection name the worker at its other end."""
+    """Name the worker at the other end in the errors of a connection."""
     try:
         yield
     except OSError as error:

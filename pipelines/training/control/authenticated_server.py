@@ -1,11 +1,12 @@
 """The servers of a run: authentication, its limits, and TLS where the cluster encrypts.
 
-A server listens at an address that others may reach. A connection that has not sent the token of
-the run is unauthenticated: of these there may be few, for a few seconds each. Where the cluster
-encrypts, a connection shakes hands by TLS first, in the same seconds and on its own thread. For
-that a server makes a key and a certificate for one run, which nobody has signed: whoever is to
-connect is told the SHA-256 of the certificate on the way by which the token comes. A client
-compares it before it sends anything, the token least of all. The key never leaves its process.
+A server listens at an address that others may reach. A connection is unauthenticated until it has
+sent the run's token. There may be few of these, for a few seconds each. Where the cluster encrypts,
+a connection first makes its TLS handshake, in the same seconds and on its own thread.
+
+For TLS a server makes a key and a self-signed certificate for one run. Clients get the
+certificate's SHA-256 in the same way as the token, and compare it before they send anything, the
+token least of all. The key never leaves its process.
 """
 
 from __future__ import annotations
@@ -34,23 +35,22 @@ if TYPE_CHECKING:
 
 
 RECORD_BYTES = 1 << 14
-"""The most that one record of TLS holds."""
+"""The largest content of a TLS record."""
 PIECE_BYTES = 1 << 18
-"""What is encrypted, or received, at once: it stays in the processor's cache."""
+"""Bytes to encrypt or receive at once: they stay in the processor's cache."""
 
 
 class TlsSocket(socket.socket):
-    """Takes the place of a TCP socket, once :meth:`shake_hands` has returned.
+    """Replaces a TCP socket, once :meth:`shake_hands` has returned.
 
-    One of a connection's threads may wait for what arrives while others send. OpenSSL's objects are
-    not made for that (`man 7 openssl-threads`), and ``ssl.SSLSocket`` calls them without a lock, or
-    from Python 3.13 on with one that a thread which waits for data keeps. So the bytes pass through
-    memory here: a lock is held while they are encrypted or decrypted, and never while a thread
-    waits.
+    One of a connection's threads may wait for data while others send. OpenSSL's objects do not
+    allow that (`man 7 openssl-threads`). ``ssl.SSLSocket`` calls them without a lock, or from
+    Python 3.13 on with one that a waiting thread keeps. So the bytes pass through memory here: a
+    lock is held while they are encrypted or decrypted, never while a thread waits.
 
     All options of the socket, its number, ``poll`` and ``shutdown`` are those of the TCP
-    connection. Like a plain one it has one thread that receives, and any number that send. Its end
-    is not announced: messages tell their lengths themselves.
+    connection. Like a plain socket it has one thread that receives, and any number that send. It
+    does not announce its end: messages contain their lengths.
 
     Args:
         plain: A connected socket, which is empty afterwards.
@@ -71,7 +71,7 @@ class TlsSocket(socket.socket):
         self._unsent = b""
 
     def shake_hands(self) -> None:
-        """Agree with the other end on keys; nothing else may be sent or received before.
+        """Agree with the other end on keys, before anything else is sent or received.
 
         Raises:
             ConnectionError: The other end does not speak TLS, or hung up.
@@ -84,21 +84,21 @@ class TlsSocket(socket.socket):
             self._arrived.write(arrived)
 
     def certificate(self) -> bytes:
-        """That of the other end, in DER; to be called by a client that has shaken hands."""
+        """Return the other end's certificate, in DER; for a client, after its handshake."""
         certificate: bytes = self._session.getpeercert(binary_form=True)
         return certificate
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """As a plain socket's."""
+        """Receive as a plain socket does."""
         received = bytearray(bufsize)
         count = self.recv_into(received, 0, flags)
         return bytes(memoryview(received)[:count])
 
     def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
-        """As a plain socket's; the flags are for what is received if nothing is there already.
+        """Receive as a plain socket does; the flags apply if no data is buffered.
 
         Raises:
-            ConnectionError: Somebody has changed what was sent.
+            ConnectionError: The data was changed on its way.
         """
         memory = memoryview(buffer).cast("B")[: nbytes or None]
         while (count := self._opened(memory)) is None:
@@ -110,7 +110,7 @@ class TlsSocket(socket.socket):
         return count
 
     def sendall(self, data: Buffer, flags: int = 0, /) -> None:
-        """As a plain socket's."""
+        """Send all data as a plain socket does."""
         memory = memoryview(data)
         if not memory.nbytes:
             return
@@ -124,7 +124,7 @@ class TlsSocket(socket.socket):
     def send(self, data: Buffer, flags: int = 0, /) -> int:
         """Send all of the data, or with ``MSG_DONTWAIT`` all or nothing.
 
-        What the system then takes a part of goes on its way with the next message.
+        If the system takes only a part, the rest goes with the next message.
 
         Raises:
             BlockingIOError: Nothing can be sent without waiting.
@@ -145,7 +145,7 @@ class TlsSocket(socket.socket):
         return memoryview(data).nbytes
 
     def _has_agreed(self) -> bool:
-        """Take the handshake as far as what has arrived allows; return whether it is done."""
+        """Advance the handshake as far as the received data allows; return whether it is done."""
         try:
             self._session.do_handshake()
         except ssl.SSLWantReadError:
@@ -158,7 +158,7 @@ class TlsSocket(socket.socket):
         return is_done
 
     def _opened(self, memory: memoryview) -> int | None:
-        """Decrypt what has arrived; none if that is no whole record, 0 if it is the end."""
+        """Decrypt received data; return None without a whole record, 0 at the end."""
         filled = 0
         with self._in_session:
             try:
@@ -175,13 +175,12 @@ class TlsSocket(socket.socket):
         return filled
 
     def _seal(self, memory: memoryview) -> None:
-        """Encrypt behind what is still to be sent."""
+        """Encrypt data behind the unsent bytes."""
         with self._in_session:
             self._session.write(memory)
             self._unsent += self._sealed.read()
 
     def _send_unsent(self) -> None:
-        """Send what the system takes without waiting."""
         with suppress(BlockingIOError):
             while self._unsent:
                 sent = super().send(self._unsent, socket.MSG_DONTWAIT)
@@ -189,23 +188,21 @@ class TlsSocket(socket.socket):
 
 
 _VALID = timedelta(days=3650)
-"""Nobody looks at it: clocks of hosts differ, and clients know one certificate only."""
+"""Nobody checks it: clocks of hosts differ, and clients know one certificate only."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a server proves itself with; cannot be pickled, so that no key travels.
+    """A server's key and certificate; cannot be pickled, so that no key travels.
 
-    Attributes:
-        context: TLS with its key and certificate.
-        fingerprint: SHA-256 of the certificate, in hexadecimal digits.
+    `context` is TLS with both; `fingerprint` is the certificate's SHA-256, in hexadecimal digits.
     """
 
     context: ssl.SSLContext
     fingerprint: str
 
     def guard(self, accepted: socket.socket) -> TlsSocket:
-        """Return a connection that was accepted; whoever serves it shakes hands first."""
+        """Wrap an accepted connection; the thread that serves it makes the handshake first."""
         return TlsSocket(accepted, self.context, server_side=True)
 
 
@@ -248,13 +245,13 @@ def connect(
     """Return a connection to a server of the run.
 
     Args:
-        seconds: The longest that it may take; later waits on the connection have the same limit.
-        fingerprint: Of the server's certificate; none where the cluster does not encrypt, and the
-            connection is a plain one.
+        seconds: Limit of connecting, and of each later wait on the connection.
+        fingerprint: Of the server's certificate; None gives a plain connection, where the cluster
+            does not encrypt.
 
     Raises:
         OSError: The server cannot be reached, or does not encrypt.
-        PipelineError: Somebody else is there. Nothing was sent to it.
+        PipelineError: Another process is there. Nothing was sent to it.
     """
     plain = socket.create_connection(address, timeout=seconds)
     if fingerprint is None:
@@ -277,7 +274,7 @@ def connect(
 
 
 def _only_newest(context: ssl.SSLContext) -> ssl.SSLContext:
-    """TLS 1.3: it has no renegotiation, and no cipher without forward secrecy."""
+    """Allow TLS 1.3 alone: no renegotiation, and no cipher without forward secrecy."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
@@ -295,14 +292,11 @@ _PROBES = 4
 
 
 class TokenServer(socketserver.TCPServer):
-    """Serves each connection on a thread of its own; to be mixed into a server.
+    """Serves each connection on a thread of its own; a mix-in for servers.
 
-    When there are too many unauthenticated connections the oldest is closed, and not the newest: a
-    worker sends its token at once.
-
-    Args:
-        identity: With which connections are encrypted, if they are.
-        settings: Of the server, by name.
+    With too many unauthenticated connections it closes the oldest, not the newest: a worker sends
+    its token at once. `identity` encrypts the connections, if given; `settings` are the server's,
+    by name.
     """
 
     daemon_threads = True
@@ -342,7 +336,7 @@ class TokenServer(socketserver.TCPServer):
             logger.warning("a thread of a server goes on after %s s", STOP_SECONDS)
 
     def authenticate(self, connection: socket.socket, token: bytes) -> bool:
-        """Return whether the token is that of the run; if not, the caller closes the connection."""
+        """Return whether the token is the run's; if not, the caller closes the connection."""
         if not hmac.compare_digest(token, self._token):
             return False
         with self._guard:
@@ -375,7 +369,7 @@ class TokenServer(socketserver.TCPServer):
                 raise
 
     def service_actions(self) -> None:
-        """Close connections that are unauthenticated for too long; called by the server's loop."""
+        """Close connections that are unauthenticated for too long; the server's loop calls it."""
         oldest = time.monotonic() - HELLO_SECONDS
         with self._guard:
             for connection, came in list(self._unauthenticated.items()):
@@ -410,12 +404,9 @@ class TokenServer(socketserver.TCPServer):
 
 
 class SocketTokenServer(TokenServer):
-    """Serves connections whose handler authenticates them.
+    """Serves connections by `attend`, which authenticates each and returns when it ends.
 
-    Args:
-        address: Address and port to listen at; port 0 is the system's choice.
-        attend: Serves a connection until it ends.
-        identity: With which connections are encrypted, if they are.
+    Port 0 is the system's choice; `identity` encrypts the connections, if given.
     """
 
     allow_reuse_address = True
@@ -443,10 +434,10 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def detect_cut_connection(connection: socket.socket) -> None:
-    """Have the system end a connection whose other end is cut off, whether anything is sent or not.
+    """Have the system end a connection whose other end is cut off, idle or not.
 
-    By default it probes after two hours for the first time, and repeats what is not acknowledged
-    for a quarter of an hour.
+    By default it first probes after two hours, and resends unacknowledged data for a quarter of an
+    hour.
     """
     pause = UNHEARD_SECONDS // (_PROBES + 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

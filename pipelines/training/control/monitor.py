@@ -1,10 +1,10 @@
 """The driver's side of a run: the state of each worker, and the deadlines that end a run.
 
-Every wait of a run is here, and every wait has a deadline. A run ends with the worker that is gone,
-and not with one that tells of it. When a process dies or a host is cut off, the collective
-operations of the others break, mostly before the driver knows why: a host that is cut off closes no
-connection, it only falls silent. So the error of a worker that says that another one is gone ends
-the run, but the driver first waits until it knows who was silent.
+Every wait of a run is here, and has a deadline. A run ends with the error of the lost worker, not
+of a peer that reports the loss. When a process dies or a host is cut off, the collective operations
+of the others break, mostly before the driver knows why: a host that is cut off closes no
+connection, it only falls silent. So if a worker reports a lost peer the run ends, but the driver
+first waits until it knows which worker was silent.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ class MonitoredWorker:
 
     Attributes:
         lane: The first lane that it reads.
-        address: Of its other end, if it was there to be asked.
         last_progress: When it last finished a step, or waited for others.
         step: The last step that it finished.
         behind: Seconds that it was ready later than the first.
-        done: Whether it has finished its part.
-        failure: The error that it has reported, or another process beside it.
-        peer_lost: Whether the failure may be that another worker is gone.
-        died: Whether it was reported that its own process is gone.
-        broken: How the connection to it broke, if it did.
+        failure: The error that it, or a process beside it, reported.
+        peer_lost: Whether the failure may be the loss of another worker.
+        died: Whether a report says that its process is gone.
+        broken: How its connection broke.
         ended: When it failed, or its connection ended.
-        leaving: When its process was told to end, if it was.
+        leaving: When its process was told to end.
     """
 
     rank: int
@@ -77,7 +75,7 @@ class MonitoredWorker:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process, or the connection to it, is gone and it could not tell why."""
+        """Whether its process or connection is gone, and it could not report why."""
         return self.died or (self.closed and not self.done and self.failure is None)
 
 
@@ -92,7 +90,7 @@ class SharedState:
 
 
 def peer_address(connection: socket.socket) -> str | None:
-    """Return the address of the other end of a connection; none if the connection has ended."""
+    """Return the address of a connection's other end; None if the connection has ended."""
     try:
         return str(connection.getpeername()[0])
     except OSError:
@@ -100,7 +98,7 @@ def peer_address(connection: socket.socket) -> str | None:
 
 
 def has_unread(connection: socket.socket) -> bool:
-    """Return whether something has arrived that is not read yet: its sender is not silent."""
+    """Return whether unread data has arrived: its sender is not silent."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
@@ -112,11 +110,11 @@ def is_lost(worker: MonitoredWorker) -> bool:
 
 
 def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
-    """Return the record of a step that a worker has sent, on the clock of the first worker.
+    """Return a worker's record of a step, on the clock of the first worker.
 
     Raises:
         TypeError: It has other fields, or values of other types.
-        ValueError: A number is not one that a step can have.
+        ValueError: A number is impossible for a step.
     """
     made = StepRecord(**record)
     for name, kind in _KINDS.items():
@@ -130,10 +128,10 @@ def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
 
 
 def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    """Enter what a worker has just sent into what is known of it.
+    """Update what is known of a worker by its message.
 
     Raises:
-        KeyError: The message is of another form.
+        KeyError: The message has another form.
     """
     match message["kind"]:
         case "ready":
@@ -163,17 +161,15 @@ def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
 GRACE_SECONDS = 2.0
 """A peer's death breaks the collective operations of the others within moments."""
 QUIET_SECONDS = 10.0
-"""Five heartbeats. Once another worker has lost the connection to it, who is as silent is gone."""
+"""Five heartbeats. If another worker has lost its connection to a worker, that worker counts as
+gone after this silence."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What ends a run.
+    """The cause of a run's end, and the worker at fault.
 
-    Attributes:
-        worker: The one at fault.
-        cause: What happened to it.
-        is_gone: Whether a process or the network is gone, and nothing in the run went wrong.
+    `is_gone` means that a process or the network is gone, and nothing in the run went wrong.
     """
 
     worker: MonitoredWorker
@@ -184,11 +180,8 @@ class Verdict:
 def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | None:
     """Return the cause of the first failure, once it is known.
 
-    Args:
-        workers: All that have connected; one has failed at least, or is gone.
-
-    Returns:
-        None as long as the wait goes on, at most ``GRACE_SECONDS + QUIET_SECONDS``.
+    One of the connected `workers` must have failed or be gone. None means that the wait goes on, at
+    most ``GRACE_SECONDS + QUIET_SECONDS``.
     """
     ended = [worker for worker in workers if is_lost(worker)]
     since = min(worker.ended for worker in ended)
@@ -207,11 +200,9 @@ def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | 
 def _silent_peer(
     workers: Collection[MonitoredWorker], first: MonitoredWorker, since: float, now: float
 ) -> Verdict | None:
-    """Who was silent when the connections to it broke.
+    """Return the worker that was silent when the connections to it broke.
 
-    Args:
-        first: Tells that a peer is gone.
-        since: When the first worker did.
+    `first` reports a lost peer; `since` is the time of that report.
     """
     others = [one for one in workers if not (is_lost(one) or one.done)]
     if now - since < GRACE_SECONDS + QUIET_SECONDS and any(
@@ -251,7 +242,7 @@ _NOT_UNDERSTOOD = (
     RecursionError,
     OverflowError,
 )
-"""What a message of another form leads to, wherever it is looked at first."""
+"""Raised by a message of another form, wherever it is first read."""
 
 
 class Monitor:
@@ -262,13 +253,13 @@ class Monitor:
     Args:
         workers: How many workers to expect, of ranks 0 and up.
         step_metrics: Gets the workers' records, on a thread of the monitor.
-        host: Address by which the executors reach the driver.
+        host: Address at which the executors reach the driver.
         bind: Address to listen at, if that is another one.
         start_seconds: Deadline for all of them to be ready.
         servers: How many further processes to expect, of the ranks after the workers': the run
             needs them until its end, but does not wait for them to be done.
-        saves_when_asked: Whether the workers write a checkpoint when they are asked to.
-        identity: With which the connections are encrypted, if they are.
+        saves_when_asked: Whether the workers write a checkpoint on request.
+        identity: Encrypts the connections, if given.
         placement: Of the workers, if several hold the encoder together; for errors.
     """
 
@@ -326,18 +317,15 @@ class Monitor:
         self._server.close()
 
     def wait(self, should_stop: Callable[[], EngineError | None] = lambda: None) -> TrainingOutcome:
-        """Wait until all workers are done.
+        """Wait until all workers are done; return the sums of their steps.
 
         Args:
             should_stop: Called every second; an error ends the run.
 
-        Returns:
-            What the workers' steps add up to.
-
         Raises:
             WorkerLostError: A worker died, fell silent, or did not start in time.
-            EngineError: A worker failed, or did not move in time.
-            Exception: What the step metrics' listener raised, for instance on a full disk.
+            EngineError: A worker failed, or made no progress in time.
+            Exception: The step metrics' listener raised it, for instance on a full disk.
         """
         began = checked = time.monotonic()
         shared = self._shared
@@ -364,7 +352,7 @@ class Monitor:
                 shared.changed.wait(CHECK_SECONDS)
 
     def address_of(self, rank: int) -> str | None:
-        """Return the address from which a worker has connected, if one is known."""
+        """Return the address from which a worker has connected, if known."""
         worker = self._shared.workers.get(rank)
         return None if worker is None else worker.address
 
@@ -377,7 +365,7 @@ class Monitor:
         self._tell_workers(SAVE)
 
     def _extend_deadlines(self, seconds: float) -> None:
-        """Extend the deadlines of all workers, for seconds in which this process was suspended."""
+        """Extend all workers' deadlines by seconds in which this process was suspended."""
         now = time.monotonic()
         if self._all_ready is not None:
             self._all_ready = min(self._all_ready + seconds, now)
@@ -389,10 +377,9 @@ class Monitor:
                 worker.ended = min(worker.ended + seconds, now)
 
     def _raise_failure(self) -> bool:
-        """Raise the error of the worker that is the cause of a failure, once it is known.
+        """Raise the error of the worker that caused a failure, once it is known.
 
-        Returns:
-            Whether a worker has failed, or is gone, and the cause is not known yet.
+        Returns whether a worker has failed or is gone, and the cause is not known yet.
         """
         workers = self._shared.workers.values()
         if not any(is_lost(worker) for worker in workers):
@@ -436,7 +423,7 @@ class Monitor:
                 )
 
     def _check_leaving(self) -> None:
-        """End the wait once the state is safe of a run one of whose processes is to end."""
+        """End the wait once the state is saved, in a run with a process that was told to end."""
         told = [one for one in self._shared.workers.values() if one.leaving and not one.done]
         if not told:
             return
@@ -465,7 +452,7 @@ class Monitor:
         return {"rank": worker.rank, "place": place, "host": worker.host, "lane": lane}
 
     def _standing(self, rank: int) -> str | None:
-        """Return where a worker stands among those that hold the encoder together, if they do."""
+        """Return a worker's place among those that hold the encoder together, if they do."""
         if self._placement is None or not self._placement.is_divided or rank >= self._workers:
             return None
         return str(self._placement.place(rank))
@@ -497,7 +484,7 @@ class Monitor:
                     self._shared.changed.notify_all()
 
     def _authenticate(self, connection: socket.socket, line: bytes) -> MonitoredWorker | None:
-        """Admit each worker of this run once; other connections are closed without a response."""
+        """Admit each worker of this run once; close other connections without a response."""
         try:
             introduction = json.loads(line)
             token, rank = str(introduction["token"]), int(introduction["rank"])
@@ -541,7 +528,7 @@ class Monitor:
 
     @contextmanager
     def _telling_listener(self) -> Iterator[None]:
-        """While the step metrics are told something; their listener may be slow or fail."""
+        """Guard calls of the step metrics' listener, which may be slow or fail; keep its error."""
         try:
             with self._adding:
                 yield
@@ -558,7 +545,6 @@ class Monitor:
                 self._step_metrics.add(record)
 
     def _send_heartbeats(self) -> None:
-        """Send the workers a heartbeat every few seconds, until the run ends."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._tell_workers(PRESENT)
 

@@ -1,8 +1,8 @@
 """The worker's connection to the driver.
 
-A worker holds one TCP connection to the driver's monitor for as long as it lives, and sends
-JSON lines over it: heartbeats, the steps done since the last message, how it ended. When a
-process dies, the system closes its connection, and the other side knows at once.
+A worker holds one TCP connection to the driver's monitor for life, and sends JSON lines over it:
+heartbeats, the steps since the last message, its end. When a process dies, the system closes its
+connection, and the other side knows at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipelines.training.control.authenticated_server import (
 from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 _TYPES = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
-"""Of Python, PyTorch, TensorFlow; by name, since no framework is imported for the sake of it."""
+"""The types of Python, PyTorch and TensorFlow; by name, so that no framework need be imported."""
 _WORDS = re.compile(
     r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED"
     # What oneDNN, which makes PyTorch's and TensorFlow's matrix products on a CPU, says of it.
@@ -48,9 +48,9 @@ _REMEDY = (
 
 
 def memory_failure(error: BaseException) -> str | None:
-    """That there was no memory, and the remedy, in one line; None for other errors.
+    """Return an out-of-memory error with its remedy, in one line; None for other errors.
 
-    The frameworks have no common type for it: PyTorch raises a plain `RuntimeError` on a CPU.
+    The frameworks share no type for it: PyTorch raises a plain `RuntimeError` on a CPU.
     """
     is_known = type(error).__name__ in _TYPES
     if not is_known and not (isinstance(error, RuntimeError) and _WORDS.search(str(error))):
@@ -65,35 +65,34 @@ RECORDS_SECONDS = 0.1
 CONNECT_SECONDS = 20.0
 LEAVE_SECONDS = 600.0
 KILL_SECONDS = 5.0
-"""A worker that has not ended itself so long after it was to end is killed by its watchdog."""
+"""The watchdog kills a worker that has not ended so long after it should have."""
 ABORTED = 70
 PRESENT = b"here"
 """The driver's heartbeat, while a run goes on."""
 SAVE = b"save"
 """The driver asks for a checkpoint: a machine is about to be taken away."""
 LONGEST_MESSAGE = 64
-"""Bytes; the driver's messages are words."""
+"""In bytes; the driver's messages are words."""
 
 
 class Reporter:
     """Reports to the monitor; a context manager. Runs on an executor.
 
     Leaving the context waits until the driver lets the worker leave. When the driver aborts the
-    run, or is gone, this process ends at once, whatever its threads wait for: a collective
-    operation that waits for a dead peer cannot be interrupted from Python. It ends too when no
-    heartbeat of the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver
-    that hangs or is cut off; a watchdog sees to that where native code keeps Python's threads
-    from running.
+    run, or is gone, this process ends at once, whatever its threads wait for: Python cannot
+    interrupt a collective operation that waits for a dead peer. It also ends when no heartbeat of
+    the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver that hangs or
+    is cut off. A watchdog ensures that where native code keeps Python's threads from running.
 
-    SIGTERM does not end it: the driver is told, which asks the workers for a checkpoint and then
+    SIGTERM does not end it: it informs the driver, which asks the workers for a checkpoint and then
     aborts the run.
 
     Attributes:
-        save_asked: Set when the driver asks for a checkpoint; whoever writes it clears it.
+        save_asked: Set when the driver asks for a checkpoint; cleared when one is written.
 
     Raises:
         OSError: The driver cannot be reached.
-        PipelineError: Another process is where the driver should be.
+        PipelineError: Another process is in the driver's place.
     """
 
     def __init__(self, task: WorkerTask) -> None:
@@ -141,8 +140,7 @@ class Reporter:
     def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
         """Report the error that ends this worker.
 
-        Args:
-            peer_lost: Whether that is another worker's end, or the end of the connection to it.
+        With `peer_lost` it is the end of another worker, or of the connection to it.
         """
         summary = "".join(traceback.format_exception_only(error)).strip()
         trace = "".join(traceback.format_exception(error))
@@ -164,7 +162,7 @@ class Reporter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the worker waits for others it is not held to the deadline of a step."""
+        """Suspend the deadline of a step while the worker waits for others."""
         self._is_waiting = True
         try:
             yield
@@ -181,11 +179,11 @@ class Reporter:
         self._send("done")
 
     def serve(self) -> None:
-        """Waits, without a deadline, until the driver lets the worker leave."""
+        """Wait, without a deadline, until the driver lets the worker leave."""
         self._leave.wait()
 
     def send_records(self) -> None:
-        """Report all steps to the driver that it does not know of yet."""
+        """Send the driver all steps that it does not know of yet."""
         # Held while they are sent, so that no later message of another thread arrives before them.
         with self._recording:
             records, self._records = self._records, []
@@ -229,7 +227,7 @@ class Reporter:
             os._exit(ABORTED)
 
     def _last_message(self) -> bytes:
-        """The driver's last message; empty if it is gone, or has been silent for too long."""
+        """Return the driver's last message; empty if it is gone, or was silent for too long."""
         poll, received, silent = select.poll(), b"", 0.0
         poll.register(self._socket, select.POLLIN)
         while silent < UNHEARD_SECONDS:
@@ -259,15 +257,12 @@ class Reporter:
 def report_lost(task: WorkerTask, cause: str) -> None:
     """Report to the monitor why a worker is not there. Runs on an executor, beside the worker.
 
-    The monitor accepts one connection for a rank, so a worker that has connected itself takes
-    precedence over this report.
-
-    Args:
-        cause: What went wrong, in one line.
+    The monitor accepts one connection for a rank, so a connected worker takes precedence over this
+    report. `cause` is one line.
 
     Raises:
         OSError: The driver cannot be reached; the run is over.
-        PipelineError: Another process is where the driver should be.
+        PipelineError: Another process is in the driver's place.
     """
     hello = {"kind": "hello", "token": task.token, "rank": task.rank}
     hello |= {"host": socket.gethostname(), "lane": task.first_lane}

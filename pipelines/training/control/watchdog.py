@@ -1,9 +1,9 @@
 """Ends a worker whose driver is silent, whatever the worker does at that moment.
 
-A thread of the worker's own cannot always: native code that does not release Python's lock stops
-it. So this is a process of its own, for which the worker starts this file as a script without any
-package, which takes 10 MB. It reads nothing from the connection: the kernel knows when something
-came over it last. Runs on an executor, beside a worker.
+A thread of the worker cannot always do that: native code that holds Python's lock stops it. So the
+worker starts this file as a script in a separate process, without any package, in 10 MB. It reads
+nothing from the connection: the kernel knows when data last came over it. Runs on an executor,
+beside a worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 LOOK_SECONDS = 1.0
 _ESTABLISHED = 1
 _STATE_BYTE, _LAST_DATA = 0, 52
-"""Where `tcpi_state` and `tcpi_last_data_recv` (milliseconds) are in Linux's `struct tcp_info`."""
+"""Offsets of `tcpi_state` and `tcpi_last_data_recv` (milliseconds) in Linux's `struct tcp_info`."""
 _INFO_BYTES = 104
 _END_SECONDS = 5.0
 
@@ -29,8 +29,7 @@ _END_SECONDS = 5.0
 class Watchdog:
     """The process that watches this one; ends with it.
 
-    Args:
-        seconds: Of silence, after which this process is killed.
+    It kills this process after `seconds` of silence.
     """
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
@@ -46,7 +45,7 @@ class Watchdog:
         )
 
     def close(self) -> None:
-        """End the process, which holds the connection open otherwise."""
+        """End the process, which otherwise holds the connection open."""
         self._process.kill()
         # It was killed: that the system is slow to end it must not hide what the worker ended with.
         with suppress(subprocess.TimeoutExpired):
@@ -54,7 +53,7 @@ class Watchdog:
 
 
 def unheard_seconds(connection: socket.socket) -> float:
-    """How long nothing has come over a connection, as the kernel knows; infinite once it ended."""
+    """Return the seconds of silence on a connection, from the kernel; infinite once it ended."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if info[_STATE_BYTE] != _ESTABLISHED:
         return float("inf")
@@ -63,12 +62,10 @@ def unheard_seconds(connection: socket.socket) -> float:
 
 
 def watch(connection: socket.socket, worker: int, seconds: float) -> None:
-    """Kill a worker once its driver has been silent for too long; return when it is gone.
+    """Kill a worker once its driver has been silent for `seconds`; return when it is gone.
 
-    Args:
-        worker: The process that has started this one.
-        seconds: Of silence. A connection that has ended counts as silent since it was found so, and
-            time for which this host was suspended does not count.
+    `worker` is the process that started this one. A connection that ended counts as silent since
+    that was found; time in which this host was suspended does not count.
     """
     silent, looked, poll = 0.0, time.monotonic(), select.poll()
     # Some builds of Python have none, nor Linux before 5.3: the end is seen a second later then.
@@ -84,7 +81,7 @@ def watch(connection: socket.socket, worker: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """The process: its arguments are those of :func:`watch`."""
+    """Run :func:`watch` with the arguments of the process."""
     number, worker, seconds = sys.argv[1:]
     with socket.socket(fileno=int(number)) as connection:
         watch(connection, int(worker), float(seconds))

@@ -1,5 +1,5 @@
-"""Parameters that workers reach over the network, whatever engine has started them.
+"""Parameters that workers reach over the network, from any engine.
 
-Every request shows the token of the run before anything of it is read, has the size that is due,
-and carries arrays in a typed binary form. Nothing that arrives is unpickled.
+Every request shows the token of the run before any of it is read, has the expected size, and
+carries arrays in a typed binary form. Nothing that arrives is unpickled.
 """

@@ -36,20 +36,19 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def means_server_lost(error: Exception) -> bool:
-    """Return whether an error of a client says that the server is gone, or the network to it."""
+    """Return whether a client's error means that the server, or the network to it, is gone."""
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return True
     return isinstance(error, ConnectionError | TimeoutError) and _REFUSED not in str(error)
 
 
 class Client(ABC):
-    """One connection, made with the first request; can be pickled before it.
+    """A connection to a server, made with the first request; can be pickled before it.
 
     Args:
-        address: Host and port of the server.
         forms: The requests that the server knows.
         seconds: The longest that a request may wait for the server.
-        fingerprint: Of the server's certificate; none where connections are not encrypted.
+        fingerprint: Of the server's certificate; None for plain connections.
     """
 
     def __init__(
@@ -70,17 +69,11 @@ class Client(ABC):
     def ask(
         self, name: str, request: Request, arrays: Weights | None = None
     ) -> tuple[ResponseHeader, Weights | None]:
-        """Send a request and wait for its response.
-
-        Args:
-            arrays: Its arrays, if it has any.
-
-        Returns:
-            The header of the response, and its arrays if it has any.
+        """Send a request with its arrays, if any, and return the response's header and arrays.
 
         Raises:
             OSError: The server cannot be reached, or the connection ended.
-            PipelineError: Another process is where the server should be.
+            PipelineError: Another process is in the server's place.
             ValueError: The response has another form.
         """
         form = self.forms[name]
@@ -108,7 +101,7 @@ class Client(ABC):
 
 
 class HttpClient(Client):
-    """Over HTTP, on a connection that is kept."""
+    """A client over HTTP, on a connection that is kept."""
 
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
@@ -125,7 +118,7 @@ class HttpClient(Client):
 
 
 class SocketClient(Client):
-    """Over one TCP connection."""
+    """A client over one TCP connection."""
 
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
@@ -145,7 +138,7 @@ class SocketClient(Client):
 
 
 class _HttpConnection(http.client.HTTPConnection):
-    """Connects as every client of the run does, again too: http.client would not encrypt then."""
+    """Connects as every client of the run does; http.client's own reconnect would not encrypt."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(*client.address)
@@ -169,13 +162,13 @@ class ServedParameters:
         self._rank = task.rank
 
     def pull(self) -> tuple[Weights, int]:
-        """Return the weights as they are now, and how many updates they have had."""
+        """Return the current weights, and the number of their updates."""
         header, weights = self._client.ask("parameters", Request())
         assert weights is not None, "the server has them from the start"
         return weights, header.updates
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Request an update; return how many the weights have had, this one included."""
+        """Request an update; return the number of updates so far, this one included."""
         request = Request(step=step, rank=self._rank, amount=learning_rate)
         return self._client.ask("update", request, gradients)[0].updates
 
@@ -185,7 +178,7 @@ class ServedParameters:
         return Progress(applied=header.updates, saved=header.saved)
 
     def state(self) -> tuple[Weights, Weights]:
-        """Weights, and the optimiser's arrays as a checkpoint holds them."""
+        """Return the weights, and the optimiser's arrays as in a checkpoint."""
         _, state = self._client.ask("state", Request())
         assert state is not None, "the server has it from the start"
         weights = {
@@ -197,7 +190,7 @@ class ServedParameters:
         return weights, moments
 
     def mark_saved(self, step: int) -> None:
-        """Let the others go on from a step whose state has been saved."""
+        """Let the other workers go on from a step whose state has been saved."""
         self._client.ask("saved", Request(step=step))
 
 
@@ -231,13 +224,13 @@ class ServedRounds:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add what was subtracted from the state up to a step, by how many granules."""
+        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
         request = Request(step=step, rank=self._rank, amount=float(granules))
         self._client.ask("update", request, deltas)
 
 
 def rows_of(server: int, servers: int) -> Rows:
-    """Return the rows of an array that a server holds: as many as every other, up to one."""
+    """Return a server's rows of an array; servers differ by at most one row."""
 
     def rows(count: int) -> slice:
         return slice(count * server // servers, count * (server + 1) // servers)
@@ -246,10 +239,9 @@ def rows_of(server: int, servers: int) -> Rows:
 
 
 def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weights:
-    """Return the rows that a server holds, as views; arrays of which it holds none are left out.
+    """Return a server's rows, as views; arrays without any are left out.
 
-    Args:
-        arrays: By name, of one axis at least.
+    Arrays need at least one axis.
     """
     rows = rows_of(server, servers)
     parts = {name: array[rows(len(array))] for name, array in arrays.items()}
@@ -257,7 +249,7 @@ def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weight
 
 
 def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
-    """Return the shapes of what :func:`shard` leaves of arrays of these shapes."""
+    """Return the shapes that :func:`shard` gives for arrays of these shapes."""
     rows = rows_of(server, servers)
     held = {
         name: (rows(count).stop - rows(count).start, *others)
@@ -267,7 +259,7 @@ def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
 
 
 def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
-    """Return the inverse of :func:`shard`: the arrays that the shards of all servers make."""
+    """Return whole arrays from the shards of all servers: the inverse of :func:`shard`."""
     if len(shards) == 1:
         return dict(shards[0])
     # No server lacks an array that the last one lacks: its part is the largest.
@@ -277,13 +269,10 @@ def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
 
 
 class ShardedParameters:
-    """See :class:`pipelines.training.asynchronous.Parameters`.
+    """Parameters on several servers; see :class:`pipelines.training.asynchronous.Parameters`.
 
-    Requests go to all servers at once. Each server counts its own updates, so that a gradient is
-    as old as the oldest rows that it was computed on.
-
-    Args:
-        parts: Access to each server.
+    Requests go to all servers at once. Each server counts its own updates, so a gradient is as old
+    as the oldest rows that it was computed on.
     """
 
     def __init__(self, parts: Sequence[ServedParameters]) -> None:
@@ -292,13 +281,13 @@ class ShardedParameters:
         self._pulled = [0] * len(parts)
 
     def pull(self) -> tuple[Weights, int]:
-        """Return the weights as they are now, and how many updates they have had at least."""
+        """Return the current weights, and the least number of updates of their rows."""
         responses = list(self._threads.map(ServedParameters.pull, self._parts))
         self._pulled = [updates for _, updates in responses]
         return join([weights for weights, _ in responses]), min(self._pulled)
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Request an update; return how many the oldest rows have had, this one included."""
+        """Request an update; return the updates of the oldest rows, this one included."""
 
         def push(server: int) -> int:
             part = shard(gradients, server, len(self._parts))
@@ -309,17 +298,17 @@ class ShardedParameters:
         return min(self._pulled) + between
 
     def progress(self) -> Progress:
-        """Return the progress of the run on all servers."""
+        """Return the progress that all servers have reached."""
         known = list(self._threads.map(ServedParameters.progress, self._parts))
         return Progress(
             applied=min(one.applied for one in known), saved=min(one.saved for one in known)
         )
 
     def state(self) -> tuple[Weights, Weights]:
-        """Weights, and the optimiser's arrays as a checkpoint holds them."""
+        """Return the weights, and the optimiser's arrays as in a checkpoint."""
         states = list(self._threads.map(ServedParameters.state, self._parts))
         return join([weights for weights, _ in states]), join([moments for _, moments in states])
 
     def mark_saved(self, step: int) -> None:
-        """Let the others go on from a step whose state has been saved."""
+        """Let the other workers go on from a step whose state has been saved."""
         list(self._threads.map(lambda part: part.mark_saved(step), self._parts))

@@ -1,10 +1,10 @@
-"""The parameter server: what it holds, and the messages that read and change it.
+"""The parameter server: its state, and the messages that read and change it.
 
 A request is a header of a few numbers and a list of arrays, and so is its response. Arrays travel
 in the typed binary form of Elephas, which states their types and shapes. Both sides know these
-beforehand, so what arrives is compared with what is expected before any of it is kept, and is read
-into arrays that are there already. The arrays that an update brings belong to the connection, which
-does not touch them before the same worker's next update.
+beforehand, so they check arriving bytes before they keep any, and read them into existing arrays.
+The arrays of an update belong to the connection, which does not touch them before the same worker's
+next update.
 """
 
 from __future__ import annotations
@@ -39,12 +39,9 @@ ReadInto = Callable[[memoryview], int]
 
 
 class Request(NamedTuple):
-    """The header of a request.
+    """The header of a request: the step that it concerns, and the rank where that matters.
 
-    Attributes:
-        step: The step that it is about.
-        rank: Of the worker that asks, where that matters.
-        amount: The learning rate of a gradient, or the granules behind a difference.
+    `amount` is the learning rate of a gradient, or the granules behind a difference.
     """
 
     step: int = 0
@@ -53,11 +50,10 @@ class Request(NamedTuple):
 
 
 class ResponseHeader(NamedTuple):
-    """The header of a response.
+    """The header of a response: the updates of the parameters so far.
 
-    Attributes:
-        updates: How many the parameters have had; of a progress, the steps that are applied.
-        saved: Of a progress, the newest step whose state has been saved.
+    Of a progress, `updates` are the applied steps, and `saved` is the newest step whose state has
+    been saved.
     """
 
     updates: int = 0
@@ -73,12 +69,9 @@ ACCEPTED, REFUSED = b"+", b"-"
 
 
 class Layout:
-    """A list of fp32 arrays as bytes: what ``elephas.utils.weights_to_bytes`` writes.
+    """A list of fp32 arrays as bytes, in the form of ``elephas.utils.weights_to_bytes``.
 
-    An empty list is no bytes at all.
-
-    Args:
-        shapes: Of the arrays, by name, in the order in which they travel.
+    An empty list is no bytes at all. `shapes` are in the order in which the arrays travel.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -90,11 +83,11 @@ class Layout:
         self.size = sum(map(len, self._heads)) + 4 * elements
 
     def new(self) -> Weights:
-        """Arrays to read into, not initialised."""
+        """Return uninitialised arrays to read into."""
         return {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
 
     def chunks(self, arrays: Weights) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of arrays, which are not copied.
+        """Yield the bytes of arrays, without a copy.
 
         Raises:
             ValueError: An array has another shape.
@@ -109,8 +102,7 @@ class Layout:
     def read(self, readinto: ReadInto, arrays: Weights) -> None:
         """Read into arrays that :meth:`new` made.
 
-        Args:
-            readinto: Fills a part of the given memory; returns how much.
+        `readinto` fills a part of the given memory and returns how much.
 
         Raises:
             ValueError: The bytes are those of other arrays; some may have been read.
@@ -124,12 +116,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of a request and of its response, behind their headers.
+    """The arrays of a request and of its response, which may have none of them.
 
-    Attributes:
-        letter: Names the request in the socket protocol.
-        sends: Arrays of the request.
-        brings: Arrays of the response, which may have none of them.
+    `letter` names the request in the socket protocol.
     """
 
     letter: bytes
@@ -143,12 +132,9 @@ class Form:
 
 
 def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
-    """Return the requests that are known in a mode, by name; the first two are those of Elephas.
+    """Return a mode's requests by name; the first two are those of Elephas.
 
     Arrays travel in the order of their names, so that both ends agree on it.
-
-    Args:
-        shapes: Of the weights, by name.
     """
     shapes = dict(sorted(shapes.items()))
     # As :func:`pipelines.training.asynchronous.state_of` names the arrays.
@@ -167,7 +153,7 @@ def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
 
 
 def read_exactly(readinto: ReadInto, size: int) -> bytes:
-    """So many bytes.
+    """Read `size` bytes.
 
     Raises:
         ConnectionError: There are fewer.
@@ -192,7 +178,7 @@ def fill(readinto: ReadInto, memory: memoryview) -> None:
 
 
 def _head(shape: tuple[int, ...]) -> bytes:
-    """Return what stands before the elements of an array: dimensions, type, size."""
+    """Return the header of an array: dimensions, type, size."""
     kind = b"float32"
     return b"".join(
         (
@@ -206,17 +192,14 @@ def _head(shape: tuple[int, ...]) -> bytes:
 
 
 Answer = tuple[ResponseHeader, Weights | None]
-"""Of a handler; the arrays are those of the form, or none of them."""
+"""A handler's response; the arrays are those of the form, or None."""
 Handler = Callable[[Request, Weights], Answer]
 
 
 class ParameterStore(Protocol):
-    """Holds the parameters of one run, and answers the requests of its mode.
+    """The parameters of one run, with handlers for the requests of its mode.
 
-    Attributes:
-        forms: The requests that it knows, by name.
-        reading: The handlers of those that only read.
-        writing: The handlers of those that change the arrays.
+    The `reading` handlers only read; the `writing` ones change the arrays.
     """
 
     forms: Mapping[str, Form]
@@ -224,16 +207,16 @@ class ParameterStore(Protocol):
     writing: Mapping[str, Handler]
 
     def weights(self) -> Weights:
-        """Return the weights as they are now."""
+        """Return the current weights."""
         ...
 
 
 class SharedParameters:
-    """Weights that every gradient moves as it comes, by AdamW.
+    """Weights that AdamW updates by each gradient as it arrives.
 
-    Counters are exact under any number of threads. The arrays are as exact as the lock that is
-    held around the handlers; without one, updates of the same elements may be lost, as in Niu,
-    Recht, Ré and Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
+    Counters are exact under any number of threads. The arrays are as exact as the lock around the
+    handlers; without one, updates of the same elements may be lost, as in Niu, Recht, Ré and
+    Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -298,11 +281,11 @@ class SharedParameters:
 
 
 class AveragedState:
-    """A state from which the mean of all workers' differences is taken, round by round.
+    """A state from which the mean of all workers' differences is subtracted, round by round.
 
-    The differences are added up in the order of the ranks, so that a run repeats exactly. The
-    state is not copied for a response: it changes when all have added to it, and a worker adds
-    to it after it has read it.
+    Differences are added in the order of the ranks, so runs repeat exactly. A response needs no
+    copy of the state: it changes when all workers have added to it, and a worker adds to it after
+    it has read it.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -381,11 +364,9 @@ STORES: Mapping[str, Callable[[TrainingRun, Checkpoint], ParameterStore]] = {
 
 
 class RequestHandler:
-    """Reads requests of known forms and has them answered.
+    """Reads requests of known forms and answers them by the handlers of the same names.
 
-    Args:
-        forms: The requests that are known, by name.
-        handlers: What is done at each, by the same names; called from many threads.
+    Many threads call the handlers.
     """
 
     def __init__(self, forms: Mapping[str, Form], handlers: Mapping[str, Handler]) -> None:
@@ -394,10 +375,7 @@ class RequestHandler:
         self._received = threading.local()
 
     def answer(self, name: str, readinto: ReadInto) -> tuple[int, Iterator[bytes | memoryview]]:
-        """Read a request of the size that is due, do what it asks for, and return the response.
-
-        Returns:
-            The response's size, and its bytes.
+        """Read a request of the expected size, act on it, and return its response's size and bytes.
 
         Raises:
             ValueError: It has another form, or is not due; nothing has changed.
@@ -425,7 +403,7 @@ def answer_connection(
 ) -> None:
     """Answer the requests of one connection until it ends.
 
-    Each is a letter, a length of eight bytes and a body, once the token has been sent.
+    Each is a letter, a length of eight bytes and a body; the token comes first.
     """
     names = {form.letter: name for name, form in handler.forms.items()}
     with connection.makefile("rb") as lines:
@@ -451,13 +429,10 @@ def answer_connection(
 class ParameterServer:
     """Serves parameters over sockets, one request at a time; a context manager.
 
-    Args:
-        address: Address and port to listen at.
-        token: Of the run, of ``TOKEN_BYTES`` characters.
-        identity: With which connections are encrypted, if they are.
+    The run's token has ``TOKEN_BYTES`` characters; `identity` encrypts the connections, if given.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: It cannot listen at the address.
     """
 
     def __init__(

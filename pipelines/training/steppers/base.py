@@ -1,12 +1,11 @@
-"""What step loops need of a framework, how granules reach it, and in which batches it embeds.
+"""The interface between step loops and frameworks, and the feeds and batches of granules.
 
 Runs on executors.
 
-What is embedded at once is a *batch*: all sides of a granule or, where a side has more padded
-tokens than ``training.tokens_per_micro_batch``, some texts of one side, so that long texts fit in
-memory. The loss is still that of the whole granule or step: the texts are embedded without a graph,
-then the loss's gradient on the embeddings is pulled through each batch, which is embedded once more
-for that.
+A *batch* is embedded at once: all sides of a granule or, where a side has more padded tokens than
+``training.tokens_per_micro_batch``, some texts of one side, so that long texts fit in memory. The
+loss is still that of the whole granule or step. The texts are embedded without a graph; then each
+batch is embedded once more, and the loss's gradient on the embeddings is pulled through it.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
@@ -34,12 +33,8 @@ from pipelines.training.collectives.base import Collectives
 class StepWork:
     """A worker's part of a step.
 
-    Attributes:
-        index: Number of the step.
-        epoch: Its epoch.
-        granules: The granules that this worker computes.
-        source: Number of the source that they are of.
-        visit: How often the granules of the source were read before; None where that is the epoch.
+    `granules` are this worker's, all of the source with that number. `visit` counts earlier passes
+    over the source; None where that is the epoch.
     """
 
     index: int
@@ -55,14 +50,14 @@ class StepWork:
 
     @property
     def noise_epoch(self) -> int:
-        """What noise follows from beside the granule, so that it is fresh on each visit."""
+        """Seeds the noise together with the granule, so that it is fresh on each visit."""
         return self.epoch if self.visit is None else self.visit
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
     """Read the worker's granules from the lanes as its steps come.
 
-    Those in an object store are fetched from now on, while the encoder is loaded.
+    Fetching from an object store begins at once, while the encoder is loaded.
     """
     reader = task.run.lane_reader()
     steps = reader.ahead(task.steps())
@@ -73,10 +68,10 @@ def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
 
 
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Read all of the worker's granules into memory before the first.
+    """Read all of the worker's granules into memory before the first step.
 
-    Each is kept once, for all epochs. It shows what a feed without any cost would give: for small
-    corpora, and as the baseline of benchmarks.
+    Each is kept once, for all epochs. For small corpora, and as the baseline of benchmarks: a feed
+    without any cost.
     """
     reader = task.run.lane_reader()
     wanted = {address for _, addresses in task.steps() for address in addresses}
@@ -97,7 +92,7 @@ class Stepper(Protocol):
 
     @property
     def sharded(self) -> bool:
-        """Whether a worker holds a part of the state only.
+        """Whether a worker holds only a part of the state.
 
         The workers then make a checkpoint together: each array is gathered when it is read, which
         all do in the same order, see :meth:`pipelines.runs.checkpoint.Checkpoint.pass_through`.
@@ -106,7 +101,7 @@ class Stepper(Protocol):
 
     @property
     def precision(self) -> str:
-        """Of the matrix products, ``fp32`` or ``bf16``."""
+        """The type of the matrix products, ``fp32`` or ``bf16``."""
         ...
 
     @property
@@ -114,13 +109,13 @@ class Stepper(Protocol):
         """Seconds that its steps have spent in collectives so far, waiting for others included.
 
         None where that cannot be separated from arithmetic: a library moves parameters while it
-        computes, or a GPU only queues what it is given, and is not stopped to be timed.
+        computes, or a GPU only queues the operations and is not stopped to time them.
         """
         ...
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of the last step's gradient over all workers and weights, before it was clipped."""
+        """The norm of the last step's gradient over all workers and weights, before clipping."""
         ...
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -133,7 +128,7 @@ class Stepper(Protocol):
 
 
 class LoadableStepper(Stepper, Protocol):
-    """One whose state can be replaced, for the loop of averaging rounds."""
+    """A stepper whose state can be replaced, for the loop of averaging rounds."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take another state, of the same shape."""
@@ -141,22 +136,22 @@ class LoadableStepper(Stepper, Protocol):
 
 
 class GradientStepper(Protocol):
-    """One that computes at weights held elsewhere, for the asynchronous loop."""
+    """A stepper that computes at weights held elsewhere, for the asynchronous loop."""
 
     @property
     def precision(self) -> str:
-        """Of the matrix products, ``fp32`` or ``bf16``."""
+        """The type of the matrix products, ``fp32`` or ``bf16``."""
         ...
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of the last gradient, before it was clipped."""
+        """The norm of the last gradient, before clipping."""
         ...
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
         """Return loss and clipped gradients of this worker's granules at given weights.
 
-        Leaves the stepper with these weights; its optimiser has no part in it.
+        The stepper keeps these weights; its optimiser has no part in it.
         """
         ...
 
@@ -170,20 +165,18 @@ class StepperFactory(Protocol[Stepper_co]):
     def __call__(
         self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives
     ) -> Stepper_co:
-        """Make the framework's side from a checkpoint."""
+        """Make the framework's stepper from a checkpoint."""
         ...
 
     def prepare_process(self, settings: TrainingSettings) -> None:
-        """Prepare this process; called before the framework computes anything in it."""
+        """Prepare this process, before the framework computes anything in it."""
         ...
 
 
 def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the moments that an optimiser goes on from, by key; zeros of a start.
+    """Yield an optimiser's moments by key; zeros for a start.
 
-    Args:
-        checkpoint: The state.
-        averaged: Whether the moving average of the weights is wanted too.
+    With `averaged`, yield the moving average of the weights too.
     """
     for kind in ("m", "v"):
         for name, weight in checkpoint.weights.items():
@@ -197,11 +190,8 @@ def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str,
 class Texts(NamedTuple):
     """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.embed`.
 
-    Attributes:
-        side: Number of their side in what the loss takes.
-        token_ids: int32 [texts, width].
-        lengths: int32 [texts].
-        seed: Of the noise on them.
+    `side` is the position of their side among the loss's inputs; `token_ids` is int32 [texts,
+    width], `lengths` int32 [texts]; `seed` is of the noise on them.
     """
 
     side: int
@@ -211,17 +201,11 @@ class Texts(NamedTuple):
 
 
 Batch = list[Texts]
-"""Texts that are embedded side by side."""
+"""Texts that are embedded together."""
 
 
 def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
-    """Return the sides of a granule that the objective embeds.
-
-    Args:
-        sides: Their names.
-        seed: Of the run.
-        epoch: Of the step.
-    """
+    """Return the named sides of a granule, with seeds of their noise."""
     return [
         Texts(
             number,
@@ -234,11 +218,10 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
 
 
 def parts_needed(lengths: np.ndarray, most: int | None) -> int:
-    """Return in how many parts a side is embedded.
+    """Return the number of parts in which a side is embedded.
 
-    Args:
-        lengths: Of its texts, in tokens.
-        most: Padded tokens of a part, if its text has no more; None for any number.
+    A part has at most `most` padded tokens, or one text; None sets no limit. `lengths` are in
+    tokens.
     """
     texts, width = len(lengths), int(lengths.max())
     if most is None or texts * width <= most:
@@ -247,13 +230,10 @@ def parts_needed(lengths: np.ndarray, most: int | None) -> int:
 
 
 def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
-    """Return the batches of a granule, in which the texts of each side are in their order.
+    """Return the batches of a granule, with the texts of each side in order.
 
-    The noise on a batch follows from the granule and the number of its parts, whoever computes it.
-
-    Args:
-        sides: Of the granule.
-        parts: Of each side; see :func:`parts_needed`.
+    The noise on a batch follows from the granule and the number of its parts, not from the worker.
+    For `parts` of each side see :func:`parts_needed`.
     """
     if max(parts) == 1:
         return [list(sides)]
@@ -263,11 +243,7 @@ def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
 
 
 def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return what there is for the texts of each side, in their order, from some batches.
-
-    Args:
-        values: Of each batch, for each of its texts.
-    """
+    """Regroup values by side, in order; a batch has one value for each of its :class:`Texts`."""
     sides = 1 + max(texts.side for batch in some for texts in batch)
     found: list[list[Any]] = [[] for _ in range(sides)]
     for batch, of_batch in zip(some, values, strict=True):
@@ -277,11 +253,7 @@ def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list
 
 
 def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
-    """Return the rows of each batch, of tensors that hold those of all batches.
-
-    Args:
-        values: Of each side, rows in the order of its texts.
-    """
+    """Return the rows of each batch, given tensors of all rows of each side, in order."""
     sizes = [[len(texts.lengths) for texts in batch] for batch in some]
     of_sides = by_side(some, sizes)
     parts = [iter(value.split(of_side)) for value, of_side in zip(values, of_sides, strict=True)]
@@ -303,5 +275,5 @@ def _split(side: Texts, count: int) -> list[Texts]:
 
 
 def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the first text of each part, and the first that is no more of it."""
+    """Yield the first text of each part, and the first behind it."""
     return pairwise(texts * number // parts for number in range(parts + 1))

@@ -63,23 +63,22 @@ from deepspeed.utils import (
 compatible_operations["deepspeed_shm_comm"] = False
 
 BUCKET_ELEMENTS = 2**24
-"""Elements that are reduced or gathered at once; the library's default buffers take two
-gigabytes."""
+"""Elements that are reduced or gathered at once; the library's default buffers take 2 GB."""
 GROUP_ELEMENTS = 2**26
 """Elements of a worker's part that stage 3 updates at once."""
 LARGEST_WHOLE = 4000
-"""Arrays of up to so many elements stay whole on each worker, as biases and layer norms: gathering
+"""Arrays up to this many elements stay whole on each worker, as biases and layer norms: gathering
 each would cost a message."""
 _SELDOM = 2**31
-"""Steps between two of the library's own lines."""
+"""Steps between two lines of the library's log."""
 
 
 STAGES = {"optimizer": 1, "gradients": 2, "parameters": 3}
-"""Of ZeRO, by ``training.sharding``."""
+"""ZeRO's stages, by ``training.sharding``."""
 
 
 def _flat_parts(zero: Any, stage: int) -> list[tuple[list[Any], torch.Tensor]]:
-    """Return what is joined of this worker's parts, each with the parameters to link to it."""
+    """Return this worker's joined parts, each with the parameters to link to it."""
     if stage == STAGES["parameters"]:
         # There each parameter knows its place by itself.
         return [([], flat) for flat in zero.fp32_partitioned_groups_flat]
@@ -87,7 +86,7 @@ def _flat_parts(zero: Any, stage: int) -> list[tuple[list[Any], torch.Tensor]]:
 
 
 def _set_moment(part: Any, whole: torch.Tensor, kind: str, stage: int) -> None:
-    """Give a parameter's part its share of an array of the optimiser."""
+    """Give a parameter's part its share of an optimiser's array."""
     if stage != STAGES["parameters"]:
         safe_set_full_optimizer_state(part, whole, kind)
         return
@@ -104,16 +103,10 @@ def _take_moments(
     weights: Mapping[str, Any],
     disk: DiskTensors | None = None,
 ) -> None:
-    """Give the library's optimiser its state.
+    """Give the library's optimiser `zero` its state, with moments on `disk` if given.
 
-    The library itself creates it at the first update, and then of one parameter group only.
-
-    Args:
-        zero: The library's optimiser.
-        stage: Of ZeRO.
-        checkpoint: Has the moments; none of a start.
-        weights: The parameters, by name.
-        disk: Where the moments lie, if not in memory.
+    The library itself creates it at the first update, and then of one parameter group only. The
+    checkpoint of a start has no moments.
     """
     for group, flat in _flat_parts(zero, stage):
         zero.optimizer.state[flat] = fresh_state(flat, checkpoint.step, disk)
@@ -127,17 +120,16 @@ def _take_moments(
 
 
 def _moment(weights: Mapping[str, Any], key: str) -> torch.Tensor:
-    """Return one of the moments, whole, by its kind and the name of its weight."""
     kind, name = kind_and_name(key)
     whole: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
     return whole
 
 
 class DeepSpeedStepper(ShardedStepper):
-    """Holds the state in parts, as ``training.sharding`` says; see :class:`.ShardedStepper`.
+    """Holds the state in shards, as ``training.sharding`` says; see :class:`.ShardedStepper`.
 
-    The library computes in fp32, in which the encoder casts what its matrix products take, and
-    with PyTorch's AdamW: the library's own optimisers are compiled where they run.
+    The library computes in fp32; the encoder casts the inputs of its matrix products. The optimiser
+    is PyTorch's AdamW: the library's own ones are compiled where they run.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -156,7 +148,7 @@ class DeepSpeedStepper(ShardedStepper):
         self._let_go_after(optimiser)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, whose arrays come when they are read."""
+        """Return the state before a step; its arrays are gathered when they are read."""
         parts = self._encoder.weights
 
         def moment(key: str) -> np.ndarray:
@@ -173,7 +165,7 @@ class DeepSpeedStepper(ShardedStepper):
         )
 
     def _config(self, workers: int) -> dict[str, Any]:
-        """Return what the library is told."""
+        """Return the library's configuration."""
         zero: dict[str, Any] = {
             "stage": self._stage,
             "reduce_bucket_size": BUCKET_ELEMENTS,
@@ -203,7 +195,7 @@ class DeepSpeedStepper(ShardedStepper):
         return self._stage == STAGES["parameters"]
 
     def _fill(self, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Give the parameters their numbers; in stage 3 unit by unit, which is split at once."""
+        """Fill the parameters; in stage 3 unit by unit, each sharded at once."""
         units = [*self._encoder.units(), self._encoder]
         inner = {type(unit) for unit in units[:-1] if any(unit.children())}
         if self._splits_weights and inner:
@@ -234,16 +226,11 @@ class DeepSpeedStepper(ShardedStepper):
 
 
 class DeepSpeedPipelineStepper(StagedWork):
-    """Makes updates of a stage; see :class:`.base.Stepper`.
+    """Updates a stage; see :class:`.base.Stepper`.
 
-    A stage of the encoder is one layer to the library, which passes granules through the stages by
-    a schedule of its own, averages the gradients of replicas, and splits the optimiser's state
-    between them.
-
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+    The library sees a stage as one layer. It passes granules through the stages by its own
+    schedule, averages the gradients of replicas, and shards the optimiser's state between them. The
+    checkpoint is of the whole encoder; `collectives` join all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -292,7 +279,7 @@ class DeepSpeedPipelineStepper(StagedWork):
         return super().step(work, learning_rate)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, with rank 0; all workers call it at once."""
+        """Return the state before a step, on rank 0; all workers call it at once."""
         weights = self._layer.weights
         return self._own.gathered(
             step,
@@ -316,10 +303,9 @@ class DeepSpeedPipelineStepper(StagedWork):
 
 
 class _StageLayer(Unit):
-    """A stage as a layer of the library's, which calls it for one micro-batch after the other.
+    """A stage as the library's layer, called for one micro-batch after the other.
 
-    Args:
-        shapes: Of the stage's weights.
+    `shapes` are those of the stage's weights.
     """
 
     def __init__(self, shapes: Shapes) -> None:
@@ -340,12 +326,12 @@ class _StageLayer(Unit):
         return after
 
     def loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Return that of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return self._loss(output, number)
 
 
 def _numbers(count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield what the library passes to the first stage and to the loss: micro-batches' numbers."""
+    """Yield the numbers of micro-batches, the library's input of first stage and loss."""
     return ((torch.tensor([number]), torch.tensor([number])) for number in range(count))
 
 

@@ -1,23 +1,23 @@
 """Training in which several workers hold an encoder together. Runs on executors.
 
 **Tensor parallel**: the members of a stage hold each layer together. A worker's part of the encoder
-is plain tensors, so all that :class:`.torch.TorchStepper` does is done with it as it is: gradients
-are averaged over the workers that hold the same part, one of each replica. What differs is the
-forward pass, the norm of the gradient, and how a checkpoint is read and written: in whole arrays,
-so that it can be gone on from in any other layout.
+is plain tensors, which :class:`.torch.TorchStepper` trains unchanged: gradients are averaged over
+the workers that hold the same part, one of each replica. Only three things differ: the forward
+pass, the norm of the gradient, and checkpoints, which hold whole arrays so that any other layout
+can resume from them.
 
-**Fully sharded**: of a member's part of every divided matrix each replica holds an equal share, as
-in :mod:`.sharded`. So of W workers each holds about 1/W of the state; a member's part of a layer is
-put together among the replicas, and the layer computed by the members. Source: Zhao et al.,
-"PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv:2304.11277,
-whose section on interoperability puts the two together in this way.
+**Fully sharded**: each replica holds an equal share of a member's part of every divided matrix, as
+in :mod:`.sharded`, so each of W workers holds about 1/W of the state. The replicas gather a
+member's part of a layer, and the members compute the layer. Source: Zhao et al., "PyTorch FSDP:
+Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv:2304.11277, whose section on
+interoperability combines the two in this way.
 
-**Pipelines**: stages of the encoder stand one behind the other, by PyTorch's own schedules. While a
-stage computes one granule, the stages behind it compute those before. Where there are as many
-granules as stages, a stage holds the activations of as many granules as there are stages from it
-on, and of all of them otherwise. The library makes the buffers for all granules of a step at once.
-Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021,
-arXiv:2006.09503 (one forward, one backward); Huang et al., "GPipe", NeurIPS 2019, arXiv:1811.06965.
+**Pipelines**: the encoder is a sequence of stages, run by PyTorch's own schedules. While a stage
+computes one granule, later stages compute earlier granules. With as many granules as stages, a
+stage holds the activations of as many granules as there are stages from it on; otherwise of all.
+The library allocates the buffers of all granules of a step at once. Sources: Narayanan et al.,
+"Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021, arXiv:2006.09503 (one forward, one
+backward); Huang et al., "GPipe", NeurIPS 2019, arXiv:1811.06965.
 """
 
 from __future__ import annotations
@@ -62,25 +62,20 @@ from pipelines.training.steppers.torch import (
 )
 
 StepLoss = Callable[[list[torch.Tensor], int], torch.Tensor]
-"""Takes the embeddings of the sides of a micro-batch, and its number; gives its share of the step's
-loss."""
+"""Maps the embeddings of a micro-batch's sides, and its number, to its share of the step's loss."""
 
 PartOf = Callable[[str], torch.Tensor]
-"""Takes the name of a weight, behind a kind and a slash where it is one of the moments."""
+"""Maps the name of a weight to its part; a moment's name has a kind and a slash before it."""
 
 
 class OwnPart:
-    """A worker's part of an encoder.
-
-    Args:
-        task: Of the worker.
-        checkpoint: A state of the whole encoder, whose architecture can be divided.
+    """A worker's part of an encoder, from a checkpoint of the whole.
 
     Attributes:
-        placement: How the workers are laid out.
-        place: Where this worker stands.
+        placement: The layout of the workers.
+        place: This worker's place in it.
         division: How the architecture is divided.
-        axes: Along which members divide a weight, by name; of all stages.
+        axes: The axis along which members divide a weight, by name; of all stages.
         layers: Those of this worker's stage.
         trained: The shapes of all trained weights, by name, in canonical order.
     """
@@ -103,7 +98,7 @@ class OwnPart:
         return self.place.stage == self.placement.stages - 1
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the worker's part of a state: views of its arrays, of which none is read."""
+        """Return the worker's part of a state: views of its arrays, which are not read yet."""
         frozen = checkpoint.frozen
         return replace(
             checkpoint,
@@ -120,23 +115,17 @@ class OwnPart:
         device: torch.device,
         kinds: Sequence[str] = tuple(KINDS),
     ) -> Checkpoint:
-        """Return a state of whole arrays, each sent to rank 0 when it is read.
+        """Return the state before a step as whole arrays, each sent to rank 0 when it is read.
 
-        All workers read them in one order; with the other ranks they are empty.
-
-        Args:
-            step: The step that it is before.
-            weight: Gives this worker's part of a weight of its stage; called by all replicas, so
-                that it may put the part together of what they share out.
-            moment: The same of a moment.
-            device: Of the parts, from which the process group can send.
-            kinds: Of the moments.
+        All workers read them in the same order; on other ranks they are empty. `weight` and
+        `moment` give this worker's part of an array of its stage. All replicas call them, so they
+        may gather what replicas share out. The process group must be able to send from `device`.
         """
         own = partial(self._sent, weight, device), partial(self._sent, moment, device)
         return lazy_checkpoint(step, self._spec, self.trained, *own, kinds)
 
     def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
-        """Have rank 0 put together the parts of an array, which come from the first replica."""
+        """Assemble an array on rank 0 from the parts of the first replica."""
         name, rank = _name_of(key), self.placement.rank(self.place)
         own = part_of(key).detach() if self._stage(name) == self.place.stage else None
         holders = [self.placement.rank(place) for place in self._holders(name)]
@@ -152,7 +141,7 @@ class OwnPart:
         return np.empty(0, np.float32)
 
     def _holders(self, name: str) -> Iterator[Place]:
-        """Yield where the parts of a weight are, in the first replica and in their order."""
+        """Yield the places of a weight's parts, in the first replica and in their order."""
         stage = self._stage(name)
         members = range(self.placement.members if name in self.axes else 1)
         return (Place(0, stage, member) for member in members)
@@ -164,7 +153,7 @@ class OwnPart:
         return part
 
     def _parts(self, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
-        """Return those of the worker's stage, by names that may stand behind a kind and a slash."""
+        """Return the arrays of the worker's stage, by names with or without a moment's kind."""
         shapes = {
             key: self._shape(_name_of(key), shape, self.place)
             for key, shape in shapes_of(arrays).items()
@@ -176,7 +165,6 @@ class OwnPart:
         return stage_of(self.division, self._spec, name, self.placement)
 
     def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
-        """Return a view."""
         axis = self.axes.get(name)
         return array if axis is None else part_of(array, axis, self.placement, place)
 
@@ -185,7 +173,7 @@ class OwnPart:
 
 
 def _name_of(key: str) -> str:
-    """Return the name of a weight, which may stand behind a kind and a slash, as in moments."""
+    """Return the weight's name in a key, which for a moment begins with its kind and a slash."""
     return key.partition("/")[2] or key
 
 
@@ -204,12 +192,7 @@ class WorkerGroups(NamedTuple):
 
 
 def worker_groups(task: WorkerTask, device: torch.device) -> WorkerGroups:
-    """Make the groups of all workers, which call it at once; return this worker's.
-
-    Args:
-        task: Of the worker.
-        device: Where the worker computes.
-    """
+    """Make the groups of all workers, which call it at once; return this worker's."""
     placement, seconds = task.placement, task.run.config.training.stall_seconds
     members, stages, copies = (
         _group([ranks_of(rank) for rank in range(task.workers)], seconds)
@@ -219,12 +202,7 @@ def worker_groups(task: WorkerTask, device: torch.device) -> WorkerGroups:
 
 
 def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
-    """Return this worker's group of some that all workers are divided into.
-
-    Args:
-        all_ranks: Of each worker, its group.
-        seconds: The deadline of an exchange.
-    """
+    """Return this worker's group, given the ranks of each worker's group."""
     groups = list(dict.fromkeys(tuple(ranks) for ranks in all_ranks))
     own, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
     return own
@@ -233,13 +211,10 @@ def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
 def check_members(
     own: Checkpoint, divided: Container[str], members: Members, device: torch.device
 ) -> None:
-    """Compare what each member has as a whole; all members call it, after a step.
+    """Compare what each member holds whole; all members call it, after a step.
 
-    Args:
-        own: The worker's own state, or its part of it where replicas share it out.
-        divided: Names of the weights that members have parts of.
-        members: The worker's.
-        device: From which they exchange.
+    `own` is the worker's state, or its share where replicas split it; `divided` names the weights
+    that members have parts of.
 
     Raises:
         RuntimeError: They differ; see :func:`.base.check_agreement`.
@@ -254,12 +229,9 @@ def check_members(
 
 
 class DividedWork(TorchWork):
-    """Makes updates of a part of the encoder; compares after the first what others hold too.
+    """Updates a part of the encoder; after the first update it compares what others hold too.
 
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with, of the whole encoder.
-        collectives: Between all workers.
+    The checkpoint is of the whole encoder; `collectives` join all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -282,7 +254,7 @@ class DividedWork(TorchWork):
 
 
 class ModelParallelStepper(DividedWork, TorchStepper):
-    """Makes updates of a member's part of the encoder, as plain tensors."""
+    """Updates a member's part of the encoder, as plain tensors."""
 
     sharded = True
 
@@ -293,7 +265,7 @@ class ModelParallelStepper(DividedWork, TorchStepper):
         return None if seconds is None else seconds + self._groups.members.seconds
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, with rank 0; all workers call it at once."""
+        """Return the state before a step, on rank 0; all workers call it at once."""
         kinds = tuple(KINDS) if self._training.ema is None else (*KINDS, AVERAGE)
         return self._own.gathered(
             step, self._weights.__getitem__, self._moments.__getitem__, self._device, kinds
@@ -304,7 +276,7 @@ class ModelParallelStepper(DividedWork, TorchStepper):
         return Part(self._own.layers, self._groups.members)
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the norm over all parts; what each member has counts once."""
+        """Return the norm over all parts; weights that members hold whole count once."""
         own = [
             gradient
             for name, gradient in gradients.items()
@@ -318,7 +290,7 @@ class ModelParallelStepper(DividedWork, TorchStepper):
         return square.sqrt()
 
     def _check_agreement(self, step: int) -> None:
-        """Compare parts among replicas, and among members what each of them has as a whole."""
+        """Compare parts among replicas, and whole weights among members."""
         own = TorchStepper.checkpoint(self, step)
         if self._collectives.workers > 1:
             check_agreement(own, self._collectives, "replicas")
@@ -326,10 +298,10 @@ class ModelParallelStepper(DividedWork, TorchStepper):
 
 
 class DividedFsdpStepper(DividedWork, FsdpStepper):
-    """Makes updates of this worker's share of a member's part."""
+    """Updates this worker's share of a member's part."""
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, with rank 0; all workers call it at once."""
+        """Return the state before a step, on rank 0; all workers call it at once."""
         return self._own.gathered(step, self._weight, self._moment, self._device)
 
     def _module(self) -> EncoderModule:
@@ -339,13 +311,13 @@ class DividedFsdpStepper(DividedWork, FsdpStepper):
         return DeviceMesh.from_group(self._groups.copies.group, self._device.type)
 
     def _norm(self) -> torch.Tensor:
-        """Return the norm over all parts; what each member has counts once."""
+        """Return the norm over all parts; weights that members hold whole count once."""
         members = self._groups.members
         counted = [name for name in self._parts if name in self._own.axes or members.member == 0]
         return members.add_up_in_place(self._square(counted)).sqrt()
 
     def _check_agreement(self, step: int) -> None:
-        """Compare among members their share of what each of them has as a whole."""
+        """Compare among members their shares of whole weights."""
         names = [name for name in self._locals if name not in self._own.axes]
         weights = {name: to_numpy(self._locals[name]) for name in names}
         moments = {
@@ -358,7 +330,7 @@ class DividedFsdpStepper(DividedWork, FsdpStepper):
 
 
 class StagedWork(TorchWork):
-    """Passes micro-batches through stages of the encoder, each of which other workers hold.
+    """Passes micro-batches through stages of the encoder, which different workers hold.
 
     The micro-batches are whole granules of a replica. The last stage compares the embeddings.
     """
@@ -367,11 +339,10 @@ class StagedWork(TorchWork):
 
     @abstractmethod
     def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
-        """Pass micro-batches through the stages, and gradients back, if there is a loss.
+        """Pass micro-batches through the stages, and gradients back if there is a loss.
 
-        Returns:
-            On the last stage the losses of all, or the embeddings of their sides without a loss;
-            nothing on the others.
+        On the last stage return the losses of all, or without a loss the embeddings of their sides;
+        on the others nothing.
         """
 
     def _stage_module(
@@ -382,13 +353,7 @@ class StagedWork(TorchWork):
         *,
         sparse_words: bool,
     ) -> StageModule:
-        """Return the stage for some micro-batches.
-
-        Args:
-            weights: Of the stage.
-            part: Which these are.
-            sparse_words: Makes the gradient of words a sparse tensor.
-        """
+        """Return the stage for micro-batches; `sparse_words` makes the word gradient sparse."""
         return StageModule(
             partial(prepare, self._spec, weights, self._training.precision, part),
             [self._inputs(batch) for batch in some],
@@ -423,7 +388,7 @@ class StagedWork(TorchWork):
 
 
 class PipelineStepper(StagedWork, ModelParallelStepper):
-    """Makes updates of a stage, or of a member's part of it."""
+    """Updates a stage, or a member's part of it."""
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -431,7 +396,7 @@ class PipelineStepper(StagedWork, ModelParallelStepper):
         return None
 
     def _loss(self, work: StepWork) -> torch.Tensor:
-        """See :class:`.torch.TorchWork`; that of the last stage, on all stages."""
+        """See :class:`.torch.TorchWork`; all stages return the loss of the last one."""
         return self._groups.stages.add_up_in_place(super()._loss(work))
 
     def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
@@ -467,22 +432,16 @@ class PipelineStepper(StagedWork, ModelParallelStepper):
 
 
 class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """A stage as pipelines take it, for the micro-batches of a step.
+    """A stage in the form of PyTorch's pipelines, for the micro-batches of a step.
 
-    Between stages states travel as a matrix [tokens, hidden] with the tokens of all sides, which
-    has as many rows for each micro-batch as the one with the most tokens needs.
-
-    Args:
-        encoder: Makes the forward pass of the stage, for each micro-batch anew: the graph of what
-            weights are cast to goes with the first gradient.
-        inputs: Of each micro-batch, its sides.
-        checkpointed: Whether activations are computed again for their gradients.
-        is_last: Whether the stage gives embeddings.
-        sparse_words: Makes the gradient of words a sparse tensor.
+    Stages exchange a matrix [tokens, hidden] with the tokens of all sides. The micro-batch with the
+    most tokens sets its rows. `encoder` makes the forward pass of each micro-batch anew: the graph
+    of cast weights goes with the first gradient. With `checkpointed`, activations are recomputed
+    for their gradients.
 
     Attributes:
         tokens: Rows of the matrix.
-        texts: Of all sides of a micro-batch, as many in each.
+        texts: Of all sides of a micro-batch; the same for all micro-batches.
         embeddings: Of each micro-batch so far, those of its sides, of length 1; on the last stage.
     """
 
@@ -504,15 +463,14 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
         self.embeddings: list[list[torch.Tensor]] = []
 
     def loss_by(self, loss_of: StepLoss) -> Callable[..., torch.Tensor]:
-        """Return the loss as a schedule takes it."""
+        """Return the loss in the form of a schedule."""
         return lambda output, target: loss_of(self.embeddings[int(target)], int(target))
 
     def forward(self, states: torch.Tensor, *, number: torch.Tensor | int) -> torch.Tensor:
         """Return states for the next stage, or all embeddings.
 
-        Args:
-            states: Of the stage before; anything for the first stage.
-            number: Of the micro-batch.
+        `states` come from the stage before, and are ignored by the first stage; `number` is the
+        micro-batch's.
         """
         encoder, sides = self._encoder(), self._inputs[int(number)]
         encode, counts = encoder.encode, self._counts[int(number)]

@@ -21,12 +21,9 @@ _BLOCK = 1 << 16
 def newest_share(decay: float, number: int) -> float:
     """Return the share of the newest weights in an exponential moving average of all.
 
-    A young average follows faster, so that the start does not outweigh all else in a short run;
-    source: `tf.train.ExponentialMovingAverage` with `num_updates`.
-
-    Args:
-        decay: The share of the average so far, in the long run.
-        number: How many updates there have been with this one.
+    A young average follows faster, so that the start does not dominate a short run; source:
+    `tf.train.ExponentialMovingAverage` with `num_updates`. `decay` is the share of the average so
+    far in the long run; `number` counts updates from 1.
     """
     return 1 - min(decay, (1 + number) / (10 + number))
 
@@ -34,10 +31,8 @@ def newest_share(decay: float, number: int) -> float:
 class AdamW:
     """Updates arrays in place; see :class:`pipelines.runs.checkpoint.Checkpoint`.
 
-    Args:
-        weights: fp32 arrays by name; copied.
-        moments: ``m/NAME`` and ``v/NAME``, or nothing for a fresh optimiser; copied.
-        weight_decay: Decoupled.
+    Copies the fp32 `weights` and the `moments`, ``m/NAME`` and ``v/NAME``, or none for a fresh
+    optimiser. Weight decay is decoupled.
     """
 
     def __init__(
@@ -60,12 +55,9 @@ class AdamW:
         self._weight_decay = weight_decay
 
     def update(self, gradients: Weights, learning_rate: float, number: int) -> None:
-        """Make an update.
+        """Make update `number`, from 1, which corrects the moments' bias.
 
-        Args:
-            gradients: fp32 arrays by name, of the weights' shapes.
-            learning_rate: Of this update.
-            number: How many updates there have been with it; corrects the moments' bias.
+        The gradients are fp32, of the weights' shapes.
         """
         scale = learning_rate / (1 - BETA_1**number)
         correction = 1 / math.sqrt(1 - BETA_2**number)

@@ -1,4 +1,4 @@
-"""What a framework minimises in a step, with negatives on whichever workers they are.
+"""The loss that a framework minimises in a step, with negatives on any worker.
 
 Runs on executors.
 
@@ -8,16 +8,16 @@ C candidates (E positives, n E hard negatives where examples have n, and E more 
 compared with anchors), embeddings of d numbers and W workers, a worker
 
 - makes 6 S d E/W multiplications and additions (two matrix products for the gradients, one before),
-  S being the candidates of all directions that are compared: C unless the loss names others,
-- holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
-  gradients from some examples, the sum of these, what is sent of it, and what PyTorch holds for a
-  moment: as measured), and arrays of as many similarities as ``SIMILARITIES``, or C if these are
-  more: 4 of them, 6 with hardness, a margin or all directions, 7 with all of these; never the
-  C E/W of all its examples. The allocator of glibc may hold as much again, unless
-  ``MALLOC_MMAP_THRESHOLD_`` is set in the environment,
+  with S the candidates of all compared directions: C unless the loss names others,
+- holds about 7 C d fp32 numbers, as measured (the candidates, also joined if there are hard
+  negatives, the gradients from some examples, the sum of these, its sent part, and PyTorch's
+  temporary copy), and arrays of ``SIMILARITIES`` similarities, or C if that is more: 4 of them, 6
+  with hardness, a margin or all directions, 7 with all of these; never the C E/W of all its
+  examples. The allocator of glibc may hold as much again, unless ``MALLOC_MMAP_THRESHOLD_`` is set
+  in the environment,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
   and each group,
-- gathers (E + C) t numbers more where a teacher with vectors of t numbers tells false negatives,
+- gathers (E + C) t numbers more where a teacher with vectors of t numbers detects false negatives,
   holds them up to twice (joined, where there are hard negatives), and multiplies them too.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
@@ -51,12 +51,12 @@ from pipelines.settings import ObjectiveSettings
 from pipelines.training.collectives.base import Collectives
 
 SIMILARITIES = 2**22
-"""Of anchors and candidates, that are in memory at once: 16 MiB."""
+"""Similarities of anchors and candidates in memory at once: 16 MiB."""
 
 GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
-"""Takes some anchors [anchors, width], or all if they are candidates too, and all candidates side
-by side; what some anchors pick; and these anchors' share of the worker's. Gives their mean loss
-times this share, and its gradients."""
+"""Maps some anchors [anchors, width], or all if they are candidates too, and all candidates, side
+by side; the anchors' picks; and these anchors' share of the worker's. Returns their mean loss times
+this share, and its gradients."""
 
 
 def pulls_on_embeddings(
@@ -71,14 +71,12 @@ def pulls_on_embeddings(
     Args:
         own: The embeddings of each side, [examples, width], of this worker's granules.
         candidates: Of all workers.
-        collectives: Between the workers.
-        gradients_of: The loss in the framework.
         join: Joins tensors of the framework along the first axis.
 
     Returns:
-        The mean loss of this worker's anchors; the mean over the workers is that of the step. And
-        for each side as much as in ``own``: the gradient of the workers' losses, summed. Pulled
-        through the encoder it gives what, averaged over the workers, is the gradient of the step.
+        The mean loss of this worker's anchors, whose mean over the workers is the step's. And for
+        each side, in the shape of ``own``, the sum of the workers' gradients. Pulled through the
+        encoder and averaged over the workers, it gives the gradient of the step.
     """
     # Candidates of all workers; and, unless they are candidates too, the anchors of this one.
     alone, shared = ([], own) if candidates.anchors else (own[:1], own[1:])
@@ -103,25 +101,22 @@ def pulls_on_embeddings(
 
 
 def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last of as many anchors as have ``SIMILARITIES``, or of one."""
+    """Yield first and last of as many anchors as have ``SIMILARITIES``, at least one."""
     size = max(SIMILARITIES // candidates, 1)
     for start in range(0, anchors, size):
         yield start, min(start + size, anchors)
 
 
 LossOf = Callable[[Sequence[Any], Any], Any]
-"""A loss of the embeddings of the sides and the targets, as a framework computes it."""
+"""A framework's loss of the sides' embeddings and the targets."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """The loss of a source, in a framework.
 
-    Attributes:
-        settings: They name the loss.
-        sides: Of a granule, in the order in which the loss takes them.
-        loss: Of the embeddings of the sides and the targets.
-        across_granules: Whether negatives come from all granules of a step.
+    `sides` are a granule's, in the order of the loss's inputs. With `across_granules`, negatives
+    come from all granules of a step.
     """
 
     settings: ObjectiveSettings
@@ -131,15 +126,14 @@ class Objective:
 
     @property
     def needs(self) -> str:
-        """Of the corpus; see :class:`~pipelines.losses.loss.Loss`."""
+        """The loss's needs of the corpus; see :class:`~pipelines.losses.loss.Loss`."""
         needs: str = LOSSES.load(self.settings.name).needs
         return needs
 
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
-        """Return what all workers bring to a step to compare with; all workers call it.
+        """Return the candidates of a step from all workers; all workers call it.
 
-        A teacher's vectors, where they are used, are gathered too: as many numbers as embeddings
-        have, if it is as wide.
+        Gathers a teacher's vectors too, if used: as many numbers as embeddings have at equal width.
         """
         gathered = collectives.all_gather(identities(granules, self.sides))
         taught = self.settings.uses_teacher
@@ -151,7 +145,7 @@ class Objective:
         )
 
     def targets(self, granule: Granule) -> Targets:
-        """Return what a granule's embeddings are compared with, if its negatives are its own."""
+        """Return the targets of a granule whose negatives are its own."""
         return granule_targets(self.settings, granule, self.sides)
 
 

@@ -1,9 +1,7 @@
-"""Training by libraries that share the state out among workers, and PyTorch's own of them (FSDP).
+"""Training by libraries that shard the state among workers, such as PyTorch's FSDP.
 
-Runs on executors.
-
-Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
-arXiv:2304.11277; in the form that shards each parameter by its rows.
+Runs on executors. Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+Parallel", VLDB 2023, arXiv:2304.11277; in the form that shards each parameter by its rows.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
 from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
-"""The optimiser's names for what checkpoints call m and v."""
+"""The optimiser's names for the checkpoints' m and v."""
 
 _ALIGNMENT = 64
 _BYTES = 4
@@ -44,18 +42,17 @@ _BYTES = 4
 def kind_and_name(key: str) -> tuple[str, str]:
     """Return the optimiser's name of a moment, and the name of its weight.
 
-    Args:
-        key: ``m`` or ``v``, a slash, and the name of the weight, as in checkpoints.
+    `key` is ``m`` or ``v``, a slash, and the name of the weight, as in checkpoints.
     """
     kind, _, name = key.partition("/")
     return KINDS[kind], name
 
 
 class DiskTensors:
-    """fp32 tensors that lie one after the other in a file, which is mapped into memory.
+    """fp32 tensors, contiguous in a file that is mapped into memory.
 
-    The file has no name from the beginning, so that it goes with the process, however that ends. It
-    is in the folder that ``tempfile`` takes: that of ``TMPDIR``, or ``/tmp``.
+    The file has no name, so it disappears with the process, however that ends. It is in
+    ``tempfile``'s folder: ``TMPDIR``, or ``/tmp``.
 
     Args:
         sizes: Numbers of each tensor that :meth:`zeros` will be asked for, in any order.
@@ -81,14 +78,14 @@ class DiskTensors:
             self._mapped = mmap.mmap(file.fileno(), length)
 
     def zeros(self, size: int) -> torch.Tensor:
-        """Return a flat tensor of its own place in the file."""
+        """Return a flat tensor at a new place in the file."""
         if not size:
             return torch.zeros(0)
         begin, self._taken = self._taken, self._taken + _room(size)
         return torch.frombuffer(self._mapped, dtype=torch.float32, count=size, offset=begin)
 
     def let_go(self) -> None:
-        """Take what has been touched out of this process's memory; the system writes it out."""
+        """Release touched pages from this process's memory; the system writes them out."""
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
@@ -98,19 +95,14 @@ def _room(size: int) -> int:
 
 
 class ShardedStepper(BatchedWork):
-    """What the steppers share whose library splits the state by modules.
+    """The common part of steppers whose library shards the state by modules.
 
-    They average the gradients themselves, so the collectives carry losses and embeddings only.
-
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with.
-        collectives: Between the workers that split it.
-        everyone: Between all workers, where `collectives` is between some of them.
+    The library averages the gradients, so the collectives carry losses and embeddings only. They
+    join the workers that shard the state; `everyone` joins all workers, if that is more.
     """
 
     _forward: Callable[[Any], list[torch.Tensor]]
-    """Calls the module, as the library has it; gathers parameters on the way."""
+    """Calls the module through the library, which gathers parameters on the way."""
 
     def __init__(
         self,
@@ -131,7 +123,7 @@ class ShardedStepper(BatchedWork):
 
     @property
     def _is_away(self) -> bool:
-        """Whether what is not gathered is in the memory of the host, and not of the GPU."""
+        """Whether parameters that are not gathered are in the host's memory, not the GPU's."""
         return self._training.offload != "none" and self._device.type == "cuda"
 
     def _module(self) -> EncoderModule:
@@ -146,9 +138,9 @@ class ShardedStepper(BatchedWork):
         return loss
 
     def _agreed(self, parts: np.ndarray) -> np.ndarray:
-        """Return as many on every worker, which embed in step.
+        """Return the same number of parts on every worker: they embed in step.
 
-        The numbers follow from all granules of the step, so not from how many workers there are.
+        The numbers follow from all granules of the step, so not from the number of workers.
         """
         if self._training.tokens_per_micro_batch is None:
             return parts
@@ -156,22 +148,21 @@ class ShardedStepper(BatchedWork):
         return np.broadcast_to(everywhere.max(axis=0), parts.shape)
 
     def _weights_of(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Return the parameters of a part of the encoder, in canonical names."""
         own = {id(parameter) for parameter in module.parameters()}
         return {name: one for name, one in self._encoder.weights.items() if id(one) in own}
 
     def _begin_moments(self, parts: Iterable[torch.Tensor]) -> None:
-        """Make room on the disk for the moments of this worker's parts, if they are to be there."""
+        """Make room on the disk for the moments of this worker's parts, if configured."""
         if self._training.offload == "disk":
             self._disk = DiskTensors(part.numel() for part in parts for _ in KINDS)
 
     def _let_go(self) -> None:
-        """Take moments that are on the disk out of memory."""
+        """Release moments on the disk from memory."""
         if self._disk is not None:
             self._disk.let_go()
 
     def _let_go_after(self, optimiser: torch.optim.Optimizer) -> None:
-        """Have no more of the moments in memory than an optimiser updates at once."""
+        """Release moments from memory after each of an optimiser's updates."""
         if (disk := self._disk) is not None:
             optimiser.register_step_post_hook(lambda *of_step: disk.let_go())
 
@@ -184,15 +175,10 @@ def lazy_checkpoint(
     moment: Callable[[str], np.ndarray],
     kinds: Iterable[str] = KINDS,
 ) -> Checkpoint:
-    """Return a state whose arrays are put together when they are read.
+    """Return the state before a step, with arrays that are assembled when they are read.
 
-    Args:
-        step: The step that it is before.
-        spec: Of the encoder.
-        shapes: Of the weights.
-        weight: Gives a weight; all workers call it at once.
-        moment: Gives a moment, by its kind, a slash, and the name of its weight.
-        kinds: Of the moments.
+    `weight` gives a weight by name, `moment` a moment by its kind, a slash, and the name of its
+    weight; all workers call them at once.
     """
     moments = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     return Checkpoint(step, spec, LazyArrays(shapes, weight), LazyArrays(moments, moment))
@@ -210,12 +196,9 @@ def fresh_state(part: torch.Tensor, step: int, disk: DiskTensors | None) -> dict
 def optimiser_of(
     weights: Mapping[str, torch.Tensor], shapes: Shapes, weight_decay: float
 ) -> torch.optim.AdamW:
-    """Return AdamW, that does not decay biases and layer norms.
+    """Return AdamW for this worker's parts, which may be flat; biases and layer norms do not decay.
 
-    Args:
-        weights: What this worker has of them, by name; parts may be flat.
-        shapes: Of the whole.
-        weight_decay: Of the others.
+    `shapes` are those of the whole weights.
     """
     matrices = [value for name, value in weights.items() if len(shapes[name]) > 1]
     vectors = [value for name, value in weights.items() if len(shapes[name]) == 1]
@@ -231,17 +214,16 @@ def optimiser_of(
 
 
 def set_rate(optimiser: Any, learning_rate: float) -> None:
-    """Give all groups of an optimiser's parameters a learning rate."""
+    """Set the learning rate of all of an optimiser's parameter groups."""
     for group in optimiser.param_groups:
         group["lr"] = learning_rate
 
 
 class FsdpStepper(ShardedStepper):
-    """Holds parameters, gradients and moments in parts; see :class:`ShardedStepper`.
+    """Holds parameters, gradients and moments in shards; see :class:`ShardedStepper`.
 
-    Gradients are reduced after each granule, so that only those of one unit are ever whole. Each
-    unit has an optimiser of its own, for the moments of one to be in memory at a time if they are
-    on the disk.
+    Gradients are reduced after each granule, so only those of one unit are ever whole. Each unit
+    has an optimiser of its own, so that moments on the disk are in memory for one unit at a time.
     """
 
     def __init__(
@@ -281,7 +263,7 @@ class FsdpStepper(ShardedStepper):
         self._let_go()
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step, whose arrays come when they are read."""
+        """Return the state before a step; its arrays are gathered when they are read."""
         return lazy_checkpoint(
             step,
             self._spec,
@@ -291,7 +273,6 @@ class FsdpStepper(ShardedStepper):
         )
 
     def _mesh(self) -> DeviceMesh:
-        """Return that of the workers that share the state out."""
         return init_device_mesh(self._device.type, (self._collectives.workers,))
 
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -319,12 +300,12 @@ class FsdpStepper(ShardedStepper):
         return self._square(self._parts).sqrt()
 
     def _square(self, names: Iterable[str]) -> torch.Tensor:
-        """Return the square of some gradients' norm, over those who share them out."""
+        """Return the squared norm of gradients, over the workers that shard them."""
         own = total_norm(_local(self._parts[name].grad) for name in names).to(self._device)
         return self._mean(own.square()) * self._collectives.workers
 
     def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[Sequence[str]]:
-        """Yield the names of what is in each unit, and in none of them."""
+        """Yield the names of the weights in each unit, and in none of them."""
         rest = dict.fromkeys(self._parts)
         for unit in units:
             own = list(self._weights_of(unit))
@@ -334,13 +315,13 @@ class FsdpStepper(ShardedStepper):
         yield list(rest)
 
     def _fill(self, local: torch.Tensor, array: np.ndarray) -> None:
-        """Give this worker's rows their numbers; no others are read of an array."""
+        """Fill this worker's rows; other rows of the array are not read."""
         workers = self._collectives.workers
         begin = self._collectives.rank * -(-len(array) // workers)
         local.copy_(torch.from_numpy(array[begin : begin + len(local)]))
 
     def _begun(self, name: str, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return an optimiser's state of this worker's part of a weight, and keep it."""
+        """Return the optimiser's state of this worker's part of a weight, and keep it."""
         state = fresh_state(self._locals[name].detach(), checkpoint.step, self._disk)
         if checkpoint.moments:
             for kind, key in KINDS.items():
@@ -349,11 +330,11 @@ class FsdpStepper(ShardedStepper):
         return state
 
     def _weight(self, name: str) -> torch.Tensor:
-        """Return a weight, put together by those who share it out; all of them call it."""
+        """Return a weight, gathered by the workers that shard it; all of them call it."""
         return self._whole(name, _local(self._parts[name]))
 
     def _moment(self, key: str) -> torch.Tensor:
-        """Do the same with a moment, by its kind and the name of its weight."""
+        """Return a moment, by its kind and the name of its weight, as :meth:`_weight` does."""
         kind, name = kind_and_name(key)
         return self._whole(name, self._state[name][kind])
 
@@ -373,7 +354,6 @@ class FsdpStepper(ShardedStepper):
 
 
 def _local(part: DTensor) -> torch.Tensor:
-    """Return this worker's part, to be written to."""
     local: torch.Tensor = part.detach().to_local()
     return local
 

@@ -49,7 +49,7 @@ _OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.i
 
 
 def pick_specs(objective: Objective) -> Picks:
-    """Return those of what anchors pick from."""
+    """Return the tensor specifications of the anchors' picks."""
     return Picks(_OWN, _EXCLUDED, _vectors(objective) if objective.settings.uses_teacher else [])
 
 
@@ -64,12 +64,9 @@ def _vectors(objective: Objective) -> list[tf.TensorSpec]:
 
 
 class _Texts(NamedTuple):
-    """One side of a granule, as a graph function takes it.
+    """One side of a granule, as a graph function takes it, with the int32 [2] seed of its noise.
 
-    Attributes:
-        token_ids: int32 [examples, width].
-        lengths: int32 [examples].
-        seed: int32 [2], of the noise on this side.
+    The token ids are int32 [examples, width], the lengths int32 [examples].
     """
 
     token_ids: Any
@@ -86,10 +83,10 @@ _SCALAR = tf.TensorSpec([], tf.float32)
 
 
 def _scalar(number: float) -> Any:
-    """Return a tensor of a number that is another one at each step.
+    """Return a tensor of a number that changes with each step.
 
-    Of Python's numbers TensorFlow keeps every tensor that it has made (560 bytes each, in the
-    cache of ``convert_to_eager_tensor``) for as long as the process lives; of numpy's none.
+    TensorFlow keeps every tensor that it made of a Python number (560 bytes each, in the cache of
+    ``convert_to_eager_tensor``) for the life of the process; of numpy's numbers none.
     """
     # A rate beyond single precision is infinite, of which the state that comes out tells.
     with np.errstate(over="ignore"):
@@ -97,12 +94,10 @@ def _scalar(number: float) -> Any:
 
 
 class _Functions(NamedTuple):
-    """The graph functions of a source.
+    """The graph functions of a source's objective.
 
-    Attributes:
-        objective: What they are the gradients of.
-        gradients: Of the weights, on a granule.
-        embedding_gradients: See :data:`.objectives.GradientsOf`.
+    `gradients` are of the weights, on a granule; for `embedding_gradients` see
+    :data:`.objectives.GradientsOf`.
     """
 
     objective: Objective
@@ -113,9 +108,7 @@ class _Functions(NamedTuple):
 class TensorFlowStepper:
     """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
 
-    Args:
-        checkpoint: The state to begin with.
-        collectives: How gradients are averaged between workers.
+    `checkpoint` is the state to begin with; `collectives` average gradients between workers.
     """
 
     sharded = False
@@ -168,14 +161,14 @@ class TensorFlowStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Give TensorFlow its threads and its GPU, before its first operation."""
+        """Set TensorFlow's threads and its GPU, before its first operation."""
         configure_threads(settings.threads)
         if tf.config.list_physical_devices("GPU"):
             limit_gpus(own_device())
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        """Seconds spent in exchanges; None on a GPU, which only queues them."""
         return None if self._on_gpu else self._mean_seconds + self._timed.seconds
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -241,9 +234,8 @@ class TensorFlowStepper:
     def _across(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return loss and gradients with the step's negatives, one granule in memory.
 
-        Two passes: embeddings without a tape; the loss's gradient on them, see
-        :mod:`.objectives`; then each granule once more, pulling its part of that gradient
-        through.
+        Embeds without a tape, takes the loss's gradient on the embeddings (see :mod:`.objectives`),
+        then embeds each granule once more and pulls its part of that gradient through.
         """
         objective = compiled.objective
         candidates = objective.candidates(work.granules, self._timed)
@@ -269,7 +261,6 @@ class TensorFlowStepper:
         return loss, sums
 
     def _inputs(self, granule: Granule, objective: Objective, epoch: int) -> list[_Texts]:
-        """Return the sides of a granule that the objective embeds."""
         return [
             _Texts(side.token_ids, side.lengths, np.array(side.seed, np.int32))
             for side in granule_texts(granule, objective.sides, self._training.seed, epoch)
@@ -323,13 +314,12 @@ class TensorFlowStepper:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Update by AdamW with clipping by the global norm, in the fused kernel.
 
-        Returns:
-            The mean loss, the norm before clipping, and the seconds that the all-reduce took.
+        Returns the mean loss, the norm before clipping, and the seconds of the all-reduce.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
-        the bias correction of the second moment, so it is given epsilon times that correction,
-        which makes the update the one of the paper.
+        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before the
+        bias correction of the second moment. It is given epsilon times that correction, which makes
+        the update the paper's.
         """
         # The all-reduce is part of the graph, so the clock has to be read in the graph too.
         began = tf.timestamp()
@@ -360,7 +350,7 @@ class TensorFlowStepper:
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return gradients clipped by their global norm, if they are to be, and that norm."""
+        """Return gradients, clipped by their global norm if configured, and that norm."""
         norm, clip = tf.linalg.global_norm(gradients), self._training.clip_norm
         if clip:
             gradients, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
@@ -368,7 +358,6 @@ class TensorFlowStepper:
 
 
 def _have_bf16(gpus: Sequence[Any]) -> bool:
-    """Return whether the GPUs, or the CPU where there are none, compute in bf16."""
     if not gpus:
         return computes_in_bf16()
     details = map(tf.config.experimental.get_device_details, gpus)

@@ -1,10 +1,9 @@
 """PyTorch's side of training: one step, and the stepper that holds the whole state.
 
-Runs on executors.
-
-:class:`TorchWork` has what all steppers of PyTorch share, :class:`BatchedWork` what those do that
-embed one batch after the other, and :class:`.model_parallel.StagedWork` what those do that pass
-micro-batches through stages of the encoder. A stepper adds where its weights are, and its update.
+Runs on executors. All steppers of PyTorch share :class:`TorchWork`. Those that embed one batch
+after the other share :class:`BatchedWork`, those that pass micro-batches through stages of the
+encoder :class:`.model_parallel.StagedWork`. A stepper adds the place of its weights, and its
+update.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
-    """Return what a loss compares with, as tensors."""
+    """Return a loss's targets as tensors."""
     if isinstance(targets, Picks):
         guide = [to_device(vectors, device) for vectors in targets.guide]
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
@@ -82,12 +81,12 @@ def gradients_of_loss(
 
 
 def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a number whose gradients on the embeddings of sides are given ones."""
+    """Return a scalar whose gradients on the sides' embeddings are `pulls`."""
     return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
 
 
 def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of all numbers of some gradients."""
+    """Return the norm over all gradients together."""
     norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
     return norm
 
@@ -99,13 +98,10 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 class TorchWork(ABC):
-    """What all steppers of PyTorch share; see :class:`.base.Stepper`.
+    """The common part of PyTorch's steppers; see :class:`.base.Stepper`.
 
-    Args:
-        task: Of the worker.
-        checkpoint: The state to begin with.
-        collectives: Between the workers that compare embeddings and average losses.
-        everyone: Between all workers, where `collectives` is between some of them.
+    `collectives` join the workers that compare embeddings and average losses; `everyone` joins all
+    workers, if that is more.
     """
 
     sharded = True
@@ -130,12 +126,12 @@ class TorchWork(ABC):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds in the exchange so far; None where a library exchanges while it computes."""
+        """Seconds spent in exchanges; None where a library exchanges while it computes."""
         return None
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Give PyTorch its threads."""
+        """Set PyTorch's number of threads."""
         bound_kernel_caches()
         configure_threads(settings.threads)
 
@@ -155,33 +151,26 @@ class TorchWork(ABC):
 
     @abstractmethod
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """Do so with each granule's own negatives; the mean over the granules."""
+        """Do as :meth:`_loss` with each granule's own negatives; the mean over the granules."""
 
     @abstractmethod
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """Do so with the negatives of the whole step."""
+        """Do as :meth:`_loss` with the negatives of the whole step."""
 
     @abstractmethod
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
-        """Make an update from the gradients; return the mean loss over all workers.
-
-        Args:
-            loss: Of this worker.
-            learning_rate: Of this update.
-            number: How many updates there have been with it.
-        """
+        """Make update `number`, from 1, from the gradients; return the mean loss of all workers."""
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
         (mean,) = self._collectives.all_reduce_mean([loss])
         return mean
 
     def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """Return what gradients of a norm are divided by to be clipped; None if they never are."""
+        """Return the divisor that clips gradients of a norm; None without clipping."""
         clip = self._training.clip_norm
         return (norm / clip).clamp(min=1.0) if clip else None
 
     def _texts(self, work: StepWork, objective: Objective) -> list[Batch]:
-        """Return all that is to be embedded of each granule."""
         seed, epoch = self._training.seed, work.noise_epoch
         return [granule_texts(one, objective.sides, seed, epoch) for one in work.granules]
 
@@ -204,13 +193,8 @@ class TorchWork(ABC):
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
         """Compare the embeddings of this worker with the candidates of all workers.
 
-        Args:
-            some: All batches of this worker.
-            sides: The embeddings of each side.
-
-        Returns:
-            The mean loss of this worker's anchors, and its gradients on the embeddings of each
-            batch.
+        Returns the mean loss of this worker's anchors, and its gradients on the embeddings of each
+        batch.
         """
         loss, pulls = pulls_on_embeddings(
             sides,
@@ -223,12 +207,12 @@ class TorchWork(ABC):
 
 
 class BatchedWork(TorchWork):
-    """Embeds one batch after the other; see :mod:`.base` for what a batch is.
+    """Embeds one batch after the other; see :mod:`.base` for batches.
 
     Attributes:
         keeps_last: Whether the graph of a step's last batch is kept while its embeddings are
-            compared, which spares that batch the second pass. Libraries that gather weights in the
-            order of the first pass need each graph to be pulled through as soon as it is made.
+            compared, which saves that batch the second pass. Libraries that gather weights in the
+            order of the first pass need a backward pass through each graph as soon as it is made.
     """
 
     keeps_last = False
@@ -239,23 +223,14 @@ class BatchedWork(TorchWork):
 
     @abstractmethod
     def _rewritten(self, part: Noisy) -> torch.Tensor:
-        """Return the loss of an objective that has a part of a granule written out again."""
+        """Return the loss of a reconstruction objective on a part of a granule."""
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of a share of the step's loss.
-
-        Args:
-            loss: A scalar.
-            last: Whether the update comes next.
-        """
+        """Add the gradients of a share of the step's loss; `last` if the update comes next."""
 
     def _agreed(self, parts: np.ndarray) -> np.ndarray:
-        """Return in how many parts sides are embedded.
-
-        Args:
-            parts: int [granules, sides], in how many they have to be.
-        """
+        """Return the number of parts of each side; `parts`, int [granules, sides], is the least."""
         return parts
 
     def _loss(self, work: StepWork) -> torch.Tensor:
@@ -279,10 +254,11 @@ class BatchedWork(TorchWork):
         return torch.stack(losses).mean()
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """See :class:`TorchWork`; one batch is in memory.
+        """See :class:`TorchWork`; only one batch is in memory.
 
-        Embeddings without a graph; the loss's gradient on them, see :mod:`.objectives`; then
-        each batch once more, pulling its part of that gradient through.
+        Embeds without a graph, takes the loss's gradient on the embeddings (see
+        :mod:`.objectives`), then embeds each batch once more and pulls its part of that gradient
+        through.
         """
         some = [batch for granule in self._batches(work, objective) for batch in granule]
         sides, kept = self._embedded(some)
@@ -291,10 +267,7 @@ class BatchedWork(TorchWork):
         return loss
 
     def _rewrite(self, work: StepWork) -> torch.Tensor:
-        """Add the gradients of an objective that has texts written out again.
-
-        Each is a sum over texts, so those of a granule's parts are added up.
-        """
+        """Add the gradients of a reconstruction objective, a sum over the parts of each granule."""
         assert self._rewriting is not None
         needed = np.array([[self._rewriting.parts_needed(granule)] for granule in work.granules])
         parts = [
@@ -310,7 +283,6 @@ class BatchedWork(TorchWork):
         return total
 
     def _batches(self, work: StepWork, objective: Objective) -> list[list[Batch]]:
-        """Return the batches of each granule."""
         granules, most = self._texts(work, objective), self._training.tokens_per_micro_batch
         needed = [[parts_needed(side.lengths, most) for side in sides] for sides in granules]
         parts = self._agreed(np.array(needed)).tolist()
@@ -319,10 +291,7 @@ class BatchedWork(TorchWork):
     def _embedded(
         self, some: Sequence[Batch]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """Return the embeddings of each side without a graph, and those of the last batch with it.
-
-        The latter are None if no graph is kept.
-        """
+        """Return each side's embeddings without a graph, and the last batch's with it, if kept."""
         kept = None
         with torch.no_grad():
             found = [self._embed(batch) for batch in (some[:-1] if self.keeps_last else some)]
@@ -341,10 +310,8 @@ class BatchedWork(TorchWork):
     ) -> None:
         """Add the gradients of batches.
 
-        Args:
-            pulls: Of each batch, the gradients on its embeddings.
-            kept: The embeddings of the last batch with their graph, if that was kept.
-            last: Whether the update comes next.
+        `pulls` holds the gradients on each batch's embeddings; `kept` the last batch's embeddings
+        with their graph, if kept. With `last` the update comes next.
         """
         todo = list(zip(some, pulls, strict=True))
         if kept is not None:
@@ -356,15 +323,12 @@ class BatchedWork(TorchWork):
 
 
 class WordGradient:
-    """A buffer that the word embedding's gradient is added up in, and its rows that are not zero.
+    """A buffer for the word embedding's gradient that knows its non-zero rows.
 
-    The embedding is half of a small encoder, and most of one with a vocabulary of many languages.
-    A step touches few rows of it. Those of words that are in no text of a step are zero on every
-    worker, so they need not travel, nor be made zero again.
-
-    Args:
-        words: The word embedding; sparse gradients of it are what makes rows known. If a gradient
-            of it is dense, all rows count as touched.
+    The word embedding is half of a small encoder, and most of one with a vocabulary of many
+    languages. A step touches few of its rows. Rows of words in no text of a step are zero on every
+    worker, so they are neither exchanged nor zeroed again. Sparse gradients name the touched rows;
+    after a dense one all count as touched.
     """
 
     def __init__(self, words: torch.Tensor) -> None:
@@ -375,7 +339,7 @@ class WordGradient:
         words.register_hook(self._note)
 
     def begin(self) -> None:
-        """Make it zero, and have the gradients from now on added to it."""
+        """Zero the buffer, and add all gradients from now on to it."""
         if self._are_all:
             self._buffer.zero_()
         for rows in self._touched:
@@ -384,7 +348,7 @@ class WordGradient:
         self._words.grad = self._buffer
 
     def rows(self, collectives: Collectives) -> torch.Tensor:
-        """Return the rows that any worker has touched, int64 and in order; all workers call it."""
+        """Return the rows that any worker touched, int64 and sorted; all workers call it."""
         own = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
         for rows in self._touched:
             own[rows] = True
@@ -399,7 +363,7 @@ class WordGradient:
         return self._buffer.index_select(0, rows)
 
     def put(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Replace some rows, beyond which all are zero; return the whole gradient."""
+        """Replace rows, beyond which all are zero; return the whole gradient."""
         self._touched = [rows]
         return self._buffer.index_copy_(0, rows, values)
 
@@ -412,10 +376,10 @@ class WordGradient:
 
 
 class TorchStepper(BatchedWork):
-    """Holds the whole state, as plain tensors by name, of what is trained alone.
+    """Holds the whole state of the trained weights, as plain tensors by name.
 
-    Gradients come from ``backward``, which adds granule to granule in place. The arguments are
-    those of :class:`TorchWork`; its collectives average the gradients.
+    ``backward`` adds the gradients of granule after granule in place. The arguments are those of
+    :class:`TorchWork`; its collectives average the gradients.
     """
 
     sharded = False
@@ -442,7 +406,7 @@ class TorchStepper(BatchedWork):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        """Seconds spent in exchanges; None on a GPU, which only queues them."""
         return None if self._device.type == "cuda" else self._collectives.seconds
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -506,12 +470,12 @@ class TorchStepper(BatchedWork):
         loss.backward()
 
     def _effective(self) -> Weights:
-        """Return the encoder's weights, of which some may be frozen, or have LoRA's added."""
+        """Return the encoder's weights, with frozen ones and LoRA's additions."""
         return effective(self._weights, self._frozen, self._scale)
 
     @property
     def _part(self) -> Part:
-        """What the weights are of the encoder."""
+        """The part of the encoder that the weights form."""
         return WHOLE
 
     def _encoder(self) -> Encoder:
@@ -530,7 +494,7 @@ class TorchStepper(BatchedWork):
     def _means(self, loss: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Return gradients and loss, averaged over the workers.
 
-        Of the words' gradient those rows travel that some worker has touched.
+        Of the word embedding's gradient, only rows that some worker touched are exchanged.
         """
         words = self._word_gradient if self._collectives.workers > 1 else None
         sent = self._gradients()
@@ -554,7 +518,7 @@ class TorchStepper(BatchedWork):
         learning_rate: float,
         number: int,
     ) -> None:
-        """Update by AdamW, in the fused kernel, which divides gradients by their excess too.
+        """Update by AdamW, in the fused kernel, which also divides gradients by their excess.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed.

@@ -1,4 +1,4 @@
-"""Training by objectives that have texts written out again, in PyTorch. Runs on executors."""
+"""Training by denoising (reconstruction) objectives, in PyTorch. Runs on executors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from pipelines.training.steppers.base import bounds, parts_needed
 
 
 class Noisy(NamedTuple):
-    """Texts of a granule under noise.
+    """Texts of a granule under noise, with the seed of their dropout.
 
-    Attributes:
-        seed: Of dropout.
-        inputs: What :attr:`pipelines.losses.loss.Reconstruction.noise` made of them.
+    `inputs` come from :attr:`pipelines.losses.loss.Reconstruction.noise`.
     """
 
     seed: tuple[int, ...]
@@ -37,12 +35,9 @@ class Noisy(NamedTuple):
 
 
 class Rewriting:
-    """How texts are put under noise, and what it costs to find them again.
+    """The noise on texts, and the loss of reconstructing them.
 
-    Args:
-        run: Has an objective with weights of its own.
-        spec: Of its encoder.
-        training: Seed, dropout, precision, and how much is in memory at once.
+    The run has an objective with weights of its own.
     """
 
     def __init__(self, run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> None:
@@ -55,18 +50,12 @@ class Rewriting:
         (self._side,) = run.sides
 
     def parts_needed(self, granule: Granule) -> int:
-        """Return in how many parts a granule is computed."""
+        """Return the number of parts in which a granule is computed."""
         lengths = granule.sides[self._side].lengths
         return parts_needed(lengths, self._training.tokens_per_micro_batch)
 
     def parts(self, granule: Granule, epoch: int, count: int) -> list[Noisy]:
-        """Return a granule's texts under noise, in some parts; the noise is that of the granule.
-
-        Args:
-            granule: The texts.
-            epoch: Of the step.
-            count: How many parts.
-        """
+        """Return a granule's texts under noise, in `count` parts; noise is the whole granule's."""
         seed, side = self._training.seed, granule.sides[self._side]
         draw = generator(seed, epoch, granule.number)
         inputs = self._own.noise(side, self._ids, self._settings, draw)
@@ -86,10 +75,7 @@ class Rewriting:
     ) -> torch.Tensor:
         """Return a part's share of the loss of its granule.
 
-        Args:
-            weights: The encoder's.
-            own: The objective's, by their names without prefix.
-            part: The texts.
+        `weights` are the encoder's; `own` are the objective's, by names without prefix.
         """
         precision = self._training.precision
         view = View(
@@ -122,11 +108,9 @@ class RewritingUnit(Unit):
 
 
 class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """The same in the place of :class:`pipelines.models.frameworks.torch_module.EncoderModule`.
+    """Replaces :class:`pipelines.models.frameworks.torch_module.EncoderModule` for an objective.
 
-    Args:
-        rewriting: The objective.
-        shapes: Of what is trained.
+    `shapes` are those of the trained weights.
     """
 
     def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
@@ -149,13 +133,7 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
 
 
 def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> Rewriting | None:
-    """Return the objective of a run, if it has texts written out again.
-
-    Args:
-        run: The run.
-        spec: Of its encoder.
-        training: Its settings, in which the precision is known.
-    """
+    """Return a run's reconstruction objective, if any; the precision of `training` is resolved."""
     # All sources have the same objective, if it has weights of its own.
     first, *_ = run.by_source
     loss: Loss = LOSSES.load(first.config.objective.name)
