@@ -7,6 +7,7 @@ keeps its rules. A resumed run keeps the engine that it was begun with.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import dataclass
 
@@ -14,11 +15,12 @@ from pipelines.catalog import LOSSES
 from pipelines.engines.base import Engine, check_conf, check_fit, load_engine
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.files.run_folder import RunFolder
-from pipelines.libraries import check_installed, is_installed
+from pipelines.libraries import check_installed
 from pipelines.runs.job_records import last_settings
 from pipelines.settings import Config
 from pipelines.settings.capabilities import check_limits
 from pipelines.settings.training import AUTO
+from pipelines.spark.java import SUBMITTED, defaults
 from pipelines.spark.shell import ENCRYPTING
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,6 @@ CANDIDATES = (
     Candidate("horovod", "tensorflow", "51"),
     Candidate("elephas", "tensorflow", "69", ("async", "hogwild")),
     Candidate("bigdl", "bigdl", "where `training.framework` asks for it"),
-    Candidate("local", "torch", "where there is no Spark"),
-    Candidate("local", "tensorflow", "where there is neither Spark nor PyTorch"),
 )
 """In the order of their rates in docs/strategies.md, PyTorch's before TensorFlow's. Mesh TensorFlow
 and Megatron-Core are not taken unasked, nor what averages, whose result is another one."""
@@ -109,16 +109,13 @@ def _check(candidate: Candidate, config: Config) -> None:
     for alone in config.by_source():
         LOSSES.load(alone.objective.name).form(candidate.framework)
     engine.check_libraries(config)
-    if engine.needs_spark:
-        check_installed("training.engine", "pyspark", candidate.engine)
-        _check_conf(engine, config)
-    elif is_installed("pyspark"):
-        raise EngineUnavailable("training.engine", "Spark is installed", "set it to local")
+    check_installed("training.engine", "pyspark", candidate.engine)
+    _check_conf(engine, config)
 
 
 def _check_conf(engine: Engine, config: Config) -> None:
     """Refuse an engine whose rules the session's conf, as far as known, does not keep."""
-    conf = _running_conf() or config.stage_conf("train")
+    conf = _running_conf() or {**_given_conf(), **config.stage_conf("train")}
     check_conf(conf, engine.name, engine.rules)
     is_set = {key for key, value in conf.items() if value.lower() == "true"}
     accepted = any(rule.unless in is_set for rule in engine.rules)
@@ -138,3 +135,14 @@ def _running_conf() -> dict[str, str]:
 
     context = SparkContext._active_spark_context
     return {} if context is None else dict(context.getConf().getAll())
+
+
+def _given_conf() -> dict[str, str]:
+    """Return what a session begins with: what spark-submit was given, or Spark's defaults."""
+    if SUBMITTED not in os.environ:
+        return defaults()
+    from pyspark import SparkConf, SparkContext
+
+    # The JVM of spark-submit has all of it, the file of defaults too.
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())

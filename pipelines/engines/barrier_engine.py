@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
@@ -142,6 +143,8 @@ def start_worker(
     exchanges a message with the other tasks, in the order of the ranks.
     """
     try:
+        # In the child it would end the process before the driver hears why.
+        import_module(_GROUP)
         # Before the others hear of it, and at one address alone.
         listener = _listener(own_address(task.monitor)) if task.rank == 0 else None
         first, *_ = gather(json.dumps(listener.getsockname()[:2] if listener else None))
@@ -180,6 +183,8 @@ def _work(
         "MASTER_ADDR": store[0],
         "MASTER_PORT": str(store[1]),
     }
+    # After a lost peer no exchange is waited for; torchrun says so too.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if not gpus:
         os.environ[CUDA_DEVICES] = ""
     else:

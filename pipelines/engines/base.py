@@ -268,6 +268,7 @@ def check_fit(engine: Engine, config: Config) -> None:
     check_divided(config.training)
     engine.check_settings(config)
     check_limits(config.asked, (*LIMITS, *engine.limits), engine.name)
+    check_limits(config.asked, engine.limits)
 
 
 def monitor_for(

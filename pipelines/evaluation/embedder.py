@@ -1,4 +1,4 @@
-"""A model that executors load to embed texts, and exact neighbours by its embeddings.
+"""A model that executors load to embed texts.
 
 It computes in fp32, so that figures do not depend on the processor.
 """

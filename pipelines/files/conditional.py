@@ -98,10 +98,11 @@ def _asked(path: RemotePath, request: Callable[[ObjectStore, str], Any]) -> Any:
         PreconditionError,
     )
 
-    client = path.store.conditional()
-    if client is None:
-        raise NoConditionalWritesError(f"{path.store.scheme} has no conditional writes")
     try:
+        # A client refuses credentials as soon as it is made.
+        client = path.store.conditional()
+        if client is None:
+            raise NoConditionalWritesError(f"{path.store.scheme} has no conditional writes")
         return request(client, str(path.key))
     except (AlreadyExistsError, NotFoundError, PreconditionError):
         raise

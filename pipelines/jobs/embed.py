@@ -32,7 +32,8 @@ def embed(config: Config) -> EmbeddingSummary:
     with making.working():
         session = spark_session(config.for_stage("embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
-            return making.run(session)
+            # Model and inputs may have been replaced while Spark started.
+            return EmbeddingJob.of(config).run(session)
 
 
 def command(config: Config) -> Results:

@@ -32,7 +32,8 @@ def _mine(config: Config) -> MiningSummary:
     with making.working():
         session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
-            return making.run(session)
+            # Model and inputs may have been replaced while Spark started.
+            return MiningJob.of(config).run(session)
 
 
 def command(config: Config) -> Results:

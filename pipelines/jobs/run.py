@@ -31,11 +31,12 @@ def run(config: Config) -> dict[str, Metrics]:
     """Prepare, train and evaluate; see :func:`pipelines.jobs.evaluate.evaluate` for the figures."""
     stages = (*shown_stages(config), "training", "evaluating")
     with progress.job("run", stages, expected_seconds(config)) as seconds:
-        config = with_engine(config)
-        _check(config)
-        prepare(config)
-        train(config)
-        figures = evaluate(config)
+        chosen = with_engine(config)
+        _check(chosen)
+        prepare(chosen)
+        train(chosen)
+        figures = evaluate(chosen)
+    # By the settings that were asked for, with which the next run looks for them.
     keep_seconds(config, seconds)
     return figures
 

@@ -1,7 +1,7 @@
 """Encoders as folders: sentence-transformers folders in and out, plain checkpoints in.
 
 All architectures share modules.json, normalising, prompts, the card and the settings of a start,
-which are here. An architecture's own part is in the `folder.py` of its package.
+which are here. An architecture's own part is in its package.
 """
 
 from __future__ import annotations

@@ -214,11 +214,11 @@ def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
     for line in lines:
         if not is_number(line.get("step")) or "evaluation" not in line:
             continue
-        of_evaluation = found.setdefault(str(line["evaluation"]), {})
         for metric, value in line.items():
             is_known = is_number(value) and math.isfinite(value) and metric not in _NO_FIGURES
             if is_known and figure_named(metric).better:
-                of_evaluation.setdefault(metric, {})[line["step"]] = value
+                of_metric = found.setdefault(str(line["evaluation"]), {})
+                of_metric.setdefault(metric, {})[line["step"]] = value
     return found
 
 

@@ -352,7 +352,7 @@ def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
     first: dict[str, str] = {}
     for number, run in enumerate(runs):
         for evaluation, of_metric in figures_by_step(run.evaluations).items():
-            metric = first.setdefault(evaluation, next(iter(of_metric), ""))
+            metric = first.setdefault(evaluation, next(iter(of_metric)))
             if values := of_metric.get(metric):
                 title = f"{shown(evaluation)}, {figure_named(shown(metric)).label}"
                 steps = sorted(values)

@@ -104,7 +104,11 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 def dump(config: Config) -> str:
     """Return YAML that :func:`load` reads back to an equal configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    tree = config.model_dump(mode="json")
+    if config.training.chooses_framework:
+        # It would be asked for otherwise.
+        del tree["training"]["framework"]
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _read_yaml(path: str | Openable) -> Mapping[str, Any]:

@@ -61,6 +61,9 @@ _LATE_C2 = (
 )
 # A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
 _NO_C2 = ("-XX:TieredStopAtLevel=1",)
+_DEFAULT = re.compile(r"^[ \t]*([^\s=:#]+)[ \t=:]+(.*\S)", re.MULTILINE)
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""The environment variable by which spark-submit tells the process that it starts of its JVM."""
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 _HOME = "SPARK_HOME"
@@ -258,8 +261,12 @@ def defaults_file() -> str:
 
 def default_of(key: str) -> str | None:
     """Return the value of a key in Spark's file of defaults; None without one."""
-    found = re.search(rf"^[ \t]*{re.escape(key)}[ \t=:]+(.*\S)", defaults_file(), re.MULTILINE)
-    return found[1] if found else None
+    return defaults().get(key)
+
+
+def defaults() -> dict[str, str]:
+    """Return the conf in Spark's file of defaults."""
+    return dict(_DEFAULT.findall(defaults_file()))
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipelines.spark.capacity import (
 )
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.java import (
+    SUBMITTED,
     brief_options,
     check_java,
     check_python,
@@ -366,7 +367,7 @@ def in_one_process(master: str | None) -> bool:
 
 def under_spark_submit() -> bool:
     """Return whether spark-submit has started this process."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+    return SUBMITTED in os.environ
 
 
 def _log4j_file() -> str:

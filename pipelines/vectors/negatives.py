@@ -204,17 +204,17 @@ class Search:
 
     Attributes:
         find: Fills a selection. Runs on an executor; reads the table, which is in files of its own.
-        in_place: Whether the table is read where it is, rather than on this machine.
         parts_of_file: Parts of work for each file of documents.
         check: Called before anything begins; raises InputError if the search is impossible.
         prepare: Called on the driver when all documents have vectors.
+        in_place: Whether the table is read where it is, rather than on this machine.
     """
 
     find: Callable[[Selection, VectorTable, GetOn], None]
-    in_place: bool = False
     parts_of_file: int = 1
     check: Callable[[], None] = lambda: None
     prepare: Callable[[SparkSession, VectorTable], object] = lambda session, table: None
+    in_place: bool = False
 
 
 def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> None:

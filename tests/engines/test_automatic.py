@@ -21,8 +21,7 @@ ENCRYPTED = {"spark": {"ssl.enabled": "true"}}
 def installed(monkeypatch):
     """The libraries that are there, which a test may take away; and no session."""
     there = set(EVERYTHING)
-    for module in ("pipelines.libraries", "pipelines.engines.automatic"):
-        monkeypatch.setattr(f"{module}.is_installed", there.__contains__)
+    monkeypatch.setattr("pipelines.libraries.is_installed", there.__contains__)
     monkeypatch.setattr("pipelines.engines.horovod.engine.is_installed", there.__contains__)
     monkeypatch.setattr("pipelines.engines.base.check_spark", lambda *_: None)
     monkeypatch.setattr(automatic, "_running_conf", dict)
@@ -59,8 +58,6 @@ def test_the_first_that_knows_the_settings_is_taken(installed, training, engine)
     [
         ({"torch"}, "tensorflowonspark with tensorflow"),
         ({"torch", "tensorflowonspark"}, "horovod with tensorflow"),
-        ({"pyspark"}, "local with torch"),
-        ({"pyspark", "torch"}, "local with tensorflow"),
     ],
 )
 def test_what_is_not_installed_is_not_taken(installed, missing, engine):
@@ -68,10 +65,13 @@ def test_what_is_not_installed_is_not_taken(installed, missing, engine):
     assert taken() == engine
 
 
-def test_the_conf_decides_too(installed, monkeypatch):
+def test_the_conf_decides_too(installed, monkeypatch, tmp_path):
     assert taken(spark={"dynamicAllocation.enabled": "true"}) == "horovod with torch"
     # Where the cluster encrypts, nothing is sent in clear text unasked.
     assert taken(**ENCRYPTED) == "tensorflowonspark with tensorflow"
+    (tmp_path / "spark-defaults.conf").write_text("spark.network.crypto.enabled  true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert taken() == "tensorflowonspark with tensorflow"
     accepted = {"spark.ssl.enabled": "true", "pytorch.spark.distributor.ignoreSsl": "true"}
     monkeypatch.setattr(automatic, "_running_conf", lambda: accepted)
     assert taken() == "torch with torch"

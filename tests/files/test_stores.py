@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from pipelines.files import conditional
+from pipelines.files.locations import location
 from pipelines.files.stores import Store
 from pipelines.settings.spark import StorageSettings
 
@@ -33,3 +35,11 @@ def test_a_store_that_was_away_is_asked_once_until_it_is_back(caplog):
     with pytest.raises(OSError, match="no connection"):
         store.retried("reading", fail)
     assert len(asked) > 1
+
+
+def test_credentials_of_which_no_client_can_be_made_are_an_error_of_files(tmp_path, monkeypatch):
+    credentials = tmp_path / "credentials.json"
+    credentials.write_text('{"type": "external_account", "audience": "nobody"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(credentials))
+    with pytest.raises(OSError, match="gs://bucket/file"):
+        conditional.read(location("gs://bucket/file", StorageSettings()))

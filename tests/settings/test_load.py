@@ -462,3 +462,14 @@ def test_a_setting_is_read_under_its_name_of_before(monkeypatch, tmp_path, caplo
         load_text(tmp_path, "training:\n  processes_asked: 4\n  workers: 2\n")
     assert parse({"training": {"processes_asked": 1}}) == load(None, ["training.workers=1"])
     assert recorded_value({"encoder.adapter": 3}, "encoder.lora", 0) == 3
+
+
+def test_a_framework_that_is_still_to_be_chosen_is_not_asked_for_by_a_dump(tmp_path):
+    config = load(None, ["objective.name=tsdae", "corpus.pairs=single"])
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config))
+    again = load(str(path))
+    assert again == config
+    assert again.training.chooses_framework
+    path.write_text(dump(load(None, ["training.framework=torch"])))
+    assert not load(str(path)).training.chooses_framework

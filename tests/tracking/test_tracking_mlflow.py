@@ -179,6 +179,7 @@ def test_the_model_loads_where_this_package_is_not_there(
     "given",
     [
         TEXTS,
+        tuple(TEXTS),
         np.array(TEXTS),
         np.array(TEXTS).reshape(2, 1),
         pd.Series(TEXTS, name="caption"),
@@ -201,6 +202,7 @@ def test_what_a_model_takes_for_texts(given) -> None:
         ([{"id": "k-1", "caption": "a"}], "called `text` is needed"),
         (np.array([["k-1", "a"], ["k-2", "b"]]), r"it has \(2, 2\)"),
         (["a", None], "row 1 of 2 is no text: None"),
+        (pd.DataFrame({"text": ["a", None]}), "row 1 of 2 is no text"),
         (pd.Series(["a", float("nan")]), "row 1 of 2 is no text: nan"),
         ([1, 2], "row 0 of 2 is no text: 1"),
     ],

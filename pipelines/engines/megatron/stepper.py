@@ -150,11 +150,11 @@ class Moments:
         for piece in self._pieces.values():
             state = fresh_state(piece.values, part.step, None)
             self._optimiser.optimizer.state[piece.values] = state
-        for key, array in part.moments.items():
+        for key in part.moments:
             kind, name = kind_and_name(key)
             if name in self._pieces:
                 piece = self._pieces[name]
-                flat = np.ascontiguousarray(array).reshape(-1)
+                flat = np.ascontiguousarray(part.moments[key]).reshape(-1)
                 state = self._optimiser.optimizer.state[piece.values]
                 state[kind].copy_(torch.from_numpy(flat[piece.numbers]))
 
