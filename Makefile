@@ -6,7 +6,8 @@
 # something goes wrong under, `make bench` measures what must not slip (about a quarter of an hour),
 # `make fuzz` the fuzz tests for MINUTES. `make gpu-check` holds what PyTorch computes on a GPU against
 # the CPU, and measures it. `make test-install` tries installs of single extras by pip. `make azurite` installs a server
-# that speaks Azure's Blob Storage for the tests of object stores, by npm.
+# that speaks Azure's Blob Storage for the tests of object stores, by npm. `make docs` builds the
+# site of the pages.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.
@@ -31,6 +32,8 @@ AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cks
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 AIRFLOW_2_KEY := $(shell { cat environment/airflow-2.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_2_STAMP := .venv-airflow-2/.installed-$(AIRFLOW_2_KEY)
+DOCS_KEY := $(shell { cat environment/docs.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
+DOCS_STAMP := .venv-docs/.installed-$(DOCS_KEY)
 # Megatron-Core is for few, and a large part of it for GPUs alone: an environment that sees .venv.
 MEGATRON_KEY := $(shell { cat environment/megatron.lock; echo "$(KEY)"; } | cksum | tr -d " ")
 MEGATRON_STAMP := .venv-megatron/.installed-$(MEGATRON_KEY)
@@ -57,7 +60,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test test-install lint environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
+.PHONY: run test test-install lint docs environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -84,6 +87,12 @@ airflow: $(AIRFLOW_STAMP)
 
 # The oldest release that the DAGs work in; their tests run in it too where it is installed.
 airflow-2: $(AIRFLOW_2_STAMP)
+
+# The pages as a site in build/site. A page that no menu names, and a link or an anchor that leads
+# nowhere, end it. It asks the network for nothing once its environment is there.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
+	@echo "the site is in build/site: $(IN_VENV) -m http.server --directory build/site"
 
 # For the engine of that name, whose tests are skipped elsewhere:
 # .venv-megatron/bin/python -m pytest -k megatron
@@ -129,7 +138,7 @@ $(ARCHIVE_STAMP): $(STAMP)
 	@rm -f $(STAMP)-classes-*
 	@$(IN_VENV) environment/build_class_archive.py && touch $@ || test $$? -eq 3
 
-# The wheel and an environment for a cluster, in dist/; see docs/clusters.md.
+# The wheel and an environment for a cluster, in dist/; see docs/guides/cluster.md.
 package: $(STAMP) $(if $(filter horovod,$(ENGINES)),$(HOROVOD_STAMP))
 	$(IN_VENV) environment/build_package.py \
 		--engines $(ENGINES) --with $(WITH) --lock $(LOCK)
@@ -138,7 +147,7 @@ package: $(STAMP) $(if $(filter horovod,$(ENGINES)),$(HOROVOD_STAMP))
 package-check: $(STAMP)
 	$(IN_VENV) environment/check_package.py $(ARGS)
 
-# Trainings on three hosts that something goes wrong under; see docs/faults.md. Needs root.
+# Trainings on three hosts that something goes wrong under; see docs/reference/faults.md. Needs root.
 faults: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m faults $(ARGS)
 
@@ -150,11 +159,11 @@ faults-of-stages: environment
 scale-check: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m scaling $(ARGS)
 
-# Benchmarks that fail where a figure is beyond its bound; see docs/benchmarks.md.
+# Benchmarks that fail where a figure is beyond its bound; see docs/reference/benchmarks.md.
 bench: environment
 	$(VENV)/bin/sentence-pipelines benchmark bounds $(ARGS)
 
-# What PyTorch computes on a GPU; see docs/gpu.md. A machine that is lent for it may have no `.venv`,
+# What PyTorch computes on a GPU; see docs/measurements/gpu.md. A machine that is lent for it may have no `.venv`,
 # so neither of these makes one.
 ANY_PYTHON = $(if $(wildcard $(IN_VENV)),$(IN_VENV),python3)
 gpu-check:
@@ -180,7 +189,7 @@ MINUTES ?= 10
 fuzz: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m fuzz_rounds --minutes $(MINUTES) $(ARGS)
 
-# A part of the tests on other releases of Python and Spark; see docs/versions.md.
+# A part of the tests on other releases of Python and Spark; see docs/reference/versions.md.
 matrix-versions: environment
 	$(IN_VENV) environment/versions.py $(if $(VERSIONS),"$(VERSIONS)")
 
@@ -210,7 +219,7 @@ $(MEGATRON_STAMP): $(STAMP)
 	touch $@
 
 # The lock of an environment has its name: .venv-airflow, environment/airflow.lock.
-$(AIRFLOW_STAMP) $(AIRFLOW_2_STAMP):
+$(AIRFLOW_STAMP) $(AIRFLOW_2_STAMP) $(DOCS_STAMP):
 	rm -rf $(@D)
 	"$(PYTHON)" -m venv $(@D)
 	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/$(patsubst .venv-%,%,$(@D)).lock

@@ -5,7 +5,7 @@
 
 Each environment is requirements.lock with what a short lock of its own puts in the place of
 releases, and is made by the Makefile, like the main one. With `--make` that is all. What ran is
-kept in dist/versions, and becomes the table of docs/versions.md.
+kept in dist/versions, and becomes the table of docs/reference/versions.md.
 
 Exit codes: 0 when all tests passed; 1 when some failed; 2 when an environment could not be made.
 """
@@ -33,7 +33,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
 RESULTS = ROOT / "dist" / "versions"
 CONTRACT = (
     "tests/engines/test_contract.py"
@@ -255,11 +255,11 @@ def page(results: Mapping[str, Mapping[str, Any]], parts: Sequence[Part]) -> str
     tests = [(f"**{part.name}**", *told("parts", part.name)) for part in parts]
     lines = [
         "<!-- Written by `make matrix-versions`; edit environment/versions.py instead. -->\n",
-        "# Releases of Python and of Spark\n",
+        "# Python and Spark releases\n",
         "`make test` runs all tests on Python 3.11 and Spark 3.5. `make matrix-versions` makes the"
-        " environments below and runs a part of the tests in each, the same part in all of them:"
-        " [environment/versions.toml](../environment/versions.toml) lists it. The numbers are of"
-        " tests.\n",
+        " environments below, and runs the same part of the tests in each."
+        " [environment/versions.toml](../../environment/versions.toml) lists this part. The numbers"
+        " count tests.\n",
         "| | " + " | ".join(results) + " |",
         "|---|" + "---|" * len(results),
         *("| " + " | ".join(row) + " |" for row in (*versions, *tests)),
@@ -272,35 +272,33 @@ def page(results: Mapping[str, Mapping[str, Any]], parts: Sequence[Part]) -> str
 def notes() -> str:
     """What stands below the table."""
     return """\
-`not installed`: the engine is not for that release. BigDL's jars are compiled for Scala 2.12, so
-the engine `bigdl` (dllib and Orca) runs on Spark 3.5 alone, and on Spark 4 it says so before it
-starts. Megatron-Core is in an environment of its own (`make megatron`), and `make mesh` installs
-Mesh TensorFlow: both are tried apart.
+`not installed`: the engine does not support that release. BigDL's jars need Scala 2.12, so the
+engine `bigdl` (dllib and Orca) runs only on Spark 3.5. On Spark 4 it refuses to start.
+Megatron-Core has an environment of its own (`make megatron`), and `make mesh` installs Mesh
+TensorFlow. Their tests run apart from this matrix.
 
-## Running it
+## Run it
 
     make matrix-versions
     make matrix-versions VERSIONS="Python 3.12, Spark 4.3"     # some, with semicolons between
     make matrix-versions PYTHONS=/path/to/python3.12           # one that is not on the PATH
 
-Each environment is [requirements.lock](../requirements.lock), with the releases of
-`environment/spark-4.0.lock` or `environment/spark-4.3.lock` in place of those of the same names. It
-is as large as the main one, and lies in `.venv-versions` with the lock that it was made from. To
-make one without running tests, and to pack it for a cluster of that release:
+Each environment has the releases of [requirements.lock](../../requirements.lock), except those in
+`environment/spark-4.0.lock` or `environment/spark-4.3.lock`. It needs as much disk as the main one.
+`.venv-versions` holds it, together with its lock. To make one without tests, and to pack it for a
+cluster:
 
     .venv/bin/python environment/versions.py --make "Python 3.12, Spark 4.3"
     make package ENGINE=torch VENV=.venv-versions/python3.12-spark4.3 \\
         LOCK=.venv-versions/python3.12-spark4.3.lock
 
-## What differs
+## Differences
 
-- **Spark 4** needs Java 17 or later. Its jars, and those of Delta and Iceberg, are of Scala 2.13.
-  SQL follows ANSI there unless `spark.sql.ansi.enabled` is false. Each release ran with its
-  default.
-- **NumPy before 2** is wanted by Elephas and BigDL, whose extras say so. What ran with which
-  NumPy stands in the table.
-- **Python 3.12** has no `distutils`, which Spark 3.5 imports. setuptools brings one, and comes
-  with this package there.
+- **Spark 4** needs Java 17 or later. Its jars, and those of Delta and Iceberg, are for Scala 2.13.
+  SQL follows ANSI unless `spark.sql.ansi.enabled` is false. Each release ran with its default.
+- **NumPy below 2**: the extras of Elephas and BigDL ask for it. The table shows each NumPy release.
+- **Python 3.12** has no `distutils`, but Spark 3.5 imports it. On Python 3.12, the package installs
+  setuptools, which brings it.
 """
 
 

@@ -1,4 +1,7 @@
-"""spark-submit jobs/embed.py [--config FILE] [--set KEY=VALUE ...]; see docs/embedding.md."""
+"""spark-submit jobs/embed.py [--config FILE] [--set KEY=VALUE ...].
+
+See docs/guides/embedding-and-search.md.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""spark-submit jobs/evaluate.py [--config FILE] [--set KEY=VALUE ...]; see docs/jobs.md."""
+"""spark-submit jobs/evaluate.py [--config FILE] [--set KEY=VALUE ...].
+
+See docs/reference/commands.md.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""spark-submit jobs/mine.py [--config FILE] [--set KEY=VALUE ...]; see docs/mining.md."""
+"""spark-submit jobs/mine.py [--config FILE] [--set KEY=VALUE ...].
+
+See docs/guides/hard-negatives.md.
+"""
 
 import sys
 

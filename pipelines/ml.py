@@ -275,11 +275,11 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
     Params: `pairCols` (two columns of texts that belong together, or more: text, partner, hard
     negatives), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
     every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/settings.md, except those that a Param sets; `corpus.group_column`, `corpus.score_column`
-    and `corpus.score_columns` are columns of the frame), and those of :class:`SentenceEncoderModel`
-    for the resulting model. An existing run in the folder is overwritten, unless `run.overwrite` is
-    false or `training.resume` is true. Without `inputCol`, the model embeds the first of the
-    `pairCols`.
+    docs/reference/settings.md, except those that a Param sets; `corpus.group_column`,
+    `corpus.score_column` and `corpus.score_columns` are columns of the frame), and those of
+    :class:`SentenceEncoderModel` for the resulting model. An existing run in the folder is
+    overwritten, unless `run.overwrite` is false or `training.resume` is true. Without `inputCol`,
+    the model embeds the first of the `pairCols`.
     """
 
     pairCols = _param("pairCols", "two or more text columns", TypeConverters.toListString)  # noqa: N815

@@ -3,7 +3,7 @@
 from typing import get_args
 
 import pytest
-from reference import DOCS, PAGES
+from reference import DOCS, PAGES, REFERENCE
 
 from pipelines.corpus.cleaning.prose import PARAGRAPH_RULES, TITLE_LINE
 from pipelines.corpus.cleaning.rules import TEXT_RULES
@@ -14,11 +14,11 @@ from pipelines.settings import CorpusSettings
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_current(name):
-    assert (DOCS / name).read_text() == PAGES[name](), "run `python tools/reference.py`"
+    assert (REFERENCE / name).read_text() == PAGES[name](), "run `python tools/reference.py`"
 
 
 def test_the_page_of_the_corpus_names_every_rule_and_format():
-    page = (DOCS / "corpus.md").read_text(encoding="utf-8")
+    page = (DOCS / "concepts" / "corpus.md").read_text(encoding="utf-8")
     rules = {*PARAGRAPH_RULES, *TEXT_RULES, TITLE_LINE, overlaps.DUPLICATE, overlaps.NEAR_DUPLICATE}
     rules |= {overlaps.EXCLUDED, overlaps.NEARLY_EXCLUDED, NO_NEIGHBOUR}
     formats = get_args(CorpusSettings.model_fields["format"].annotation)

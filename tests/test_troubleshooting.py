@@ -13,7 +13,7 @@ from reference import DOCS
 from pipelines.settings.capabilities import LIMITS
 
 SOURCE = DOCS.parent / "pipelines"
-PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
 OURS, _, _ = PAGE.partition("## What Spark says")
 MESSAGES = re.findall(r"^\| `(.+?)` \|", OURS, re.MULTILINE)
 FILLED = "…"

@@ -1,4 +1,4 @@
-"""Writes the pages of ``docs/`` that follow from the code: ``python tools/reference.py``."""
+"""Writes the pages of ``docs/reference`` from the code: ``python tools/reference.py``."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from pipelines_bench.bounds.entries import read_bounds
 from pipelines_bench.bounds.judging import limit_in_words
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+REFERENCE = DOCS / "reference"
 NOTICE = "<!-- Written by `python tools/reference.py`; edit the code instead. -->\n\n"
 
 
@@ -56,8 +57,8 @@ def settings_page() -> str:
     """The reference of all settings, as Markdown."""
     lines = [
         NOTICE + "# Settings\n",
-        "One YAML file, and `--set KEY=VALUE` on top. A wrong key, type or range is refused "
-        "before Spark starts.\n",
+        "Write settings in one YAML file, and override them with `--set KEY=VALUE`. A command "
+        "refuses a wrong key, type or range before Spark starts.\n",
         _VALUES,
         "| key | type | default | what it is |",
         "|---|---|---|---|",
@@ -67,7 +68,7 @@ def settings_page() -> str:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for title, keys in (("must stay as they were", FIXED), ("may change", RECORDED)):
         names = ", ".join(f"`{key}`" for key in keys)
-        lines.append(f"\nWith `training.resume` these {title}: {names}.")
+        lines.append(f"\nWith `training.resume`, these settings {title}: {names}.")
     return "\n".join(lines) + "\n"
 
 
@@ -76,9 +77,10 @@ def engines_page() -> str:
     engines = [load_engine(name) for name in ENGINES]
     lines = [
         NOTICE + "# Engines\n",
-        "Which engine trains is one word, `training.engine`; how updates are made is another, "
-        "`training.mode`. All start from the same folder, read the same lanes, write the same "
-        "checkpoints and end in the same model folder.\n",
+        "`training.engine` names the engine, and `training.mode` how it updates the weights. All "
+        "engines read the same lanes (shards), and write the same checkpoints and model folder. "
+        "[Engines](../concepts/engines.md) explains them, and [modes](../concepts/modes.md) "
+        "compares synchronous with asynchronous training.\n",
         *_table(
             (
                 "training.engine",
@@ -86,7 +88,7 @@ def engines_page() -> str:
                 "training.framework",
                 "training.feed",
                 "training.sharding",
-                "[layouts](large-encoders.md)",
+                "[layouts](../concepts/large-encoders.md)",
                 "Spark",
             ),
             (
@@ -102,22 +104,23 @@ def engines_page() -> str:
                 for found in engines
             ),
         ),
-        "\n## Which one `auto` takes\n",
-        "Unless `training.engine` names one, the first is taken whose libraries are installed, "
-        "that knows the settings, and whose rules the conf of Spark keeps. Where the cluster "
-        "encrypts, none is taken that sends in clear text. The log names it and the others that "
-        "fit. A resumed run keeps its engine. Rates are those of "
-        "[strategies](strategies.md#an-example), in fp32.\n",
+        "\n## The choice of `auto`\n",
+        "By default (`training.engine: auto`), training takes the first fitting engine of this "
+        "table. An engine fits if its libraries are installed, it supports the settings, and the "
+        "Spark conf keeps its rules. On a cluster with encryption, it must also encrypt its own "
+        "connections. The log names the choice and the other fitting engines. A resumed run keeps "
+        "its engine. [Strategies](../measurements/strategies.md) has the machine and the command "
+        "of these rates in fp32.\n",
         *_table(
-            ("", "engine", "framework", "examples/s of two workers, and when"),
+            ("", "engine", "framework", "examples/s of two workers"),
             (
                 (str(place), f"`{one.engine}`", one.framework, one.why)
                 for place, one in enumerate(CANDIDATES, 1)
             ),
         ),
-        "\n## What each mode promises\n",
+        "\n## Modes\n",
         *_table(
-            ("engine, mode", "what it guarantees", "when to choose it", "what it needs"),
+            ("engine, mode", "guarantee", "choose it if", "needs"),
             (
                 (f"`{found.name}` {name}", mode.guarantee, mode.choose_when, mode.needs)
                 for engine in ENGINES
@@ -125,37 +128,39 @@ def engines_page() -> str:
                 for name, mode in found.modes.items()
             ),
         ),
-        "\n## What each insists on in the Spark conf\n",
-        "Refused before a worker starts, with the key. "
-        "`sentence-pipelines engines NAME --config FILE` prints what spark-submit is to be given "
-        "for a run: these, executors and their cores, and what more the engine asks for; with "
-        "`--defaults` as lines of `spark-defaults.conf`.\n",
-        *_table(
-            ("engine", "key", "must be", "since the engine"),
-            (
-                (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
-                for found in engines
-                for rule in all_rules(found.name)
-            ),
-        ),
-        "\n## What is not possible\n",
-        "Refused as soon as settings are read, or, of an engine, before Spark starts.\n",
-        *_table(
-            ("what", "setting", "not with", "since", "instead"),
-            (
-                (
-                    limit.feature.name,
-                    f"`{limit.feature.key}`",
-                    limit.scope.name,
-                    re.sub(r"`?\{.+?\}`?", "…", limit.problem),
-                    limit.remedy,
-                )
-                for limit in sorted(LIMITS, key=lambda limit: limit.feature.name.lower())
-            ),
-        ),
-        "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",
+        "\n## Rules for the Spark conf\n",
+        "A job refuses other values before a worker starts, and names the key. "
+        "`sentence-pipelines engines NAME --config FILE` prints a whole conf for spark-submit, "
+        "executors and cores included. `--defaults` prints it for `spark-defaults.conf`.\n",
+        *_table(("key", "must be", "engines", "because the engine"), _conf_rules(engines)),
+        "\n## Unsupported combinations\n",
+        "A command refuses these before Spark starts, and the error names an alternative.\n",
+        *_table(("feature", "setting", "not with"), _unsupported()),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+def _conf_rules(engines: Sequence[Engine]) -> Iterator[Sequence[str]]:
+    """Each rule with the engines that have it."""
+    having: dict[ConfRule, list[str]] = {}
+    for engine in engines:
+        for rule in all_rules(engine.name):
+            having.setdefault(rule, []).append(f"`{engine.name}`")
+    for rule in sorted(having, key=lambda rule: rule.key):
+        yield f"`{rule.key}`", _must_be(rule), ", ".join(having[rule]), rule.why
+
+
+def _unsupported() -> Iterator[Sequence[str]]:
+    """Each feature with the trainings that lack it, and why."""
+    lacking: dict[str, dict[str, list[str]]] = {}
+    keys = {}
+    for limit in sorted(LIMITS, key=lambda limit: limit.feature.name.lower()):
+        keys[limit.feature.name] = limit.feature.key
+        problem = re.sub(r"`?\{.+?\}`?", "…", limit.problem)
+        lacking.setdefault(limit.feature.name, {}).setdefault(problem, []).append(limit.scope.name)
+    for name, scopes in lacking.items():
+        told = (f"{', '.join(found)}: {problem}." for problem, found in scopes.items())
+        yield name, f"`{keys[name]}`", " ".join(told)
 
 
 def losses_page() -> str:
@@ -164,11 +169,11 @@ def losses_page() -> str:
     common = set(ObjectiveSettings.model_fields)
     lines = [
         NOTICE + "# Losses\n",
-        "One word, `objective.name`, says what is minimised; [objectives](objectives.md) says "
-        "which to take. All that compare embeddings know the common keys of the section: "
+        "`objective.name` names the loss. [Objectives](../concepts/objectives.md) helps you "
+        "choose one. All losses on embeddings share these keys of the section: "
         f"{_keys(sorted(common - {'name'}))}.\n",
         *_table(
-            ("objective.name", "what is minimised", "what it needs", "its keys", "frameworks"),
+            ("objective.name", "minimises", "needs", "own keys", "frameworks"),
             (
                 (
                     f"`{loss.name}`",
@@ -201,17 +206,17 @@ def architectures_page() -> str:
     engines = [load_engine(name) for name in ENGINES]
     lines = [
         NOTICE + "# Architectures\n",
-        "A start checkpoint tells which architecture it is, by its `modules.json` and the "
-        "`model_type` of its `config.json`. It is a folder of sentence-transformers or a plain "
-        "one of transformers, and what comes out is a folder that sentence-transformers loads.\n",
+        "A start checkpoint is a folder of sentence-transformers or of transformers. Its "
+        "`modules.json` and the `model_type` in its `config.json` name the architecture. The "
+        "trained model is a folder for sentence-transformers.\n",
         *_table(
-            ("architecture", "models that start from it"),
+            ("architecture", "models"),
             ((f"`{one.spec.kind}`", one.models) for one in found),
         ),
         "\n## By framework\n",
-        "PyTorch and TensorFlow train and embed, dllib trains on the engine `bigdl`, OpenVINO "
-        "embeds. All of them give the same embeddings. With `training.sharding`, PyTorch gathers "
-        "one layer at a time, or the whole encoder.\n",
+        "PyTorch and TensorFlow train and embed. dllib trains on the engine `bigdl`, and OpenVINO "
+        "embeds. All give the same embeddings. With `training.sharding`, PyTorch gathers one "
+        "layer at a time or the whole encoder.\n",
         *_table(
             ("architecture", *_FORMS.values(), "sharded training gathers"),
             (
@@ -224,7 +229,7 @@ def architectures_page() -> str:
             ),
         ),
         "\n## By engine\n",
-        "The values of `training.framework` with which an engine trains an architecture.\n",
+        "A cell lists the values of `training.framework` for an engine and an architecture.\n",
         *_table(
             ("architecture", *(f"`{engine.name}`" for engine in engines)),
             (
@@ -242,17 +247,18 @@ def architectures_page() -> str:
                 for one in found
             ),
         ),
-        "\n## What follows a transformer\n",
-        "Every architecture but `static` may be followed by one of these ways of pooling, by any "
-        "number of dense layers (the Dense module of sentence-transformers, with Tanh or without "
-        "activation), which are trained too, and by scaling to length 1.\n",
+        "\n## Pooling and dense layers\n",
+        "Every architecture but `static` ends with one of these poolings. Dense layers of "
+        "sentence-transformers (with Tanh or without activation) may follow, and so may scaling "
+        "to length 1. Training updates the dense layers too.\n",
         *_table(
-            ("pooling", "of a text"), ((f"`{name}`", told) for name, told in _POOLINGS.items())
+            ("pooling", "embedding of a text"),
+            ((f"`{name}`", told) for name, told in _POOLINGS.items()),
         ),
-        "\n## The files beside the weights\n",
-        "sentence-transformers reads several files beside the weights. `embed`, `search`, `mine`, "
-        "training, teachers and evaluation read them too. A key that changes vectors is honoured "
-        "or refused, with the file and the key; so is a key that nobody here knows.\n",
+        "\n## Files beside the weights\n",
+        "All commands read the files of sentence-transformers beside the weights. A command "
+        "honours or refuses each key that changes vectors, and names the file and the key. It "
+        "refuses unknown keys too.\n",
         *_table(
             ("file", "honoured", "refused unless at the default"),
             (
@@ -267,14 +273,14 @@ def architectures_page() -> str:
                     "`tokenizer_config.json`",
                     "`do_lower_case`, `strip_accents`, `tokenize_chinese_chars`, names of special "
                     "tokens, `model_max_length`",
-                    "`truncation_side`, `split_special_tokens`, `never_split`, a class that makes "
-                    "other tokens than `tokenizer.json`",
+                    "`truncation_side`, `split_special_tokens`, `never_split`, a class with other "
+                    "tokens than `tokenizer.json`",
                 ),
                 (
                     "`added_tokens.json`, `added_tokens_decoder`, `special_tokens_map.json`, "
                     "`vocab.txt`",
                     "tokens of `tokenizer.json`, and added ones with the next ids",
-                    "tokens that have another id or no vector",
+                    "tokens with another id, tokens without a vector",
                 ),
                 (
                     "`config_sentence_transformers.json`",
@@ -284,27 +290,26 @@ def architectures_page() -> str:
                 ("`modules.json`", "`type`, `path`", "`kwargs`, modules of other code"),
             ),
         ),
-        "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
-        "cosine whatever it says, and warn of it. A trained model has the tokenizer of its start "
-        "as it was read, and needs none of these keys. `config.json` is compared with the names "
-        "and shapes of the weights before anything is built of it. A tokenizer of more tokens "
-        "than there are word embeddings is refused.\n\n"
-        "Multilingual MiniLM models such as `paraphrase-multilingual-MiniLM-L12-v2` have the "
-        "tokens of XLM-R, and their files name BERT's tokenizer. Their `tokenizer.json` is read as "
-        "it is, with a line in the log. Transformers 5 makes most words unknown by such a folder; "
-        "a model that is trained from one names a class that every release reads alike.\n\n"
-        "A decoder that sentence-transformers 6 saved with a chat template has `message` in "
-        "`modality_config`: the library puts every text into that template. Such a folder is "
-        "refused.\n\n"
-        "A text may spell the padding token out (`<pad>`). RoBERTa, XLM-R, CamemBERT and MPNet "
-        "count no position for it, and neither do PyTorch, TensorFlow and OpenVINO here. The "
-        "engines `mesh` and `bigdl` (with dllib) count one in training.\n",
+        "\n- `similarity_fn_name` changes no vector. `search`, `mine` and evaluation always "
+        "compare by cosine, and warn of another function.\n"
+        "- A trained model has the tokenizer of its start and needs none of these keys.\n"
+        "- Reading a checkpoint compares `config.json` with the names and shapes of the weights. "
+        "It refuses a tokenizer with more tokens than word embeddings.\n"
+        "- Multilingual MiniLM models such as `paraphrase-multilingual-MiniLM-L12-v2` have XLM-R's "
+        "tokens, but their files name BERT's tokenizer. The package takes their "
+        "`tokenizer.json`, and logs it. Transformers 5 maps most words of such a folder to the "
+        "unknown token. The trained model names a class that works in every release.\n"
+        "- sentence-transformers 6 saves a decoder with a chat template as `message` in "
+        "`modality_config`. The package refuses such a folder.\n"
+        "- A text may contain the padding token (`<pad>`) itself. RoBERTa, XLM-R, CamemBERT and "
+        "MPNet count no position for it, in PyTorch, TensorFlow and OpenVINO. In training, the "
+        "engines `mesh` and `bigdl` (with dllib) count one.\n",
         "\n## Models of transformers\n",
-        "`hf` is what no other architecture recognises. The library computes it, so it is needed "
-        "(the extra `transformers`), and code from a checkpoint's folder is never run. Dropout "
-        "follows from `training.seed` and the granule here too, so any number of workers gives "
-        "the same losses. A decoder without `modules.json` needs `encoder.pooling: lasttoken`, "
-        "unless it was trained to pool otherwise.\n",
+        "The architecture `hf` covers all other models of transformers. The library computes them, "
+        "so install the extra `transformers`. Code in a checkpoint's folder never runs. Dropout "
+        "depends on `training.seed` and the granule (a fixed micro-batch), so any number of "
+        "workers gives the same losses. A decoder without `modules.json` needs "
+        "`encoder.pooling: lasttoken`, unless its training used another pooling.\n",
     ]
     return "\n".join(lines)
 
@@ -313,10 +318,10 @@ def recipes_page() -> str:
     """What each recipe sets, as Markdown."""
     lines = [
         NOTICE + "# Recipes\n",
-        "`recipe: NAME` in the YAML file, or `--set recipe=NAME`, stands for settings that are "
-        "meant for one another. Whatever else the file or the command line sets comes before "
-        "them, key by key; where another loss is named, none of the recipe's objective is used. "
-        "The run's `config.yaml` has all of them as they were used.\n",
+        "A recipe is a set of settings for one kind of corpus. Name it with `recipe: NAME` in the "
+        "YAML file or with `--set recipe=NAME`. Your own settings take precedence, key by key. If "
+        "you name another loss, the whole objective of the recipe is off. The run's `config.yaml` "
+        "records the settings in use.\n",
     ]
     for name in RECIPES:
         recipe = RECIPES.load(name)
@@ -336,12 +341,12 @@ def benchmarks_page() -> str:
     counts = Counter(run.benchmark for run in bounds.runs for _ in run.bounds)
     lines = [
         NOTICE + "# Benchmarks\n",
-        "`sentence-pipelines benchmark NAME` (or `spark-submit jobs/benchmark.py NAME`) measures "
-        "side by side, prints a table, and a line of JSON at its end; all take `--data`, "
-        "`--config` and `--set`. Time is CPU time wherever that can be. "
-        "[Measurements](measurements.md) has what they have found.\n",
+        "`sentence-pipelines benchmark NAME` (or `spark-submit jobs/benchmark.py NAME`) prints a "
+        "table, and a line of JSON at its end. All benchmarks take `--data`, `--config` and "
+        "`--set`. They measure CPU time where possible. The pages under Measurements, such as "
+        "[steps](../measurements/steps.md), have their results.\n",
         *_table(
-            ("benchmark", "what it measures", "its own options", "takes about", "has bounds"),
+            ("benchmark", "measures", "own options", "takes about", "bounds"),
             (
                 (
                     f"`{name}`",
@@ -354,18 +359,16 @@ def benchmarks_page() -> str:
             ),
         ),
         "\n## Bounds\n",
-        "`make bench` holds the figures of the table below to their bounds, as tests hold what is "
-        "right: `sentence-pipelines benchmark bounds` runs each benchmark in a process of its own, "
-        "goes on after one that fails, and prints a line for each bound that is broken, with the "
-        "figure, the bound, and the command that repeats it. It ends with 1 then. `--cases` names "
-        "some of the runs, `--output FOLDER` keeps what they have printed.\n",
-        "The bounds are in `bench/pipelines_bench/bounds/bounds.yaml`; `--data FILE` takes another "
-        "file of the same form. Only figures that are much the same on every machine have bounds: "
-        "a ratio of two things that were measured in one run, by their CPU time wherever that can "
-        "be, a count, or memory at most. What takes CPU seconds and is compared with nothing else "
-        "is told over a yardstick, a fixed piece of work in plain Python that is measured before "
-        "and after it. A figure that a benchmark does not give, or cannot measure though it is not "
-        "`optional`, breaks its bound.\n",
+        "`make bench` compares benchmark figures with bounds. It runs "
+        "`sentence-pipelines benchmark bounds`, which starts one process per benchmark and "
+        "continues after a failure. Each broken bound prints a line with the figure, the bound, "
+        "and the command that repeats it. The exit code is then 1. `--cases` selects runs, and "
+        "`--output FOLDER` keeps their output.\n",
+        "`bench/pipelines_bench/bounds/bounds.yaml` has the bounds; `--data FILE` takes another "
+        "file of this form. Only figures that vary little between machines have bounds: ratios "
+        "within one run, counts, and peak memory. A yardstick, a fixed piece of plain Python, "
+        "runs before and after each benchmark. Other CPU times are ratios to it. A missing figure "
+        "breaks its bound unless the bound is `optional`.\n",
         *_table(
             ("run", "benchmark", "bound", "figure", "must be", "seen"),
             (
@@ -381,19 +384,19 @@ def benchmarks_page() -> str:
                 for bound in run.bounds
             ),
         ),
-        "\nLanes that runs share are prepared once, of the embedded default corpus. After a change "
-        "that is meant to cost more, set the bound anew, and say in `seen` what it was set from.\n",
+        "\nRuns share lanes of the embedded default corpus. After a change that costs more on "
+        "purpose, raise the bound and record the new measurement in `seen`.\n",
     ]
     return "\n".join(lines)
 
 
-_OWN_BOUNDS = {"soak": "its own", "bounds": "those of all others"}
+_OWN_BOUNDS = {"soak": "its own", "bounds": "of all others"}
 _FORMS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "bigdl": "dllib", "openvino": "OpenVINO"}
 _POOLINGS: dict[Pooling, str] = {
     "mean": "The mean of its hidden states.",
     "cls": "The hidden state of its first token.",
-    "lasttoken": "That of its last token, which in a decoder alone has seen all others.",
-    "weightedmean": "The mean of its hidden states, weighted by their places from 1 on.",
+    "lasttoken": "The hidden state of its last token, for decoders.",
+    "weightedmean": "The mean of its hidden states, weighted by position from 1 on.",
 }
 
 
@@ -430,7 +433,7 @@ PAGES = {
 def main() -> None:
     """Writes all pages."""
     for name, page in PAGES.items():
-        storage.write_text(DOCS / name, page())
+        storage.write_text(REFERENCE / name, page())
 
 
 if __name__ == "__main__":

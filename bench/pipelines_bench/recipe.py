@@ -21,7 +21,7 @@ from rich.table import Table
 
 import pipelines
 from pipelines.errors import InputError
-from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, Observations, mean_intervals
+from pipelines.evaluation.intervals import NOT_SIGNIFICANT, Interval, Observations, mean_intervals
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder
@@ -123,7 +123,7 @@ def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
 def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
     """How much a set gains, and how sure that is."""
     if name not in runs[0].before:
-        return {"queries": 0, "gain": None, "interval": None, "verdict": CANNOT_BE_TOLD}
+        return {"queries": 0, "gain": None, "interval": None, "verdict": NOT_SIGNIFICANT}
     before = runs[0].before[name]
     after = np.mean([run.after[name].values[FIGURE] for run in runs], axis=0)
     of_all = Observations(before.items, {FIGURE: after})
@@ -132,7 +132,7 @@ def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
         "queries": len(before.items),
         "gain": round(float(after.mean()) - _mean(before), 2),
         "interval": None if interval is None else asdict(interval),
-        "verdict": CANNOT_BE_TOLD if interval is None else interval.told(),
+        "verdict": NOT_SIGNIFICANT if interval is None else interval.told(),
     }
 
 

@@ -40,16 +40,17 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate("torch", "torch", "97, the most of all"),
-    Candidate("horovod", "torch", "75; also where executors come and go"),
-    Candidate("deepspeed", "torch", "49; where `training.sharding` asks for it"),
-    Candidate("tensorflowonspark", "tensorflow", "57; `async` 68. Everything is encrypted"),
+    Candidate("torch", "torch", "97, the fastest"),
+    Candidate("horovod", "torch", "75; also with dynamic allocation"),
+    Candidate("deepspeed", "torch", "49; if `training.sharding` needs it"),
+    Candidate("tensorflowonspark", "tensorflow", "57, `async` 68; also with encryption"),
     Candidate("horovod", "tensorflow", "51"),
     Candidate("elephas", "tensorflow", "69", ("async", "hogwild")),
-    Candidate("bigdl", "bigdl", "where `training.framework` asks for it"),
+    Candidate("bigdl", "bigdl", "only with `training.framework: bigdl`"),
 )
-"""In the order of their rates in docs/strategies.md, PyTorch's before TensorFlow's. Mesh TensorFlow
-and Megatron-Core are not taken unasked, nor what averages, whose result is another one."""
+"""In the order of their rates in docs/measurements/strategies.md, PyTorch's before TensorFlow's.
+Mesh TensorFlow and Megatron-Core are not taken unasked, nor what averages, whose result is another
+one."""
 
 
 def with_engine(config: Config) -> Config:

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from pipelines.training.collectives.process_group import ProcessGroupCollectives
 
 NEEDS = (
-    "As many task slots at once as workers (cores of the executors / `spark.task.cpus`),"
-    " `spark.speculation` and `spark.dynamicAllocation.enabled` false. With GPUs,"
-    " `spark.task.resource.gpu.amount` 1. A network that only the cluster can reach: the store at"
-    " which the workers meet and the connections between them are unauthenticated."
+    "One task slot per worker at once (executor cores / `spark.task.cpus`). With GPUs,"
+    " `spark.task.resource.gpu.amount` 1. A network that only the cluster reaches: the workers do"
+    " not authenticate one another."
 )
 _GROUP = "pipelines.training.collectives.process_group"
 

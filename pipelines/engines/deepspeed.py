@@ -20,11 +20,11 @@ class DeepSpeedEngine(BarrierEngine):
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with PyTorch, on any number of workers.",
-            choose_when="The state of training does not fit into each worker: it is split, the "
-            "optimiser's arrays (`training.sharding: optimizer`, ZeRO 1), the gradients too "
-            "(`gradients`, ZeRO 2), or the weights as well (`parameters`, ZeRO 3). With "
-            "`pipeline_parallel` the layers are divided into stages instead, and `optimizer` "
-            "splits between the replicas.",
+            choose_when="The training state does not fit into one worker. `training.sharding` "
+            "splits the optimiser's arrays (`optimizer`, ZeRO 1), also the gradients "
+            "(`gradients`, ZeRO 2), or also the weights (`parameters`, ZeRO 3). "
+            "`pipeline_parallel` divides the layers into stages; `optimizer` then splits between "
+            "the replicas.",
             needs=NEEDS,
         )
     }

@@ -39,8 +39,8 @@ class LocalEngine(Engine):
     name = "local"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The reference: its loss curve is what the other engines are held to.",
-            choose_when="One machine is enough, or there is no Spark.",
+            guarantee="The reference loss curve for all other engines.",
+            choose_when="One machine is enough, or you have no Spark.",
             needs="Nothing.",
         )
     }

@@ -14,12 +14,12 @@ class TorchEngine(BarrierEngine):
     name = "torch"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The loss curve of `local` with PyTorch, on any number of workers, whether "
-            "each holds the whole state or a part of it (`training.sharding`).",
-            choose_when="PyTorch computes, and executors are alike. `sharding: none` is data "
-            "parallel and the fastest; `parameters` (FSDP) is for encoders that do not fit, "
-            "`model_parallel` and `pipeline_parallel` for those of which one layer, or a granule's "
-            "activations, would not.",
+            guarantee="The loss curve of `local` with PyTorch, on any number of workers and with "
+            "any `training.sharding`.",
+            choose_when="Executors are equally fast. `sharding: none` (data parallel) is the "
+            "fastest. `sharding: parameters` (FSDP) trains encoders larger than a worker's memory. "
+            "`model_parallel` and `pipeline_parallel` help where one layer, or the activations of "
+            "one granule, do not fit either.",
             needs=NEEDS,
         )
     }

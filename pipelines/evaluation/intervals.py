@@ -124,7 +124,7 @@ def read_observations(path: Location) -> dict[str, Observations]:
 
 
 CONFIDENCE = 0.95
-BETTER, WORSE, CANNOT_BE_TOLD = "better", "worse", "cannot be told"
+BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 FEWEST_ITEMS = 10
 """With fewer, the spread of the differences is not known well enough."""
 FEWEST_DIFFERING = 6
@@ -190,20 +190,20 @@ class Interval:
         gain_p: float | None = None,
         confidence: float = CONFIDENCE,
     ) -> str:
-        """Return `better`, `worse` or `cannot be told`: the basis of every verdict and gate.
+        """Return `better`, `worse` or `not significant`: the basis of every verdict and gate.
 
         Args:
             gain_p: The probability that judges a gain, from :func:`holm`, where there are several
                 chances of one. A loss counts by itself: overlooking it costs more.
         """
         if self.low <= 0 <= self.high:
-            return CANNOT_BE_TOLD
+            return NOT_SIGNIFICANT
         if self.differing is not None and self.differing < FEWEST_DIFFERING:
-            return CANNOT_BE_TOLD
+            return NOT_SIGNIFICANT
         word = BETTER if (self.low > 0) != lower_is_better else WORSE
         p = gain_p if word == BETTER and gain_p is not None else self.p
         # Adjusted ones are sums of what was 0.05 in decimals.
-        return CANNOT_BE_TOLD if p is not None and p > 1 - confidence + _EQUAL else word
+        return NOT_SIGNIFICANT if p is not None and p > 1 - confidence + _EQUAL else word
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:

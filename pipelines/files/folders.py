@@ -273,7 +273,7 @@ def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError
         return InputError(
             key,
             f"{folder} cannot be written, read and listed ({first_line(error)})",
-            "mend the address, storage.*_endpoint or the credentials; see docs/storage.md",
+            "mend the address, storage.*_endpoint or the credentials; see docs/guides/buckets.md",
         )
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -284,5 +284,5 @@ def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError
     return InputError(
         key,
         f"{folder} is on a file system that cannot {what} ({reason})",
-        "name a folder on one that can: a disk, NFS, Lustre; see docs/clusters.md",
+        "name a folder on one that can: a disk, NFS, Lustre; see docs/concepts/spark.md",
     )

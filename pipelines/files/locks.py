@@ -156,7 +156,7 @@ class StoreLockFiles(LockFiles[RemotePath]):
     @override
     def remove(self, path: RemotePath, known: bytes) -> None:
         # It is emptied first, on condition that it has not changed: who does that, deletes it. A
-        # file that is empty stands for a holder that cannot be told, so others leave it alone.
+        # file that is empty stands for an unknown holder, so others leave it alone.
         found = conditional.read(path)
         if found is not None and _is_same(found.content, known) and conditional.replace(found, b""):
             conditional.delete(path)
@@ -231,7 +231,7 @@ class LockedError(PipelineError):
     """Another process holds the lock; ``holder`` is None where the file does not name it."""
 
     def __init__(self, path: Location, holder: Holder | None) -> None:
-        self.holder: Holder | str = holder or "a job that cannot be told"
+        self.holder: Holder | str = holder or "an unknown job"
         super().__init__(f"{path.parent} is in use by {self.holder}")
 
 

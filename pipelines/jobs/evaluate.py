@@ -13,7 +13,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
 from pipelines.evaluation.alarms import keep_doubts, signs_of
 from pipelines.evaluation.intervals import (
-    CANNOT_BE_TOLD,
+    NOT_SIGNIFICANT,
     WORSE,
     Observations,
     Observed,
@@ -203,7 +203,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     screen.print(metrics_table(known, screen.width))
     if found := verdict(known):
         # Not as markup: the name of a set may hold brackets.
-        word = CANNOT_BE_TOLD if found.is_doubted else found.word
+        word = NOT_SIGNIFICANT if found.is_doubted else found.word
         screen.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
     say_report(folder.report)
     say_model(config, folder.model)

@@ -120,7 +120,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Fetching:
-    """How lanes are fetched; the defaults were measured (docs/measurements.md).
+    """How lanes are fetched; the defaults were measured (docs/measurements/feeding.md).
 
     Attributes:
         block_bytes: Size of a request, and of a file in the cache.

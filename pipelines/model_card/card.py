@@ -437,7 +437,7 @@ def _widths(facts: CardFacts) -> Sequence[int]:
 
 def _usage(facts: CardFacts) -> Iterator[str]:
     release = " of release 5 or later" if any(facts.spec.prompts.sides) else ""
-    # Earlier releases cannot put words beside an encoder.
+    # Earlier releases have no lexical features.
     wanted = "'sentence-transformers>=5.4'" if facts.spec.lsa else "sentence-transformers"
     yield from ("## Usage", "", f"With sentence-transformers{release}:", "")
     yield from (*fenced("bash", f"pip install -U {wanted}"), "")
@@ -449,7 +449,7 @@ def _usage(facts: CardFacts) -> Iterator[str]:
     yield ""
     widths = _widths(facts)
     if widths:
-        told = f"Its embeddings may be cut to {', '.join(map(str, widths))} numbers:"
+        told = f"Its embeddings are truncatable to {', '.join(map(str, widths))} numbers:"
         yield from (told, "", *fenced("python", usage_at(facts, widths[0])), "")
 
 

@@ -12,8 +12,8 @@ from pipelines.errors import InputError, PromotionRefused
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import (
     BETTER,
-    CANNOT_BE_TOLD,
     CONFIDENCE,
+    NOT_SIGNIFICANT,
     UNSEEN,
     WORSE,
     Interval,
@@ -81,17 +81,17 @@ class Judgement:
 
     @property
     def told(self) -> str:
-        """`better`, `worse` or `cannot be told`, as in verdicts; by the values without interval.
+        """`better`, `worse` or `not significant`, as in verdicts; by the values without interval.
 
         Confidence needs no correction for several metrics, since all of them must pass.
         """
         # Of two figures alone the smallest difference is the only evidence.
         if self.interval is not None and abs(self._difference) <= UNSEEN:
-            return CANNOT_BE_TOLD
+            return NOT_SIGNIFICANT
         if self.interval is not None:
             return self.interval.told(confidence=self.confidence)
         if self.low == 0:
-            return CANNOT_BE_TOLD
+            return NOT_SIGNIFICANT
         return BETTER if self.low > 0 else WORSE
 
     @property
@@ -133,8 +133,8 @@ def compared_metrics(
     """Return the metrics to compare: the named ones, or the first of each set.
 
     Where none are named, metrics with a limit are compared too. Questions judged by people decide,
-    and guards show losses. Held-out pairs of the corpus stand in for questions only where there are
-    none, as in :func:`pipelines.report.verdict.verdict`.
+    and guards show losses. Held-out pairs of the corpus are a proxy for queries only where there
+    are none, as in :func:`pipelines.report.verdict.verdict`.
 
     ``sets`` say what each set of the run is (:func:`pipelines.evaluation.sets.told_sets`); runs of
     releases that did not record this have none.

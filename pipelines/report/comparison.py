@@ -15,7 +15,7 @@ import numpy as np
 
 from pipelines.evaluation.alarms import choosing_sets, told_overlap
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import CANNOT_BE_TOLD, UNSEEN, Interval, holm
+from pipelines.evaluation.intervals import NOT_SIGNIFICANT, UNSEEN, Interval, holm
 from pipelines.evaluation.sets import Role
 from pipelines.files import records
 from pipelines.files.locations import Location, as_local
@@ -164,7 +164,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse` or `cannot be told`; empty where it is not tested.
+        """`better`, `worse` or `not significant`; empty where it is not tested.
 
         A difference that two decimals do not show counts as none.
         """
@@ -172,7 +172,7 @@ class Comparison:
         if self.better is None or difference is None or self.interval is None or not self.is_main:
             return ""
         if abs(difference) <= UNSEEN:
-            return CANNOT_BE_TOLD
+            return NOT_SIGNIFICANT
         return self.interval.told(lower_is_better=self.better == "lower", gain_p=self.adjusted_p)
 
     @property

@@ -25,10 +25,10 @@ from pipelines.evaluation.alarms import (
 )
 from pipelines.evaluation.intervals import (
     BETTER,
-    CANNOT_BE_TOLD,
     CONFIDENCE,
     FEWEST_DIFFERING,
     FEWEST_ITEMS,
+    NOT_SIGNIFICANT,
     WORSE,
 )
 from pipelines.evaluation.sets import Role
@@ -49,7 +49,7 @@ _JUDGE_AGAIN = (
     "Before promoting it, judge it by questions that neither training nor training.keep_best has "
     "seen."
 )
-_STAND_IN = "These stand in for questions of people, and what they gain need not be gained there."
+_PROXY = "Held-out pairs are a proxy for real queries: a gain on them may not carry over."
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Verdict:
     """The verdict on a training.
 
     Attributes:
-        word: `better`, `worse`, `mixed` or `cannot be told`, by the sets that decide.
+        word: `better`, `worse`, `mixed` or `not significant`, by the sets that decide.
         sentence: The word, its significance, losses elsewhere, and what could not be judged.
         is_proxy: Whether no set with judged queries was measured.
         tested: Which figures of which sets were tested, and how.
@@ -101,7 +101,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     if not tested and not lost and not any(line.verdict for line in guards):
         doubted = " ".join(one.sentence for one in doubts(figures)[len(raised) :])
         look = _LOOK if raised else _JUDGE_AGAIN
-        told_doubts = Verdict(CANNOT_BE_TOLD, doubted, look, is_proxy, "", raised, is_doubted)
+        told_doubts = Verdict(NOT_SIGNIFICANT, doubted, look, is_proxy, "", raised, is_doubted)
         return told_doubts if is_doubted else None
     told = independent or tested
     word = _word(told or lost)
@@ -154,24 +154,24 @@ def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison
 
 
 def _word(lines: Sequence[Comparison]) -> str:
-    words = {line.verdict for line in lines} - {CANNOT_BE_TOLD}
-    return MIXED if len(words) > 1 else next(iter(words), CANNOT_BE_TOLD)
+    words = {line.verdict for line in lines} - {NOT_SIGNIFICANT}
+    return MIXED if len(words) > 1 else next(iter(words), NOT_SIGNIFICANT)
 
 
 def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str) -> list[str]:
     """Tell what the deciding sets show; significant differences come first."""
     by_word = {
         told: [line for line in lines if line.verdict == told]
-        for told in (BETTER, WORSE, CANNOT_BE_TOLD)
+        for told in (BETTER, WORSE, NOT_SIGNIFICANT)
     }
-    sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[CANNOT_BE_TOLD]
+    sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[NOT_SIGNIFICANT]
     share = f"{len(sure)} of {len(lines)} " if sure and unsure else ""
     on = f"{share}{_SUBJECTS[subject]}"
     starts = {
         BETTER: f"Better on {on}",
         WORSE: f"Worse on {on}",
         MIXED: f"Better on some and worse on others of {on}",
-        CANNOT_BE_TOLD: f"Whether it is better on {on} cannot be told",
+        NOT_SIGNIFICANT: f"No significant difference on {on}",
     }
     sentences = [f"{starts[word]}: {_told_all(sure or unsure)}."]
     if but and word in (BETTER, MIXED):
@@ -179,7 +179,7 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
     elif but:
         sentences.append(f"{but[:1].upper()}{but[1:]}.")
     if sure and unsure:
-        sentences.append(f"Cannot be told: {_told_all(unsure)}.")
+        sentences.append(f"Not significant: {_told_all(unsure)}.")
     lost = by_word[WORSE]
     if lost and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in lost):
         by_chance = 1 - (1 - (1 - CONFIDENCE) / 2) ** len(lines)
@@ -188,7 +188,7 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
             f"in {100 * by_chance:.0f} % of trainings."
         )
     if subject == Role.HELD_OUT:
-        sentences.append(_STAND_IN)
+        sentences.append(_PROXY)
     return sentences
 
 
@@ -220,7 +220,7 @@ def _told(line: Comparison) -> str:
         f"{line.metric} on {shown(line.evaluation)} {line.difference:+.2f} "
         f"({interval.low:+.2f} to {interval.high:+.2f})"
     )
-    if line.verdict != CANNOT_BE_TOLD:
+    if line.verdict != NOT_SIGNIFICANT:
         return told
     if interval.differing is not None and interval.differing < FEWEST_DIFFERING:
         what = "groups" if interval.groups else line.basis.partition(",")[0].rpartition(" ")[2]
@@ -265,7 +265,7 @@ def _next_step(
         BETTER: "It may be promoted.",
         MIXED: "Decide which of these sets your users' questions are like.",
         WORSE: f"Keep the start; {other}.",
-        CANNOT_BE_TOLD: f"Judge more questions, or {train}{_how_many(lines)}.",
+        NOT_SIGNIFICANT: f"Judge more questions, or {train}{_how_many(lines)}.",
     }[word]
 
 
@@ -290,9 +290,9 @@ def _wanted(line: Comparison) -> float:
 
 
 NOT_MEASURED = "–"  # noqa: RUF001 - a dash, as tables have it
-VERDICT_STYLES = {BETTER: "bold green", WORSE: "bold red", MIXED: "bold", CANNOT_BE_TOLD: "bold"}
+VERDICT_STYLES = {BETTER: "bold green", WORSE: "bold red", MIXED: "bold", NOT_SIGNIFICANT: "bold"}
 _ANY_WIDTH = 1000
-_COLOURS = {BETTER: "green", WORSE: "red", CANNOT_BE_TOLD: "", "": ""}
+_COLOURS = {BETTER: "green", WORSE: "red", NOT_SIGNIFICANT: "", "": ""}
 
 
 def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table:

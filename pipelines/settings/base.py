@@ -304,7 +304,7 @@ def stored_path(given: str) -> str:
     if "@" in address["authority"] and not known.has_account:
         raise NotLocalError(
             f"`{given}` holds credentials",
-            "leave them to the environment; see docs/storage.md",
+            "leave them to the environment; see docs/guides/buckets.md",
         )
     if ".." in address["path"].split("/"):
         raise NotLocalError(f"`{given}` goes up", "write the address without `..`")

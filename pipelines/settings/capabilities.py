@@ -1,4 +1,4 @@
-"""The table of what cannot be trained how; refusals and docs/engines.md follow from it.
+"""The table of what cannot be trained how; refusals and docs/reference/engines.md follow from it.
 
 A limit names a feature, the trainings that lack it, and why. Limits of frameworks, modes and
 layouts are checked when settings are read, those of an engine before it starts.
@@ -184,7 +184,7 @@ _MEET = "in the mode `{training.mode}` the workers meet at checkpoints of known 
 _ROUNDS = "the workers of engine elephas have states of their own between two averages"
 _APART = "the workers of engine elephas do not meet inside a step, so it cannot be `step`"
 _UNDIVIDED = "LoRA's small matrices are not divided"
-_WRITTEN_OUT = "the loss has texts written out again by weights that are not divided"
+_WRITTEN_OUT = "the loss reconstructs texts with weights that are not divided"
 _NO_LORA = "leave it 1, or encoder.lora.rank: 0"
 _OTHER_LOSS = "leave it 1, or take another objective.name"
 _BY_MEMBERS, _BY_STAGES = "training.model_parallel", "training.pipeline_parallel"

@@ -31,7 +31,7 @@ class LoraSettings(Settings):
 
     rank: int = Field(default=0, ge=0)
     """LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. See
-    [training](training.md#parts-of-an-encoder)."""
+    [training](../concepts/training.md#frozen-layers-and-lora)."""
     alpha: float = Field(default=16.0, gt=0)
     """The product of the two is added times `alpha / rank`."""
     targets: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class LsaSettings(Settings):
     dimensions: int = Field(default=0, ge=0)
     """Numbers that the model's embeddings have behind those of the encoder, by which of the corpus'
     words stand in texts together, 128 for example; 0: none. See
-    [training](training.md#words-beside-an-encoder)."""
+    [training](../concepts/training.md#lexical-features-lsa)."""
     weight: float = Field(default=0.25, gt=0)
     """How much they count beside the encoder's numbers, which count 1."""
 

@@ -61,7 +61,7 @@ class EvaluationSettings(Settings):
     """Measure alignment and uniformity of the held-out pairs."""
     every_checkpoints: int = Field(default=0, ge=0)
     """During training measure each checkpoint (1), every second one (2) and so on, in a process
-    beside the driver; 0: none. See [evaluation](evaluation.md)."""
+    beside the driver; 0: none. See [evaluation](../concepts/evaluation.md)."""
     samples: int = Field(default=150, ge=0, le=1000)
     """Held-out pairs on the report's map of embeddings; 0: no map, and no texts of held-out pairs
     in the report."""

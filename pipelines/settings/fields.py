@@ -267,5 +267,5 @@ def remedy(key: str, known: Iterable[str]) -> str:
     elif close := difflib.get_close_matches(name, by_name, 1, _CLOSE_ELSEWHERE):
         meant = " or ".join(by_name[close[0]])
     else:
-        return "see docs/settings.md for all of them"
+        return "see docs/reference/settings.md for all of them"
     return f"did you mean {meant}?"

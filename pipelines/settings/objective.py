@@ -23,8 +23,8 @@ class ObjectiveSettings(Settings):
     name: Annotated[str, choice_of(LOSSES)] = DEFAULT
     """The loss."""
     dimensions: tuple[int, ...] = ()
-    """Trains embeddings that may be cut: the loss is the sum over these widths, of embeddings cut
-    to them and scaled to length 1; retrieval is evaluated at each. Name the whole width too. Empty:
+    """Trains Matryoshka embeddings: the loss is the sum over embeddings truncated to each of these
+    widths and scaled to length 1; retrieval is evaluated at each. Name the whole width too. Empty:
     the whole width only."""
     dimension_weights: tuple[float, ...] = ()
     """Of each of `dimensions` in the sum; empty: 1 each."""

@@ -34,7 +34,7 @@ class PromotionSettings(Settings):
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Metrics that must not fall, each after its evaluation, as in `metrics.json`. Unset: the first
     one of every judged set and guard, or of held-out pairs where no set is judged; see
-    [promotion](promotion.md#what-is-compared)."""
+    [promotion](../guides/serving.md#adjust-the-gate)."""
     tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(default_factory=dict)
     """By metric, how many points lower than the model in service it may be (the first model: than
     its start); 0 unless set. What has no interval is refused where it is lower by more."""
@@ -48,7 +48,7 @@ class PromotionSettings(Settings):
     """By metric, the least points; they hold for the first promotion too."""
     accept: tuple[Doubt, ...] = ()
     """Doubts that do not keep a model out of service, by name; see
-    [promotion](promotion.md#doubts)."""
+    [promotion](../guides/serving.md#resolve-doubts)."""
     keep: int = Field(default=3, ge=1)
     """Models formerly in service that are kept for a rollback."""
 

@@ -30,11 +30,11 @@ class Recipe:
 
 
 PAIRS = Recipe(
-    "Pairs of questions and answers, or of any two texts that belong together.",
-    "Four directions were the best of the objectives on three collections, or near it "
-    "([objectives](measurements.md#objectives)). With half of the start they were measured on "
-    "the documents of six collections ([documents alone](measurements.md#documents-alone)), not "
-    "on pairs of questions and answers.",
+    "Pairs of questions and answers, or of any two related texts.",
+    "On three collections, four directions were the best objective or close to it "
+    "([objectives](../measurements/objectives.md)). Half of the start was measured on the "
+    "documents of six collections ([documents](../measurements/documents.md)), not on pairs of "
+    "questions and answers.",
     {
         "objective": {
             "name": "in_batch_negatives",
@@ -44,13 +44,14 @@ PAIRS = Recipe(
     },
 )
 DOMAIN = Recipe(
-    "Documents alone, with titles or without, that people will ask questions about.",
-    "On six English collections with judged questions nDCG@10 rises by 3.3 points on average, by "
-    "2.8 where each is left out of the choice in turn, and falls on none beyond its interval. "
-    "Words of the corpus stand beside the encoder in any case. It is trained where most documents "
-    "have titles, and otherwise left as it is. What the parts bring, and what was tried, is in "
-    "[documents alone](measurements.md#documents-alone). Only sentence-transformers serves the "
-    "model whole: see [which systems read it](training.md#words-beside-an-encoder).",
+    "Documents alone, with or without titles, for search by questions.",
+    "On six English collections with judged questions, nDCG@10 rises by 3.3 points on average, "
+    "and by 2.8 if each collection is left out of the choice in turn. It falls on none beyond its "
+    "interval. The model always gets lexical (LSA) features. Training changes the encoder where "
+    "most documents have titles, and otherwise keeps it. "
+    "[Documents](../measurements/documents.md#parts-of-the-recipe) measures each part. Only "
+    "sentence-transformers serves the whole model "
+    "([lexical features](../concepts/training.md#lexical-features-lsa)).",
     {
         "corpus": {"pairs": "document"},
         "tokens": {"max_length": 128},
@@ -66,9 +67,10 @@ DOMAIN = Recipe(
     },
 )
 STATIC = Recipe(
-    "Raw text alone, and a static encoder for CPUs that learns from the start.",
-    "What is left of the start is in [smaller encoders](measurements.md#smaller-encoders): it "
-    "needs the texts that are to be searched among those that it learns from.",
+    "Raw text alone, for a static encoder on CPUs that learns from the start.",
+    "Include the texts that you will search in the training texts: without them, the encoder "
+    "loses much of the start "
+    "([smaller encoders](../measurements/objectives.md#smaller-encoders)).",
     {
         "corpus": {"pairs": "single", "max_repeated": 0.8, "evaluation_share": 0.0},
         "tokens": {"max_length": 256},

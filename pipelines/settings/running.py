@@ -77,7 +77,7 @@ class TrackingSettings(Settings):
     """Where a run can be followed, beside its own folder."""
 
     trackers: tuple[str, ...] = ()
-    """Any of `mlflow` and `tensorboard`; see [tracking](tracking.md)."""
+    """Any of `mlflow` and `tensorboard`; see [tracking](../concepts/tracking.md)."""
     mlflow_uri: NameOrPath | None = None
     """Tracking server or store. Unset: as MLflow finds it, by `MLFLOW_TRACKING_URI` or on
     Databricks."""

@@ -75,7 +75,7 @@ class StageSettings(Settings):
     """Spark conf of `prepare`: `stages.prepare.spark.*`."""
     train: _Conf = Field(default_factory=dict)
     """Of `train`, for example `stages.train.spark.task.cpus`; within a session that other stages
-    use too, see [per-stage resources](clusters.md#resources-of-a-stage)."""
+    use too, see [per-stage resources](../concepts/spark.md#resources-of-a-stage)."""
     evaluate: _Conf = Field(default_factory=dict)
     """Of `evaluate`."""
     embed: _Conf = Field(default_factory=dict)

@@ -118,7 +118,7 @@ class TrainingSettings(Settings):
     """The engine that trains. `auto`: the fastest that is installed and fits the session and the
     settings; a resumed run keeps its own. See [engines](engines.md)."""
     mode: Literal["sync", "async", "hogwild"] = "sync"
-    """How updates are made; see [modes](modes.md)."""
+    """How updates are made; see [modes](../concepts/modes.md)."""
     framework: Literal["tensorflow", "torch", "bigdl"] = "tensorflow"
     """Framework that computes the gradients. Unset, engine `auto` chooses it as well."""
     feed: Literal["lanes", "spark", "memory"] = "lanes"
@@ -130,10 +130,10 @@ class TrainingSettings(Settings):
     """CPU threads per worker."""
     model_parallel: int = Field(default=1, ge=1)
     """Workers that hold each layer together, a part of every matrix each (tensor parallel); see
-    [large encoders](large-encoders.md)."""
+    [large encoders](../concepts/large-encoders.md)."""
     pipeline_parallel: int = Field(default=1, ge=1)
     """Stages, one behind the other, that the layers are divided into (pipeline parallel); see
-    [large encoders](large-encoders.md)."""
+    [large encoders](../concepts/large-encoders.md)."""
     granules_per_step: int = Field(default=2, ge=1)
     """Granules per update; with `sync` a multiple of `workers`, or of `workers` / (`model_parallel`
     x `pipeline_parallel`) where several hold the encoder together."""
@@ -153,7 +153,7 @@ class TrainingSettings(Settings):
     """`torch`, `deepspeed` with a sharding: where workers keep what they need once in a step.
     `cpu`: the state is in the memory of the host, not of the GPU; `disk`: there too, and the
     optimiser's moments are in a file on the disk of the worker (`TMPDIR`), which goes with it. See
-    [training](training.md#encoders-that-do-not-fit)."""
+    [training](../concepts/training.md#sharded-training)."""
     compression: Literal["none", "fp16"] = "none"
     """`horovod`, `bigdl`: number format in which gradients are sent. `fp16`: half the bytes and
     three digits, and values below 6e-8 are lost (`bigdl`: two digits at any size, for weights
@@ -190,7 +190,7 @@ class TrainingSettings(Settings):
     tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """`torch`: padded tokens that are embedded at once; a granule that has more on a side is
     embedded in parts, twice, with the same loss. Unset: granules as they are. See
-    [training](training.md#memory)."""
+    [training](../concepts/training.md#memory)."""
     seed: int = Field(default=17, ge=0)
     """Seed of step order, dropout and random weights."""
     log_every: int = Field(default=10, ge=1)
@@ -204,7 +204,7 @@ class TrainingSettings(Settings):
     """Newest checkpoints that are kept; older ones are deleted."""
     ema: float | None = Field(default=None, gt=0, lt=1)
     """The model is an exponential moving average of the weights, with this decay (0.999: over some
-    thousand steps). See [training](training.md#which-state-becomes-the-model)."""
+    thousand steps). See [training](../concepts/training.md#choosing-the-model)."""
     average_checkpoints: int = Field(default=1, ge=1)
     """The model is the mean of so many checkpoints, the last one and those before it at multiples
     of `checkpoint_every`; all are kept."""
@@ -213,7 +213,7 @@ class TrainingSettings(Settings):
     state that is; 0: the trained ones alone. 0.5 keeps what the start knew of other texts.
     `titles`: 0.5, unless most documents of `corpus.pairs: document` have no title: then one step is
     made, and the model keeps the start's weights. See
-    [training](training.md#which-state-becomes-the-model)."""
+    [training](../concepts/training.md#choosing-the-model)."""
     keep_best: str | None = None
     """The model is the checkpoint that was best by this metric of the evaluations during training
     (`evaluation.every_checkpoints`), for example `retrieval.ndcg@10`. Unset: the last state."""

@@ -108,7 +108,7 @@ def _run() -> re.Pattern[str]:
 
 WORD_WEIGHT = 0.1
 """Amount that the best BM25 of a query adds to a cosine. The largest of 0.05, 0.1, 0.15 and more
-with which none of six collections finds less; see `docs/measurements.md`."""
+with which none of six collections finds less; see `docs/measurements/search.md`."""
 FUSED_RANKS = 100
 """Least number of ranks of each ranking that count; documents below gain nothing from it."""
 

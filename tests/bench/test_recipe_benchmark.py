@@ -37,7 +37,7 @@ def test_gains_of_seeds_are_taken_together_query_by_query():
 def test_a_set_without_held_out_pairs_has_no_gain_of_theirs():
     told = of_set("set", [Trained({"set": observed(50.0)}, {"set": observed(50.0)}, None)])
     assert told["held_out"]["gain"] is None
-    assert (told["cpu_seconds"], told["verdict"]) == (None, "cannot be told")
+    assert (told["cpu_seconds"], told["verdict"]) == (None, "not significant")
 
 
 @pytest.mark.matrix

@@ -83,7 +83,7 @@ def test_every_dag_and_task_keeps_to_the_rules(described):
         assert dag["catchup"] is False
         assert dag["max_active_runs"] == 1
         assert dag["tags"]
-        assert "docs/airflow.md" in dag["doc"]
+        assert "docs/guides/airflow.md" in dag["doc"]
         assert dag["timeout"] > 0
         assert dag["params"] == ["config", "force", "overrides", "run"]
         assert dag["schedule"] == ["0 0 * * 0", "x-sentence-encoder://corpus"]

@@ -127,7 +127,7 @@ def test_the_test_of_few_queries_is_exact(changed, of, p):
     values[:changed] = 50.0
     found = mean_intervals(of_means(figure=np.zeros(of)), of_means(figure=values))["figure"]
     assert (found.p, found.differing) == (p, changed)
-    assert found.told() == ("better" if changed == 6 else "cannot be told")
+    assert found.told() == ("better" if changed == 6 else "not significant")
 
 
 def test_the_test_of_many_queries_is_that_of_the_t_test():
@@ -147,7 +147,7 @@ def test_pairs_are_exchanged_in_the_test(few_resamples):
     few[:4] = scores[:4] * 9
     before = of_means(cosine=noisy, score=scores)
     found = pair_intervals(similarity_figures, before, of_means(cosine=few, score=scores))
-    assert (found["spearman"].differing, found["spearman"].told()) == (4, "cannot be told")
+    assert (found["spearman"].differing, found["spearman"].told()) == (4, "not significant")
     # The scale of cosines is no quality.
     close = scores + RANDOM.normal(0, 0.3, 60)
     for scale in (1.0, 0.01):
@@ -222,8 +222,8 @@ def test_only_figures_of_both_are_compared():
         ((-2.0, -0.1), False, "worse"),
         ((0.1, 2.0), True, "worse"),
         ((-2.0, -0.1), True, "better"),
-        ((-0.1, 2.0), False, "cannot be told"),
-        ((0.0, 0.0), True, "cannot be told"),
+        ((-0.1, 2.0), False, "not significant"),
+        ((0.0, 0.0), True, "not significant"),
     ],
 )
 def test_in_words(ends, lower_is_better, told):

@@ -1,4 +1,4 @@
-"""What PyTorch's encoder keeps for its gradient, beside the formula of docs/training.md."""
+"""What PyTorch's encoder keeps for its gradient, by the formula of docs/concepts/training.md."""
 
 import numpy as np
 import pytest

@@ -183,7 +183,7 @@ def test_few_steps_are_shown_as_they_are(logged) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "verdict"), [(None, ""), ((-2.6, 0.1), "cannot be told"), ((-2.4, -0.1), "worse")]
+    ("ends", "verdict"), [(None, ""), ((-2.6, 0.1), "not significant"), ((-2.4, -0.1), "worse")]
 )
 def test_a_difference_that_may_be_chance_is_not_judged(measured, ends, verdict) -> None:
     figures = storage.read_json(measured / "metrics.json")

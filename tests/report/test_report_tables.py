@@ -98,7 +98,7 @@ def test_the_colours_are_those_of_the_verdict() -> None:
     known = figures(before, after, ends)
     known["sets"] = {name: {"evaluation": "retrieval_sets", "role": "judged"} for name in names}
     colours = {cell.style for cell in metrics_table(known).columns[-1].cells}
-    assert (colours, verdict(known).word) == ({""}, "cannot be told")
+    assert (colours, verdict(known).word) == ({""}, "not significant")
     alone = {part: {"set3": by_set["set3"]} for part, by_set in known.items()}
     colours = {cell.style for cell in metrics_table(alone).columns[-1].cells}
     assert (colours, verdict(alone).word) == ({"green"}, "better")

@@ -32,11 +32,11 @@ def test_questions_decide_whatever_held_out_pairs_say() -> None:
     assert found.next_step.startswith("Keep the start")
 
 
-def test_without_questions_held_out_pairs_are_called_a_stand_in() -> None:
+def test_without_questions_held_out_pairs_are_called_a_proxy() -> None:
     found = verdict(figures(retrieval=("held_out", 9.4, 1.0)))
     assert found.word == "better"
     assert found.is_proxy
-    assert "need not be gained there" in found.sentence
+    assert "a proxy for real queries" in found.sentence
     assert "evaluation.retrieval_sets" in found.next_step
 
 
@@ -51,7 +51,7 @@ def test_some_better_and_some_worse() -> None:
 
 def test_what_cannot_be_told_says_what_could_be() -> None:
     found = verdict(figures(a=("judged", 0.2, 2.0)))
-    assert found.word == "cannot be told"
+    assert found.word == "not significant"
     assert "where differences show from 2.9 on" in found.sentence
     # 50 queries show 2.86 points; 2.86 squared as many show one.
     assert "about 410 show a difference of one point" in found.next_step
@@ -100,7 +100,7 @@ def test_a_source_that_lost_is_named() -> None:
     assert found.word == "mixed"
     assert found.sentence.startswith("Better on some and worse on others of held-out pairs")
     assert "on retrieval.b -5.00" in found.sentence
-    assert "need not be gained there" in found.sentence
+    assert "a proxy for real queries" in found.sentence
 
 
 def test_guards_alone_speak_of_losses() -> None:
@@ -131,9 +131,9 @@ def test_six_queries_must_differ_for_a_word() -> None:
     for difference in (2.0, -2.0):
         known = figures(a=("judged", difference, 1.0))
         found = verdict(with_test(known, "a", p=0.0001, differing=5))
-        assert found.word == "cannot be told"
+        assert found.word == "not significant"
         assert "where only 5 queries differ" in found.sentence
-        assert verdict(with_test(known, "a", p=0.0001, differing=6)).word != "cannot be told"
+        assert verdict(with_test(known, "a", p=0.0001, differing=6)).word != "not significant"
         grouped = verdict(with_test(known, "a", p=0.0001, differing=5, groups=8))
         assert "where only 5 groups differ" in grouped.sentence
 
@@ -141,7 +141,7 @@ def test_six_queries_must_differ_for_a_word() -> None:
 def test_the_test_must_agree_with_the_interval() -> None:
     known = with_test(figures(a=("judged", 2.0, 1.0)), "a", p=0.08, differing=30)
     found = verdict(known)
-    assert found.word == "cannot be told"
+    assert found.word == "not significant"
     assert "(+1.00 to +3.00), p 0.08" in found.sentence
 
 
@@ -149,7 +149,7 @@ def test_one_gain_of_ten_sets_must_be_rarer_than_a_gain_of_one() -> None:
     others = {f"set{place}": ("judged", 0.1, 1.0) for place in range(9)}
     known = with_test(figures(lucky=("judged", 1.5, 1.0), **others), "lucky", p=0.01, differing=30)
     found = verdict(known)
-    assert found.word == "cannot be told"
+    assert found.word == "not significant"
     assert "p 0.01, 0.1 among the sets" in found.sentence
     assert "Tested: nDCG@10 on 10 judged sets" in found.tested
     assert "Holm's correction for 10 sets" in found.tested
@@ -208,7 +208,7 @@ def test_four_changed_queries_give_no_word(queries, monkeypatch) -> None:
     changes = np.zeros((20, 1, queries))
     changes[..., :4] = np.random.default_rng(5).uniform(1, 100, (20, 1, 4))
     for sign in (1, -1):
-        assert {found.word for found in measured(sign * changes)} == {"cannot be told"}
+        assert {found.word for found in measured(sign * changes)} == {"not significant"}
 
 
 def test_a_loss_counts_by_itself_and_says_how_often_chance_gives_one() -> None:
@@ -314,7 +314,7 @@ def test_better_is_not_said_of_questions_that_were_trained_on_without_saying_so(
 
 def test_what_has_chosen_the_checkpoint_decides_nothing_where_another_set_does() -> None:
     found = verdict(figures(a=("judged", 5.0, 1.0), b=("judged", 0.2, 1.0)) | CHOSEN)
-    assert found.word == "cannot be told"
+    assert found.word == "not significant"
     assert "on a " not in found.sentence
     assert "Not counted: the checkpoint was chosen by a.ndcg@10" in found.sentence
     assert not found.is_doubted
@@ -332,7 +332,7 @@ def test_a_set_that_is_too_small_does_not_stand_in_for_the_one_that_chose() -> N
 def test_what_has_chosen_the_checkpoint_gives_the_others_no_further_chance() -> None:
     known = with_test(figures(a=("judged", 5.0, 1.0), b=("judged", 2.0, 1.0)), "a", p=1.0)
     known = with_test(known, "b", p=0.03)
-    assert verdict(known).word == "cannot be told"
+    assert verdict(known).word == "not significant"
     found = verdict(known | CHOSEN)
     assert (found.word, "Holm" in found.tested) == ("better", False)
 
@@ -351,7 +351,7 @@ def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
     assert verdict(known) is None
     found = verdict(known | SEEN)
     assert found.sentence == "1,200 of 1,500 queries of a are among the training pairs."
-    assert (found.word, found.is_doubted) == ("cannot be told", True)
+    assert (found.word, found.is_doubted) == ("not significant", True)
     assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
 
 

@@ -24,7 +24,7 @@ KNOWN = [name for name, *_ in fields()]
         ("encoder.model_name_or_path", "did you mean encoder.start?"),
         ("corpus.folder", "did you mean prepared.folder or run.folder?"),
         ("training.fp16", "set training.precision=bf16"),
-        ("nothing.at.all", "see docs/settings.md for all of them"),
+        ("nothing.at.all", "see docs/reference/settings.md for all of them"),
     ],
 )
 def test_what_was_meant(key, meant):

@@ -22,7 +22,7 @@ DO_NOT_WAIT = "--conf spark.kubernetes.submission.waitAppCompletion=false"
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    _, _, section = (ROOT / "docs/clusters.md").read_text().partition("\n## Kubernetes\n")
+    _, _, section = (ROOT / "docs/guides/cluster.md").read_text().partition("\n## Kubernetes\n")
     return section.partition("\n## ")[0]
 
 

@@ -1,4 +1,4 @@
-"""Objectives that have texts written out again, on given arrays."""
+"""Objectives that reconstruct texts, on given arrays."""
 
 from __future__ import annotations
 

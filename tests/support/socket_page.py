@@ -1,4 +1,4 @@
-"""The table of listening sockets in `docs/sockets.md`, as the tests read it."""
+"""The table of listening sockets in `docs/reference/sockets.md`, as the tests read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.settings import TrainingSettings
 
-PAGE = Path(__file__).parents[2] / "docs" / "sockets.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sockets.md"
 EVERY_ENGINE = "every engine"
 SOME = "some"
 COLUMNS = 6

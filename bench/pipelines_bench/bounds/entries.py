@@ -159,10 +159,10 @@ def read_bounds(path: Location | Openable | str | None = None) -> Bounds:
         raise InputError("--data", f"there is no file {file}", "name a file of bounds") from None
     except (OSError, UnicodeDecodeError, UnusableYamlError) as error:
         raise InputError(
-            "--data", f"{file} cannot be read ({error})", "see docs/benchmarks.md"
+            "--data", f"{file} cannot be read ({error})", "see docs/reference/benchmarks.md"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         problem = f"{file}, {place or 'the whole'}: {first['msg']}"
-        raise InputError("--data", problem, "see docs/benchmarks.md") from None
+        raise InputError("--data", problem, "see docs/reference/benchmarks.md") from None

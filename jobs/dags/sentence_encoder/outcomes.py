@@ -35,7 +35,7 @@ XCOM = "outcome"
 """The key under which a task hands on the figures of its job."""
 
 FINAL = {2: "the settings or the input have to be mended", 3: "the quality gate refuses the model"}
-"""Exit codes that a retry would not change; see docs/jobs.md."""
+"""Exit codes that a retry would not change; see docs/reference/commands.md."""
 REFUSED = 3
 NOTHING_NEW = 4
 KINDS = {**dict.fromkeys(FINAL, AirflowFailException), NOTHING_NEW: AirflowSkipException}
@@ -52,7 +52,7 @@ _ERROR_LINE = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job has written about its end; see `--outcome` in docs/jobs.md.
+    """What a job has written about its end; see `--outcome` in docs/reference/commands.md.
 
     Attributes:
         exit_code: 0 when done.

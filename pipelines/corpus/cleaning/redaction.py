@@ -95,7 +95,7 @@ def _loaded(name: str) -> Redactor:
         found = getattr(import_module(module), attribute, None)
     except ImportError as error:
         problem = f"`{module}` cannot be imported ({error})"
-        remedy = "put it where driver and executors import from: see docs/corpus.md"
+        remedy = "put it where driver and executors import from: see docs/concepts/corpus.md"
         raise InputError(KEY, problem, remedy) from None
     if not callable(found):
         raise InputError(KEY, f"`{module}` has no function `{attribute}`", _REMEDY)

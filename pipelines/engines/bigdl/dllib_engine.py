@@ -165,16 +165,14 @@ class DllibEngine(SparkEngine):
     name = "bigdl"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The loss curve of `local` on any number of workers; with dllib and"
-            " `training.compression: fp16` to about 2 %.",
-            choose_when="No Python training process may run on the executors, or no port but"
-            " Spark's own may be opened (dllib).",
-            needs="`training.framework: bigdl` (dllib): BigDL's jars on"
-            " `spark.driver.extraClassPath` and `spark.executor.extraClassPath`, which a session"
-            " that is started here has; and for the weights, the gradients and the activations"
-            " `spark.executor.memory`, of which too little is refused with what is needed;"
-            " `spark.speculation` and `spark.dynamicAllocation.enabled` false. No ports but"
+            guarantee="The loss curve of `local`, on any number of workers. With"
+            " `training.compression: fp16` it differs by about 2 %.",
+            choose_when="Executors may run no Python training process, or open no port beside"
             " Spark's own.",
+            needs="`training.framework: bigdl` (dllib). BigDL's jars on"
+            " `spark.driver.extraClassPath` and `spark.executor.extraClassPath`; sessions that the"
+            " package starts have them. `spark.executor.memory` for weights, gradients and"
+            " activations; the error names the amount where it is too small.",
         )
     }
     frameworks = FRAMEWORKS

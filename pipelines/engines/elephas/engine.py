@@ -15,11 +15,11 @@ from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 
 _NEEDS = (
-    "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
-    " `spark.speculation` false. In the driver (`spark.driver.memoryOverhead`), "
+    "One task slot per worker at once (executor cores / `spark.task.cpus`). The driver's"
+    " `spark.driver.memoryOverhead` holds "
 )
-_SHARED = _NEEDS + "four times the size of the weights, and twice more for each worker."
-_AVERAGED = _NEEDS + "seven times the size of the weights, and three times more for each worker."
+_SHARED = _NEEDS + "4 times the weights, and 2 times more for each worker."
+_AVERAGED = _NEEDS + "7 times the weights, and 3 times more for each worker."
 
 
 class ElephasEngine(SparkEngine):
@@ -28,21 +28,22 @@ class ElephasEngine(SparkEngine):
     name = "elephas"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="With one worker the loss curve of `local`. With more, that of averaging "
-            "weights and optimiser every `training.round_steps` steps; a run repeats exactly.",
-            choose_when="The network is slow: arrays travel once in `training.round_steps` steps.",
+            guarantee="The loss curve of `local` with one worker. More workers average weights and "
+            "optimiser every `training.round_steps` steps. A repeated run is identical.",
+            choose_when="The network is slow. Workers exchange arrays only every "
+            "`training.round_steps` steps.",
             needs=_AVERAGED,
         ),
         "async": Mode(
-            guarantee="The updates of `local`, each from gradients at parameters that may lack "
-            "the newest ones; with `training.max_staleness` 0 its loss curve.",
-            choose_when="Executors are unlike, so that waiting for the slowest costs much.",
+            guarantee="The updates of `local`, from gradients that may be a few updates old. With "
+            "`training.max_staleness: 0` the loss curve of `local`.",
+            choose_when="Executors differ in speed, so that the slowest would hold up the others.",
             needs=_SHARED,
         ),
         "hogwild": Mode(
-            guarantee="As `async`, but for updates that are made at the same moment, of which "
-            "one may be lost in some elements.",
-            choose_when="There are so many workers that they wait for one another's updates.",
+            guarantee="As `async`, without locks. Of two simultaneous updates, one may lose some "
+            "elements.",
+            choose_when="So many workers train that they wait for one another's updates.",
             needs=_SHARED,
         ),
     }

@@ -30,15 +30,14 @@ class HorovodEngine(SparkEngine):
     name = "horovod"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The loss curve of `local`, on any number of workers; near it with "
-            "`training.compression: fp16`.",
-            choose_when="Executors are alike, and ranks are to be Horovod's. Or gradients are to "
-            "travel as fp16.",
-            needs="Horovod, compiled for the executors ([the environment](environment.md)). As "
-            "many task slots at once as workers (cores of the executors / `spark.task.cpus`), and "
-            "`spark.speculation` false. Horovod uses the network by which an executor reaches the "
-            "driver, or `spark.executorEnv.HOROVOD_GLOO_IFACE`: one that only the cluster can "
-            "reach, since the connections by which ranks exchange gradients are unauthenticated.",
+            guarantee="The loss curve of `local`, on any number of workers. With "
+            "`training.compression: fp16` the curve is close to it.",
+            choose_when="You use Horovod already, or want fp16 gradients on the network.",
+            needs="Horovod, compiled for the executors ([the environment](environment.md)). One "
+            "task slot per worker at once (executor cores / `spark.task.cpus`). A network that "
+            "only the cluster reaches: the ranks do not authenticate one another. Horovod takes "
+            "the interface that reaches the driver; `spark.executorEnv.HOROVOD_GLOO_IFACE` names "
+            "another.",
         )
     }
     frameworks = ("tensorflow", "torch")
@@ -55,7 +54,8 @@ class HorovodEngine(SparkEngine):
             raise EngineUnavailable(
                 "training.engine",
                 "horovod is not installed",
-                "`make horovod` builds it for driver and executors, see docs/environment.md",
+                "`make horovod` builds it for driver and executors, "
+                "see docs/reference/environment.md",
             )
 
     @override

@@ -51,7 +51,7 @@ def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> 
     except ImportError as error:
         raise PipelineError(
             f"Horovod for {training.framework} cannot be imported ({error}): install the wheel"
-            " on every executor, see docs/environment.md"
+            " on every executor, see docs/reference/environment.md"
         ) from error
     own = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
     places = meet(client, task, own, training.start_seconds)

@@ -14,13 +14,12 @@ class MegatronEngine(BarrierEngine):
     name = "megatron"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The loss curve of `local` with PyTorch, on any number of workers, however "
-            "the encoder is divided between them.",
-            choose_when="Each layer, or all layers, of an encoder of the BERT family are too large "
-            "for a worker, and Megatron-Core's layers and schedules are wanted: "
-            "`training.model_parallel` divides matrices, `training.pipeline_parallel` layers. "
-            "Replicas share out the optimiser's arrays. `torch` divides in the same way, and "
-            "needs no other library.",
+            guarantee="The loss curve of `local` with PyTorch, on any number of workers and in any "
+            "layout.",
+            choose_when="You want Megatron-Core's layers and schedules for a large encoder of the "
+            "BERT family. `training.model_parallel` divides matrices, "
+            "`training.pipeline_parallel` layers. Replicas share the optimiser's arrays. `torch` "
+            "has the same layouts without another library.",
             needs=NEEDS,
         )
     }

@@ -26,14 +26,13 @@ class MeshEngine(SparkEngine):
         "sync": Mode(
             guarantee="The loss curve of `local` with TensorFlow in fp32, dropout included, on any "
             "number of workers and with any `training.model_parallel` that divides them.",
-            choose_when="An encoder is to be laid out by Mesh TensorFlow. Its makers left that "
-            "library in 2022; prefer `torch` with `training.model_parallel`, which is maintained, "
-            "faster, and computes on GPUs and in bf16.",
-            needs="Mesh TensorFlow (`make mesh`). As many task slots at once as workers (cores of "
-            "the executors / `spark.task.cpus`), and `spark.speculation` false. TensorFlow's "
-            "server listens at every address of an executor, at a free port, serves anybody who "
-            "connects, and reads and writes files for them: a network that only the cluster can "
-            "reach.",
+            choose_when="You want the layouts of Mesh TensorFlow, a library unmaintained since "
+            "2022. Prefer `torch` with `training.model_parallel`: it is maintained and faster, and "
+            "also computes on GPUs and in bf16.",
+            needs="Mesh TensorFlow (`make mesh`). One task slot per worker at once (executor cores "
+            "/ `spark.task.cpus`). A network that only the cluster reaches: TensorFlow's server "
+            "listens at every address of an executor, serves everybody who connects, and reads "
+            "and writes files for them.",
         )
     }
     frameworks = ("tensorflow",)

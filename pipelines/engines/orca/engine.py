@@ -29,12 +29,10 @@ class OrcaEngine(SparkEngine):
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` on any number of workers.",
-            choose_when="The cluster runs BigDL, and PyTorch is to compute on its CPUs (Orca).",
-            needs="`training.framework: torch` (Orca): as many task slots at once as workers (cores"
-            " of the executors / `spark.task.cpus`), `spark.speculation` and"
-            " `spark.dynamicAllocation.enabled` false; no jars and no GPUs. A network that only"
-            " the cluster can reach: the store on the driver at which the workers meet, and the"
-            " connections by which they exchange gradients, are unauthenticated.",
+            choose_when="The cluster runs BigDL, and PyTorch trains on its CPUs (Orca).",
+            needs="`training.framework: torch` (Orca). One task slot per worker at once (executor"
+            " cores / `spark.task.cpus`); no jars, no GPUs. A network that only the cluster"
+            " reaches: the workers do not authenticate one another.",
         )
     }
     frameworks = FRAMEWORKS

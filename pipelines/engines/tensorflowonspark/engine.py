@@ -39,12 +39,13 @@ logger = logging.getLogger(__name__)
 
 NODE_EXIT_SECONDS = 20.0
 _NEEDS = (
-    "An executor per worker with one task at a time (`spark.task.cpus` = `spark.executor.cores`),"
-    " `spark.python.worker.reuse` true, `spark.speculation` false."
+    "One executor per worker, each with one task at a time (`spark.task.cpus` ="
+    " `spark.executor.cores`)."
 )
 _SERVED = (
-    " `training.parameter_servers` executors more, each with four times the size of its share of"
-    " the weights, and twice more for each worker, in `spark.executor.memoryOverhead`."
+    " One more executor for each of `training.parameter_servers`. Its"
+    " `spark.executor.memoryOverhead` holds 4 times its share of the weights, and 2 times more"
+    " for each worker."
 )
 
 
@@ -55,13 +56,13 @@ class TensorFlowOnSparkEngine(SparkEngine):
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers.",
-            choose_when="The result must not depend on the cluster, and executors are alike.",
+            choose_when="You train with TensorFlow, and executors are equally fast.",
             needs=_NEEDS,
         ),
         "async": Mode(
-            guarantee="The updates of `local`, each from gradients at parameters that may lack "
-            "the newest ones; with `training.max_staleness` 0 its loss curve.",
-            choose_when="Executors differ in speed, or the slowest must not hold up the others.",
+            guarantee="The updates of `local`, from gradients that may be a few updates old. With "
+            "`training.max_staleness: 0` the loss curve of `local`.",
+            choose_when="Executors differ in speed, so that the slowest would hold up the others.",
             needs=_NEEDS + _SERVED,
         ),
     }

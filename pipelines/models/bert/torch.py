@@ -89,7 +89,7 @@ def attend(
     texts.
 
     On a GPU the fused operation is fast. FlashAttention without padding is faster still for large
-    batches, where it exists; `docs/gpu.md` has the figures.
+    batches, where it exists; `docs/measurements/gpu.md` has the figures.
 
     The fused operation draws dropout itself. On a CPU its order depends on the threads, and where
     workers divide the heads it cannot draw their parts of the whole mask. In both cases masks are

@@ -18,9 +18,8 @@ from faults.disk import why_no_disk
 from faults.job import make_prepared
 from faults.matrix import all_cells, chosen_cells, covering_cells
 from faults.outcome import Outcome
-from faults.page import read_outcomes, write_page
+from faults.page import TRAINING, read_outcomes, write_page
 
-RESULTS = Path("docs/faults.jsonl")
 WORK = Path(tempfile.gettempdir(), "faults")
 Names = Annotated[list[str], typer.Option(help="All unless given.")]
 
@@ -34,7 +33,7 @@ def main(
     failed: Annotated[bool, typer.Option(help="Those alone that were not as promised.")] = False,
     minutes: Annotated[float, typer.Option(help="No cell is begun later.")] = 1e6,
     parallel: Annotated[int, typer.Option(help="Cells at a time.")] = 2,
-    results: Annotated[Path, typer.Option(help="A line for each cell.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="A line for each cell.")] = TRAINING,
     work: Annotated[Path, typer.Option(help="Failing cells leave here what they wrote.")] = WORK,
 ) -> None:
     """Runs a matrix of engine, fault and moment on hosts of namespaces; needs root."""
@@ -65,7 +64,7 @@ def main(
             with results.open("a") as file:
                 file.write(json.dumps(outcome.to_json()) + "\n")
             print(_line(outcome), flush=True)
-    write_page(results)
+    write_page(training=results)
     print(f"{wrong_ones} were not as promised")
     raise typer.Exit(1 if wrong_ones else 0)
 

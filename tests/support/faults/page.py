@@ -1,4 +1,4 @@
-"""The page `docs/faults.md`: what the cells that have run ended with."""
+"""The page `docs/reference/faults.md`: what the cells that have run ended with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,33 @@ from faults.injection import FAULTS
 from faults.matrix import CASES
 from faults.outcome import Outcome
 
-BEGIN, END = "<!-- written by `make faults` -->\n", "<!-- until here -->\n"
-STAGES_BEGIN = "<!-- written by `make faults-of-stages` -->\n"
-PAGE = Path("docs/faults.md")
+FOLDER = Path("docs/reference")
+PAGE, TRAINING = FOLDER / "faults.md", FOLDER / "faults.jsonl"
+STAGES = FOLDER / "faults-of-stages.jsonl"
+_PAGE = """<!-- Written by `make faults` and `make faults-of-stages`; edit {module} instead. -->
+
+# Faults
+
+Each cell names the moment of the fault, how the job ended, and how many seconds after the fault.
+[Faults](../concepts/faults.md) explains the guarantee, the cluster and the deadlines.
+
+- `finished`: the job finished with the right result.
+- `goes on`: the job ran on as if nothing had happened.
+- `error`: the job ended with one line that names the cause.
+- `killed`: the fault ended the driver itself. A later job resumed the run.
+- **!** marks a broken guarantee. The list below the table explains it.
+- An empty cell has not run. `-` marks an impossible combination.
+
+## Training
+
+Two workers train on three hosts. `make faults` writes this table.
+
+{training}
+## Other stages
+
+`make faults-of-stages` writes this table.
+
+{stages}"""
 
 
 def read_outcomes(results: Path) -> list[Outcome]:
@@ -23,53 +47,58 @@ def read_outcomes(results: Path) -> list[Outcome]:
     return [*found.values()]
 
 
-def write_page(results: Path) -> None:
-    """Puts the tables into the page, between its marks."""
-    _write(BEGIN, tables(read_outcomes(results)))
+def write_page(training: Path = TRAINING, stages: Path = STAGES) -> None:
+    """Writes the page from the results of both commands."""
+    PAGE.write_text(page(read_outcomes(training), read_outcomes(stages)))
 
 
-def write_stages(results: Path) -> None:
-    """Puts the table of the stages beside training into the page."""
+def page(training: list[Outcome], stages: list[Outcome]) -> str:
+    """The whole page, as Markdown."""
+    return _PAGE.format(
+        module="tests/support/faults/page.py",
+        training=tables(training),
+        stages=table_of_stages(stages),
+    )
+
+
+def table_of_stages(outcomes: list[Outcome]) -> str:
+    """A table of fault by stage, and below it the broken guarantees."""
     from faults.stages.cell import STAGE_FAULTS, stage_cells
-    from faults.stages.kinds import STAGES
+    from faults.stages.kinds import STAGES as NAMES
 
-    outcomes = read_outcomes(results)
     known = {(one.fault, one.case): one for one in outcomes}
     there = {(one.fault, one.stage) for one in stage_cells()}
-    lines = ["| | " + " | ".join(STAGES) + " |", "|---|" + "---|" * len(STAGES)]
+    lines = ["| | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
     for fault, kind in STAGE_FAULTS.items():
         cells = (
             _told(known[fault, stage])
             if (fault, stage) in known
             else ("" if (fault, stage) in there else "-")
-            for stage in STAGES
+            for stage in NAMES
         )
         lines.append(f"| {kind.label} | " + " | ".join(cells) + " |")
-    _write(STAGES_BEGIN, "\n".join([*lines, *_wrong(outcomes)]) + "\n")
-
-
-def _write(begin: str, table: str) -> None:
-    before, rest = PAGE.read_text().split(begin)
-    after = rest.split(END, 1)[1]
-    PAGE.write_text(f"{before}{begin}\n{table}\n{END}{after}")
+    return "\n".join([*lines, *_wrong(outcomes)]) + "\n"
 
 
 def tables(outcomes: list[Outcome]) -> str:
-    """A table of fault by engine, and below it what was not as promised."""
+    """A table of fault by engine, and below it the broken guarantees."""
     ran = {}
     for one in outcomes:
         ran.setdefault((one.fault, one.case), []).append(one)
-    lines = ["| | " + " | ".join(CASES) + " |", "|---|" + "---|" * len(CASES)]
+    cases = [case for case in CASES if any(one.case == case for one in outcomes)]
+    lines = ["| | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
     for fault, known in FAULTS.items():
-        cells = (_entry(ran.get((fault, case), []), known.meets(CASES[case])) for case in CASES)
+        cells = (_entry(ran.get((fault, case), []), known.meets(CASES[case])) for case in cases)
         lines.append(f"| {known.label} | " + " | ".join(cells) + " |")
+    if waiting := [f"`{case}`" for case in CASES if case not in cases]:
+        lines += ["", f"Not run yet: {', '.join(waiting)}."]
     return "\n".join([*lines, *_wrong(outcomes)]) + "\n"
 
 
 def _wrong(outcomes: list[Outcome]) -> list[str]:
-    """How many cells have run, and what was not as promised."""
+    """How many cells have run, and the broken guarantees."""
     wrong = [one for one in outcomes if one.failings]
-    lines = ["", f"{len(outcomes)} cells have run, {len(wrong)} were not as promised."]
+    lines = ["", f"{len(outcomes)} cells have run, and {len(wrong)} broke the guarantee."]
     return lines + [
         f"- {one.case}, {one.fault}, {one.moment}: {'; '.join(one.failings)}" for one in wrong
     ]

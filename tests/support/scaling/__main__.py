@@ -38,7 +38,7 @@ MEGABITS = 200
 BURST = "burst 128kb latency 100ms"
 LATENCY = 1e-4
 DEADLINE_SECONDS = 600.0
-RESULTS = Path("docs/scale.jsonl")
+RESULTS = Path("docs/measurements/scale.jsonl")
 
 
 @dataclass(frozen=True)

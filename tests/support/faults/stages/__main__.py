@@ -11,17 +11,15 @@ from hosts import why_not
 
 from faults.__main__ import WORK, Names
 from faults.disk import why_no_disk
-from faults.page import read_outcomes, write_stages
+from faults.page import STAGES, read_outcomes, write_page
 from faults.stages.cell import make_materials, run_stage_cell, stage_cells
-
-RESULTS = Path("docs/faults-of-stages.jsonl")
 
 
 def main(
     stage: Names = (),
     fault: Names = (),
     again: Annotated[bool, typer.Option(help="Those too that have run as promised.")] = False,
-    results: Annotated[Path, typer.Option(help="A line for each cell.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="A line for each cell.")] = STAGES,
     work: Annotated[Path, typer.Option(help="Failing cells leave here what they wrote.")] = WORK,
 ) -> None:
     """Runs stages on hosts of namespaces that something is done to; needs root."""
@@ -45,7 +43,7 @@ def main(
         told = "; ".join(outcome.failings) or "as promised"
         print(f"{cell.stage} / {cell.fault}: {outcome.end} {outcome.seconds:.1f} s: {told}")
         print(f"    {outcome.message[:240]}", flush=True)
-    write_stages(results)
+    write_page(stages=results)
     raise typer.Exit(1 if wrong else 0)
 
 
