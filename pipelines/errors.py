@@ -30,6 +30,12 @@ def printable(text: str) -> str:
     )
 
 
+def in_sentences(problem: str, remedy: str) -> str:
+    """Join a problem and its remedy, each a sentence that may lack its full stop."""
+    parts = (problem, remedy)
+    return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in parts)
+
+
 class PipelineError(Exception):
     """Any error that this package raises on purpose; a job that it ends exits with `exit_code`."""
 
@@ -41,14 +47,14 @@ class InputError(PipelineError):
 
     Args:
         key: The setting at fault, as written in the YAML file (``lanes.granule``).
-        problem: What is wrong, with the value.
-        remedy: What would be right.
+        problem: What is wrong, with the value, as a sentence without its full stop.
+        remedy: What to do, as a sentence that begins with a verb: ``Use at most 4``.
     """
 
     exit_code = 2
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
-        super().__init__(one_line(f"{key}: {problem}, {remedy}"))
+        super().__init__(one_line(f"{key}: {in_sentences(problem, remedy)}"))
         self.key = key
         self.problem = problem
         self.remedy = remedy

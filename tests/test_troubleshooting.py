@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 from reference import DOCS
 
+from pipelines.errors import in_sentences
 from pipelines.settings.capabilities import LIMITS
 
 SOURCE = DOCS.parent / "pipelines"
@@ -63,12 +64,14 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     given = [text_of(part, known) for part in node.args]
     if name == "ConfRule":
         rule = {part.arg: text_of(part.value, known) for part in node.keywords}
-        return Said(rule["key"], f"engine {FILLED} {rule['why']}, set {rule['value']}")
+        return Said(
+            rule["key"], in_sentences(f"engine {FILLED} {rule['why']}", f"Set {rule['value']}")
+        )
     if name in ("NotLocalError", "refusal"):
         # Of whichever setting it is.
         name, given = "InputError", [FILLED, *given]
     if name in INPUT_ERRORS and len(given) == 3:
-        return Said(given[0], f"{given[1]}, {given[2]}")
+        return Said(given[0], in_sentences(given[1], given[2]))
     if name in ("PipelineError", "SupersededError", "one_line") and len(given) == 1:
         return Said("", given[0])
     return Said("", given[1]) if name in RUN_ERRORS and len(given) == 2 else None
@@ -77,7 +80,7 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
 def said_of_limits() -> Iterator[Said]:
     for limit in LIMITS:
         problem = re.sub(r"\{.+?\}", FILLED, limit.problem)
-        yield Said(limit.key or limit.feature.key, f"{problem}, {limit.remedy}")
+        yield Said(limit.key or limit.feature.key, in_sentences(problem, limit.remedy))
 
 
 def everything_said() -> Iterator[Said]:

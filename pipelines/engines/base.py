@@ -78,7 +78,7 @@ class ConfRule:
     @property
     def remedy(self) -> str:
         """Return what the user should set."""
-        return f"set {self.value}" + (f", or {self.unless} true" if self.unless else "")
+        return f"Set {self.value}" + (f", or {self.unless} true" if self.unless else "")
 
 
 NO_SPECULATION = ConfRule(key="spark.speculation", value="false", why="cannot run a worker twice")

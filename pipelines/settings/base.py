@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipelines.catalog import Registry
+from pipelines.errors import in_sentences
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def value_kinds(annotation: Any) -> set[Any]:
 def refusal(problem: str, remedy: str) -> PydanticCustomError:
     """Return the error that a validator raises for a problem that the user can mend."""
     return PydanticCustomError(
-        REFUSED, "{problem}, {remedy}", {"problem": problem, "remedy": remedy}
+        REFUSED, in_sentences("{problem}", "{remedy}"), {"problem": problem, "remedy": remedy}
     )
 
 
@@ -256,7 +257,7 @@ class NotLocalError(ValueError):
     """A value that is no local path, with the problem and its remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}, {remedy}")
+        super().__init__(in_sentences(problem, remedy))
         self.problem = problem
         self.remedy = remedy
 
