@@ -7,8 +7,8 @@
     pipelines.train(config)
     pipelines.evaluate(config)
 
-These names are the public API. Each is imported on first use, so that the package itself needs
-neither Spark nor a framework.
+These names are the public API. Each is imported on first use, so the package itself needs neither
+Spark nor a framework.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The console command as ``python -m pipelines``, where only the interpreter is at hand."""
+"""The console command as ``python -m pipelines``, for machines without it on the PATH."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Arrow columns: what their types hold, and their values as text, lists and Spark's types.
+"""Arrow columns: the content of their types, and their values as text, lists and Spark's types.
 
-Several Arrow types store the same values. Every reader of tables asks this module what a column
-holds, so that all of them take the same columns.
+Several Arrow types store the same values. All readers of tables ask this module for a column's
+content, and so take the same columns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 SPARK_DIGITS = 38
 """The most digits of a decimal number in Spark."""
 
+# Spark has neither unsigned integers nor half floats.
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -35,27 +36,27 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type can hold texts.
+    """Return whether a column of a type can hold texts.
 
-    Bytes count as UTF-8: some writers do not mark their texts. So do nulls: a file whose texts are
-    all missing has no other type.
+    Bytes count as UTF-8: some writers do not mark their texts. So do nulls: a file with only
+    missing texts has no other type.
     """
     kind = plain_type(kind)
     return _is_string(kind) or _is_binary(kind) or bool(pa.types.is_null(kind))
 
 
 def is_key(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type can hold keys: strings, or numbers without a fraction.
+    """Return whether a column of a type can hold keys: strings, or numbers without a fraction.
 
-    Bytes cannot: two keys that are no UTF-8 could have the same text.
+    Bytes cannot: two invalid UTF-8 keys could have the same text.
     """
     kind = plain_type(kind)
-    whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
-    return _is_string(kind) or bool(whole or pa.types.is_null(kind))
+    is_whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    return _is_string(kind) or bool(is_whole or pa.types.is_null(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type holds lists, in any storage."""
+    """Return whether a column of a type holds lists, in any storage."""
     checks = (
         pa.types.is_list,
         pa.types.is_large_list,
@@ -67,12 +68,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_list_of_values(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type holds lists of plain values."""
+    """Return whether a column of a type holds lists of plain values."""
     return is_list(kind) and is_plain(kind.value_type)
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Tell whether a column of a type has one value in each row."""
+    """Return whether a column of a type has one value in each row."""
     return not (is_list(plain_type(kind)) or pa.types.is_nested(plain_type(kind)))
 
 
@@ -98,12 +99,12 @@ _KNOWN_TO_SPARK = (
 
 
 def is_read_by_spark(kind: pa.DataType) -> bool:
-    """Tell whether Spark's own reader of Parquet takes a column of a type.
+    """Return whether Spark's own reader of Parquet takes a column of a type.
 
     It takes a column of nulls for numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
-        # Of an extension the file may have a logical type that Spark does not know, as of UUIDs.
+        # An extension may have a logical type unknown to Spark in the file, such as UUID.
         return _is_string(kind.storage_type)
     if pa.types.is_map(kind):
         return is_read_by_spark(kind.key_type) and is_read_by_spark(kind.item_type)
@@ -118,7 +119,7 @@ def is_read_by_spark(kind: pa.DataType) -> bool:
 
 
 def is_opened_by_spark(kinds: Iterable[pa.DataType | str]) -> bool:
-    """Tell whether Spark opens a file with columns of these types, whichever of them it reads.
+    """Return whether Spark opens a file with columns of these types, whichever of them it reads.
 
     Its library fails at the footer of a file with half floats anywhere.
     """
@@ -128,7 +129,7 @@ def is_opened_by_spark(kinds: Iterable[pa.DataType | str]) -> bool:
 def type_for_spark(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column's values in Spark, nested types included.
 
-    Numbers that Spark lacks get the next wider type; other types that it lacks become strings.
+    Numbers unknown to Spark get the next wider type; other unknown types become strings.
     """
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.uuid":
         return pa.string()
@@ -153,14 +154,14 @@ def plain_column(column: pa.Array) -> pa.Array:
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name == "arrow.uuid":
-            return pa.array([None if one is None else str(one) for one in column.to_pylist()])
+            return pa.array([None if value is None else str(value) for value in column.to_pylist()])
         return plain_column(column.storage)
     if pa.types.is_dictionary(kind):
         return plain_column(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain_column(pc.run_end_decode(column))
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        # The library's own cast loses what follows an empty list.
+        # Arrow's own cast of list views loses the lists after an empty one.
         return pa.array(column.to_pylist(), pa.large_list(kind.value_type))
     return column
 
@@ -172,13 +173,13 @@ def column_for_spark(column: pa.Array) -> pa.Array:
 
 
 def as_text(column: pa.Array | pa.ChunkedArray) -> pa.StringArray:
-    """Return a column as well-formed strings, with U+FFFD for bytes that are not UTF-8."""
+    """Return a column as well-formed strings, with U+FFFD for bytes other than UTF-8."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     column = plain_column(column)
     if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
-    # Bytes are looked at once, below.
+    # Without the cast's own check: `validate` checks bytes below.
     texts = column.cast(pa.string(), safe=not _is_binary(column.type))
     try:
         texts.validate(full=True)
@@ -233,6 +234,7 @@ def text_bytes(texts: pa.StringArray) -> tuple[bytes, np.ndarray]:
     """Return the concatenated bytes of the texts, and their bounds, int64 [texts + 1]."""
     if not len(texts):
         return b"", np.zeros(1, np.int64)
+    # A slice shares the buffers of its array.
     bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
     buffer = texts.buffers()[2]
     data = b"" if buffer is None else buffer[bounds[0] : bounds[-1]].to_pybytes()

@@ -1,8 +1,8 @@
-"""Registries of what is chosen by name: engines, losses, formats and others.
+"""Registries of choices by name: engines, losses, formats and others.
 
 Nothing is imported before it is chosen, so settings take their choices from here although entries
-import settings. Other distributions add entries by entry points. CONTRIBUTING.md says what each
-kind of entry has to be.
+import settings. Other distributions add entries by entry points. CONTRIBUTING.md describes each
+kind of entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipelines.errors import InputError
 
 @cache
 def provided(group: str) -> Mapping[str, str]:
-    """Return the entry points that distributions add to a group: ``module:attribute`` by name."""
+    """Return the entry points of distributions in a group: ``module:attribute`` by name."""
     # Not above: the command's help needs none.
     from importlib.metadata import entry_points
 
@@ -27,7 +27,7 @@ def provided(group: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Registry:
-    """Names, and the places of what they stand for.
+    """Names, and the places of their values.
 
     Attributes:
         kind: What the entries are, in a word.
@@ -48,8 +48,8 @@ class Registry:
     def __iter__(self) -> Iterator[str]:
         # Before the last one, which may take whatever no other does.
         names = [*self.entries]
-        more = provided(self.group) if self.group else ()
-        names[-1:-1] = [name for name in more if name not in self.entries]
+        provided_names = provided(self.group) if self.group else ()
+        names[-1:-1] = [name for name in provided_names if name not in self.entries]
         return iter(names)
 
     def __len__(self) -> int:
@@ -67,7 +67,9 @@ class Registry:
         name = self.renamed.get(name, name)
         if name not in self:
             known = ", ".join(self)
-            raise InputError(self.key, f"there is no {self.kind} `{name}`", f"one of {known}")
+            raise InputError(
+                self.key, f"there is no {self.kind} `{name}`", f"Choose one of {known}"
+            )
         return name
 
     def module(self, name: str) -> str:
@@ -79,7 +81,7 @@ class Registry:
         return self._entry(name).partition(":")[0]
 
     def load(self, name: str, variant: str = "") -> Any:
-        """Import and return what a name stands for; `variant` decides between several things.
+        """Import and return the value of a name; `variant` decides between several.
 
         Raises:
             InputError: There is no such entry.

@@ -1,8 +1,8 @@
 """The console command: the options of each command; :mod:`pipelines.jobs` does the work.
 
 The scripts in `jobs/` are the same commands. Exit codes: 0 when done, 1 for a failure at run time,
-2 for what the user can correct (one line on standard error), 3 if the quality gate refuses a
-promotion, 4 if there is nothing new to work on.
+2 for a fault of the input (one line on standard error), 3 if the quality gate refuses a promotion,
+4 if there is nothing new to work on.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines import __version__
-from pipelines.catalog import COMMANDS, ENGINES
+from pipelines.catalog import COMMANDS
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.progress import MessageHandler, say
 from pipelines.provenance import given_on_command_line
 
-# All else is imported by the command that uses it, so that help and refusals come at once.
+# Each command imports the rest for itself, so that help and refusals come at once.
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
@@ -34,30 +34,28 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train sentence encoders inside a Spark cluster, on the engine of your choice.",
-    epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
-    "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
+    epilog="Exit codes: 0 done; 1 failed at run time; 2 correct your input; "
+    "3 the quality gate refused a promotion; 4 nothing new to work on.",
 )
 PLUGINS = "sentence_pipelines.commands"
-"""Entry points: functions that take the arguments behind a command and return an exit code."""
+"""Entry points: functions from the arguments behind a command to an exit code."""
 CTRL_C = 130
 """Typer's exit code of a command interrupted from the keyboard."""
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", help="YAML file; without it, the embedded default job.")
+    str | None, typer.Option("--config", help="YAML file of settings. Default: the embedded job.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; may be repeated.")
+    list[str] | None, typer.Option("--set", help="KEY=VALUE, which overrides the file; repeatable.")
 ]
 OutcomeFile = Annotated[
     str | None,
-    typer.Option(
-        "--outcome", help="File to write what came of the job into, JSON, for schedulers."
-    ),
+    typer.Option("--outcome", help="JSON file for the outcome of the job, for schedulers."),
 ]
 DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="What to measure on, such as a prepared folder; by default the embedded corpus.",
+        help="Data to measure on, such as a prepared folder. Default: the embedded corpus.",
     ),
 ]
 
@@ -84,10 +82,10 @@ def options(
 
 
 def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object]:
-    """Make a command of a function that declares its options; its docstring is the help.
+    """Make a command of a function with its options; its docstring is the help.
 
-    `--config` and `--set` follow the options, and `--outcome` in commands that schedulers start.
-    The catalog has the work of the command by its name.
+    `--config` and `--set` follow the options, and `--outcome` in commands for schedulers. The
+    catalog has the work of the command by its name.
     """
 
     def register(declared: Callable[..., None]) -> object:
@@ -102,8 +100,9 @@ def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object
             configured(partial(_work_of, name, options), config, set_, outcome)
 
         common = [*signature(run, eval_str=True).parameters.values()][: 3 if outcome else 2]
-        own = signature(declared, eval_str=True).parameters.values()
-        vars(run)["__signature__"] = Signature([*own, *common])
+        declared_options = signature(declared, eval_str=True).parameters.values()
+        # typer reads the options from the signature.
+        vars(run)["__signature__"] = Signature([*declared_options, *common])
         return app.command(name, help=declared.__doc__)(run)
 
     return register
@@ -111,22 +110,22 @@ def _command(*, outcome: bool = False) -> Callable[[Callable[..., None]], object
 
 @_command(outcome=True)
 def prepare() -> None:
-    """Text in, lanes out: corpus, tokens and the batch plan."""
+    """Turn texts into lanes (shards): corpus, tokens and the batch plan."""
 
 
 @_command()
 def delete(
     key: Annotated[
-        list[str] | None, typer.Option("--key", help="Key of the rows; may be repeated.")
+        list[str] | None, typer.Option("--key", help="Key of the rows; repeatable.")
     ] = None,
-    keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one a line.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one per line.")] = None,
 ) -> None:
     """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
 
 
 @_command(outcome=True)
 def train() -> None:
-    """Train on prepared lanes; the model is in run.folder/model."""
+    """Train on prepared lanes; write the model to run.folder/model."""
 
 
 @_command(outcome=True)
@@ -139,35 +138,35 @@ def report(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Folders of runs; several are compared. Default: run.folder."
+            metavar="[RUN]...", help="Folders of runs, to compare if several. Default: run.folder."
         ),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
-            help="File to write; by default report.html in the folder of the run, or "
-            "comparison.html in the working folder if there are several.",
+            help="File to write. Default: report.html in the folder of the run, or "
+            "comparison.html in the working folder for several.",
         ),
     ] = None,
 ) -> None:
-    """Write the report of a run again, or of an unfinished run; or compare several runs."""
+    """Write the report of a run again, also of an unfinished one, or compare several runs."""
 
 
 @_command(outcome=True)
 def promote() -> None:
-    """Put a run's model into service in promotion.target, unless it is worse than the one there."""
+    """Put a run's model into service in promotion.target, unless the one there is better."""
 
 
 @_command(outcome=True)
 def clean() -> None:
-    """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
+    """Remove old runs beside run.folder, but for the newest and those in promotion.target."""
 
 
 @_command()
 def rollback(
     to: Annotated[
-        str | None, typer.Option(help="The version; by default the one in service before.")
+        str | None, typer.Option(help="The version. Default: the one in service before.")
     ] = None,
 ) -> None:
     """Put an older model back into service."""
@@ -177,26 +176,27 @@ def rollback(
 def compare(
     data: DataFolder = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Of each training; 60 by default.")
+        int | None, typer.Option("--steps", min=1, help="Steps of each training. Default: 60.")
     ] = None,
-    runs: Annotated[int | None, typer.Option("--runs", min=1, help="Rounds; 3 by default.")] = None,
+    runs: Annotated[int | None, typer.Option("--runs", min=1, help="Rounds. Default: 3.")] = None,
     cases: Annotated[
         str | None,
-        typer.Option("--cases", help="Strategies, with commas; all of them by default."),
+        typer.Option("--cases", help="Strategies, separated by commas. Default: all."),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option("--workers", help="Numbers, with commas; 1,2 by default.")
+        str | None,
+        typer.Option("--workers", help="Numbers of workers, separated by commas. Default: 1,2."),
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option("--workload", help="What is trained; what the settings say by default."),
+        typer.Option("--workload", help="The training to measure. Default: that of the settings."),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", help="Folder of what was measured; strategies by default."),
+        typer.Option("--output", help="Folder for the measurements. Default: strategies."),
     ] = None,
 ) -> None:
-    """Train by each engine in turn, and tell which to take with how many workers."""
+    """Train by each engine in turn, and recommend an engine and a number of workers."""
 
 
 # The options are those of the distribution that has the benchmarks.
@@ -205,74 +205,70 @@ def compare(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def benchmark(context: typer.Context) -> None:
-    """Measure something side by side, where sentence-pipelines-bench is installed."""
+    """Measure something side by side; needs sentence-pipelines-bench."""
     if context.args[:1] == ["strategies"]:
         say("`benchmark strategies` is now called `compare`", file=sys.stderr)
         raise typer.Exit(_code_of(["compare", *context.args[1:]]))
-    (found,) = entry_points(group=PLUGINS, name="benchmark") or (None,)
-    if found is None:
+    (plugin,) = entry_points(group=PLUGINS, name="benchmark") or (None,)
+    if plugin is None:
         raise InputError(
             "benchmark",
             "the benchmarks are not installed",
-            "install them: pip install ./bench in the checkout of this release",
+            "Run `pip install ./bench` in the checkout of this release",
         )
-    raise typer.Exit(found.load()(context.args))
+    raise typer.Exit(plugin.load()(context.args))
 
 
 @_command()
 def run() -> None:
-    """Prepare, train and evaluate, one after the other."""
+    """Prepare, train and evaluate."""
 
 
 @_command(outcome=True)
 def embed() -> None:
-    """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
+    """Add a column of vectors to a table; a later run makes only missing or changed rows."""
 
 
 @_command(outcome=True)
 def mine() -> None:
-    """Add hard negatives to pairs: documents that a model finds near an anchor."""
+    """Add hard negatives to pairs, from the documents nearest to each anchor."""
 
 
 @_command()
 def search(
     query: Annotated[
-        list[str] | None, typer.Option("--query", help="Text to search for; may be repeated.")
+        list[str] | None, typer.Option("--query", help="Text to search for; repeatable.")
     ] = None,
     queries: Annotated[
-        str | None, typer.Option("--queries", help="File of queries, one a line.")
+        str | None, typer.Option("--queries", help="File of queries, one per line.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Rows for each query.")] = 10,
     index: Annotated[
         bool,
-        typer.Option(
-            "--index", help="Search an index, built if there is none, instead of all rows."
-        ),
+        typer.Option("--index", help="Search an index instead of all rows; build it if absent."),
     ] = False,
     hybrid: Annotated[
         bool,
-        typer.Option(
-            "--hybrid", help="Rank by the words of the query too (BM25), and fuse both rankings."
-        ),
+        typer.Option("--hybrid", help="Merge the ranking by vectors with one by words (BM25)."),
     ] = False,
 ) -> None:
-    """Print the rows of an embedded table that are nearest to a query."""
+    """Print the rows of an embedded table nearest to a query."""
 
 
 @app.command()
 def engines(
-    name: Annotated[str | None, typer.Argument(help="One engine; all of them by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One engine. Default: all.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Lines for spark-defaults.conf instead.")
+        bool, typer.Option("--defaults", help="Print lines for spark-defaults.conf instead.")
     ] = False,
 ) -> None:
-    """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
+    """List the engines or show one's needs; with --config, --set or --defaults, a Spark conf."""
     if config is None and not set_ and not defaults:
         from pipelines.jobs.engines import show_engines
 
-        show_engines(ENGINES if name is None else [name])
+        show_engines(name)
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
     configured(partial(_work_of, "engines", {"as_file": defaults}), config, overrides)
@@ -283,9 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[MessageHandler()])
     logging.getLogger("pipelines").setLevel(logging.INFO)
-    # It logs traces of connections that an interruption breaks; what fails besides is raised.
+    # Py4J logs traces of connections broken by an interruption; it raises all other errors.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # Outermost: the session is stopped inside, in the order that Spark needs.
+    # Outermost, since the session stops inside: Spark needs this order.
     with terminated_in_order() as interruption, given_on_command_line(given):
         try:
             code = _code_of(given)
@@ -294,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except PipelineError as error:
             return _refused(error)
         except typer.TyperException as error:
-            # Without a command the help has been shown already, and the message is empty.
+            # Without a command typer has shown the help already, and the message is empty.
             if problem := error.format_message().rstrip("."):
                 say(f"error: {problem} (see --help)", file=sys.stderr)
             return 2
@@ -308,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _code_of(arguments: Sequence[str]) -> int:
+    # Otherwise typer would print errors and exit by itself.
     return int(app(args=list(arguments), standalone_mode=False) or 0)
 
 
@@ -315,14 +312,14 @@ def _refused(error: PipelineError) -> int:
     """Print the error; return its exit code."""
     from pipelines.settings.redaction import without_password
 
-    said = without_password(str(error))
-    say(said if isinstance(error, NothingNew) else f"error: {said}", file=sys.stderr)
+    message = without_password(str(error))
+    say(message if isinstance(error, NothingNew) else f"error: {message}", file=sys.stderr)
     code = error.exit_code
     if code == 1 or getattr(error, "key", "").startswith("spark."):
         from pipelines.spark.session import kept_spark_log
 
         log = kept_spark_log()
-        if log and str(log) not in said:
+        if log and str(log) not in message:
             say(f"Spark's own log: {log}", file=sys.stderr)
     return code
 
@@ -341,8 +338,8 @@ def configured(
 ) -> None:
     """Run a command with the settings of a file and of overrides (`KEY=VALUE`).
 
-    Without a `path`, the embedded default job runs. The results that the command returns are
-    written into the file `outcome`, for schedulers.
+    Without a `path`, the embedded default job runs. The command's results go into the file
+    `outcome`, for schedulers.
     """
     from pipelines.jobs.outcome import noted
     from pipelines.settings.load import parse, read_tree, storage_of
@@ -351,7 +348,7 @@ def configured(
         try:
             given = read_tree(path, overrides or ())
         except InputError:
-            # A scheduler wants to know of settings too that cannot be read.
+            # A scheduler also wants to know of unreadable settings.
             with noted(outcome):
                 raise
         with noted(outcome, storage_of(given)) as note:

@@ -1,4 +1,4 @@
-"""The errors that callers may catch; each says what to do about it."""
+"""Errors for callers to catch, each with its remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 200
 
 
 def one_line(text: str) -> str:
-    """Return a text with escapes for what breaks a line, moves a cursor, or cannot be written.
+    """Return a text with escapes for line breaks, cursor moves and unprintable characters.
 
     Texts of users, and of libraries about them, may hold any character.
     """
@@ -21,7 +21,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what a terminal would obey: ESC, C1, direction marks.
+    """Return a text with escapes for commands to a terminal: ESC, C1, direction marks.
 
     Lines and blanks stay, and so do the joiners of scripts and emoji.
     """
@@ -31,24 +31,24 @@ def printable(text: str) -> str:
 
 
 def in_sentences(problem: str, remedy: str) -> str:
-    """Join a problem and its remedy, each a sentence that may lack its full stop."""
+    """Join a problem and its remedy, and add missing full stops."""
     parts = (problem, remedy)
     return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in parts)
 
 
 class PipelineError(Exception):
-    """Any error that this package raises on purpose; a job that it ends exits with `exit_code`."""
+    """Any deliberate error of this package; its job exits with `exit_code`."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InputError(PipelineError):
-    """Something that the user can mend: a setting, a file, a corpus. Jobs exit with 2.
+    """A fault for the user to correct: a setting, a file, a corpus. Jobs exit with 2.
 
     Args:
         key: The setting at fault, as written in the YAML file (``lanes.granule``).
-        problem: What is wrong, with the value, as a sentence without its full stop.
-        remedy: What to do, as a sentence that begins with a verb: ``Use at most 4``.
+        problem: A sentence about the fault, with the value and without its full stop.
+        remedy: A sentence that begins with a verb: ``Use at most 4``.
     """
 
     exit_code = 2
@@ -61,31 +61,30 @@ class InputError(PipelineError):
 
 
 class DamagedFileError(PipelineError, ValueError):
-    """A file of this package that does not hold what was written into it. Jobs exit with 1."""
+    """A file of this package with other content than written. Jobs exit with 1."""
 
     def __init__(self, path: str, problem: str) -> None:
-        # What a library says of a value shows it, and may be of several lines.
-        told = " ".join(problem.split())
-        told = told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"
-        said = f"{path} is damaged ({told}): put it back from a copy, or make it anew"
-        super().__init__(one_line(said))
+        # A library's message may show a whole value, over several lines.
+        short = " ".join(problem.split())
+        short = short if len(short) <= _SHOWN else f"{short[:_SHOWN]}…"
+        message = f"{path} is damaged ({short}): restore it from a copy, or make it again"
+        super().__init__(one_line(message))
         self.path = path
-        self.problem = told
+        self.problem = short
 
 
 class EngineUnavailable(InputError):  # noqa: N818 - the state of the engine, as users know it
-    """The engine cannot run here; the remedy is the command or conf key that makes it run."""
+    """The engine cannot run here; the remedy is a command or a conf key."""
 
 
 class EngineError(PipelineError):
-    """A training run that failed on the cluster. Jobs exit with 1.
+    """A failed training run on the cluster. Jobs exit with 1.
 
     Args:
         engine: Name of the engine in the registry.
-        cause: What happened, with the executor's traceback where there is one.
-        rank: Rank of the worker that failed first, where one is known. Place, host and lane are
-            those of this worker.
-        place: Where it stands among those that hold the encoder together, for people.
+        cause: The reason, with the executor's traceback if there is one.
+        rank: Rank of the first failed worker, if known. Place, host and lane are of this worker.
+        place: Its place among the workers of one copy of the encoder, for people.
         lane: Its first lane.
     """
 
@@ -100,7 +99,7 @@ class EngineError(PipelineError):
         lane: int | None = None,
     ) -> None:
         known = {"rank": rank, "": place, "host": host, "lane": lane}
-        parts = [f"{name} {one}".strip() for name, one in known.items() if one is not None]
+        parts = [f"{name} {value}".strip() for name, value in known.items() if value is not None]
         super().__init__(f"{', '.join([f'engine {engine}', *parts])}: {cause}")
         self.engine = engine
         self.cause = cause
@@ -126,18 +125,18 @@ class WorkerLostError(EngineError):
         return self._with(cause=f"{self.cause} ({reason})")
 
     def at(self, host: str | None) -> WorkerLostError:
-        """Return the same error, with a host where it names none."""
+        """Return the same error, with a host if it names none."""
         return self._with(host=self.host or host)
 
     def _with(self, **changes: Any) -> WorkerLostError:
-        own = ("engine", "cause", "began", "rank", "place", "host", "lane")
-        return WorkerLostError(**{name: getattr(self, name) for name in own} | changes)
+        names = ("engine", "cause", "began", "rank", "place", "host", "lane")
+        return WorkerLostError(**{name: getattr(self, name) for name in names} | changes)
 
 
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it
     """The quality gate keeps a model out of service; nothing has failed. Jobs exit with 3.
 
-    `key` is the setting that the model did not pass; `problem` is the metric with its figures.
+    `key` is the failed setting; `problem` is the metric with its figures.
     """
 
     exit_code = 3
@@ -149,6 +148,6 @@ class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as us
 
 
 class NothingNew(PipelineError):  # noqa: N818 - an answer, as users know it
-    """A job that was asked to work only on what is new found nothing. Jobs exit with 4."""
+    """An incremental job found nothing new. Jobs exit with 4."""
 
     exit_code = 4

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the job ends in order, and prints the command that continues it."""
+"""Ctrl-C and SIGTERM: the job ends in order, and prints the command to continue it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
 
 @dataclass
 class Interruption:
-    """The signal that ended a job; its `number` is 0 while there was none.
+    """The signal at the end of a job; without one, its `number` is 0.
 
-    :func:`run_begun` notes that the job has begun or resumed its run.
+    :func:`run_begun` notes the begin or the resumption of a run.
     """
 
     number: int = 0
@@ -43,7 +43,7 @@ _current: ContextVar[Interruption | None] = ContextVar("current", default=None)
 
 
 def run_begun() -> None:
-    """Note that the run folder now holds the run of this job."""
+    """Note the begin of this job's run in the run folder."""
     current = _current.get()
     if current is not None:
         current.run_begun = True
@@ -51,24 +51,24 @@ def run_begun() -> None:
 
 @contextmanager
 def terminated_in_order() -> Iterator[Interruption]:
-    """Make SIGTERM raise KeyboardInterrupt while a block runs, so that the job ends in order.
+    """Make SIGTERM raise KeyboardInterrupt while a block runs, for an orderly end of the job.
 
     Otherwise Python exits at once, and its Java process notices later, with hundreds of lines on
     the terminal. Only the main thread can set signal handlers: elsewhere this does nothing.
     """
-    found = Interruption()
+    interruption = Interruption()
 
     def stop(number: int, frame: FrameType | None) -> None:
         # Only once: a second signal must not interrupt the orderly end.
         signal.signal(number, signal.SIG_IGN)
-        found.number = number
+        interruption.number = number
         raise KeyboardInterrupt
 
-    token = _current.set(found)
+    token = _current.set(interruption)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if is_main else None
     try:
-        yield found
+        yield interruption
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
@@ -78,9 +78,8 @@ def terminated_in_order() -> Iterator[Interruption]:
 def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:
     """Return the message to the user of an interrupted job.
 
-    `arguments` begin with the command's name. If it was `submitted`, the arguments of spark-submit
-    are not known. Without `run_begun`, the run folder may hold an older run, which the job was not
-    asked to resume.
+    `arguments` begin with the command's name. If `submitted`, the arguments of spark-submit are
+    unknown. Without `run_begun`, the run folder may hold an older run, not to be resumed.
     """
     command = arguments[0] if arguments else ""
     if command not in _GO_ON_BY:
@@ -90,7 +89,7 @@ def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) 
         further = ()
     given = list(arguments)
     if run_begun and _ANEW in given and given[(place := given.index(_ANEW)) - 1] == "--set":
-        # It was meant for the older run, and would now delete the one to be continued.
+        # The user meant an older run; now it would delete the run to continue.
         del given[place - 1 : place + 1]
     if submitted:
         again = f"submit it again with {shlex.join(further)}" if further else "submit it again"

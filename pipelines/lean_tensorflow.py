@@ -1,6 +1,6 @@
-"""TensorFlow without Keras, whose import takes as long again.
+"""TensorFlow without Keras, to halve the time of its import.
 
-The encoders are plain functions. Libraries that use ``tf.keras`` import Keras at that point.
+The encoders are plain functions. The first use of ``tf.keras`` imports Keras.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from pipelines.quiet import import_without, quiet_import
 
 __all__ = ["tensorflow"]
 
-# TensorFlow's last act of being imported is to import this for the sake of saved models. It goes on
-# if that fails, as it does where Keras is not installed.
+# At the end of its import TensorFlow imports this for saved models, and ignores a failure, as where
+# Keras is not installed.
 _KERAS = "keras.src.optimizers"
 
 with quiet_import(), import_without(_KERAS):

@@ -1,7 +1,7 @@
-"""Optional libraries: whether they are installed, and the command that installs them.
+"""Optional libraries: their presence, and the commands to install them.
 
-:func:`check_installed` refuses a command that lacks a library, before it starts. :func:`left_out`
-leaves out what a command can do without, such as a report, and logs the command that installs it.
+:func:`check_installed` refuses a command without its library, before it starts. :func:`left_out`
+leaves out an optional part of a command, such as a report, and logs how to install its library.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ COMPARISON = ("psutil", *REPORT)
 """Libraries that `compare` measures and draws with."""
 EVERYWHERE = "on the driver and every executor"
 DRIVER = "on the driver"
-_TOLD: set[str] = set()
+_LOGGED: set[str] = set()
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module can be imported here; import only the packages around it."""
+    """Return whether a module can be imported here; import only the packages around it."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # Of the package that it is in.
+    except ModuleNotFoundError:  # Of the package around it.
         return False
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs an extra."""
+    """Return the command to install an extra."""
     return f'pip install "sentence-pipelines[{extra}]"'
 
 
 def check_installed(
     key: str, module: str, extra: str | None = None, where: str = EVERYWHERE
 ) -> None:
-    """Refuse what cannot work without a library.
+    """Refuse a setting or a command without its library.
 
     Args:
-        key: The setting, or the command, that asks for the library.
-        extra: What installs it; that of :data:`EXTRAS` by default.
-        where: Where it is needed, for the message.
+        key: The setting or the command.
+        extra: The extra to install; that of :data:`EXTRAS` by default.
+        where: The machines in need of it, for the message.
 
     Raises:
         InputError: It is not installed; :class:`EngineUnavailable` for `training.engine`.
@@ -74,20 +74,20 @@ def check_installed(
     if is_installed(module):
         return
     problem = f"{_NAMES.get(module, module)} is not installed"
-    remedy = f"{pip_install(extra or EXTRAS[module])} {where}"
+    remedy = f"Run `{pip_install(extra or EXTRAS[module])}` {where}"
     if key == "training.engine":
         raise EngineUnavailable(key, problem, remedy)
     raise InputError(key, problem, remedy)
 
 
 def left_out(what: str, modules: Sequence[str]) -> bool:
-    """Tell whether something is left out for want of a library; log it, once in a process.
+    """Return whether something is left out for want of a library; log it, once in a process.
 
     `what` begins the log line, such as `the report is`.
     """
     missing = [module for module in modules if not is_installed(module)]
-    if missing and what not in _TOLD:
-        _TOLD.add(what)
+    if missing and what not in _LOGGED:
+        _LOGGED.add(what)
         name, command = _NAMES.get(missing[0], missing[0]), pip_install(EXTRAS[missing[0]])
-        logger.warning("%s left out: %s is not installed, %s", what, name, command)
+        logger.warning("%s left out: %s is not installed. Run `%s`", what, name, command)
     return bool(missing)

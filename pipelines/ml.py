@@ -123,7 +123,7 @@ class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspar
         "batchTokens", "tokens of one forward pass; 0: chosen automatically", TypeConverters.toInt
     )
     dimensions = _param(
-        "dimensions", "values of an embedding to keep; 0: all", TypeConverters.toInt
+        "dimensions", "leading values of an embedding to keep; 0: all", TypeConverters.toInt
     )
     quantise = _param("quantise", "none, or int8 with a scale column")
     promptName = _param(  # noqa: N815
@@ -148,38 +148,43 @@ class EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspar
         )
 
     def _set_given(self, given: Mapping[str, Any]) -> None:
-        """Set the Params that are not None; refuse unknown names with a TypeError."""
+        """Set all Params but those of None; refuse unknown names with a TypeError."""
         unknown = given.keys() - {param.name for param in self.params}
         if unknown:
             raise TypeError(f"{type(self).__name__} has no Param {', '.join(sorted(unknown))}")
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _output_type(self) -> str:
-        """Return the value of `outputType`; refuse one that cannot hold the quantised vectors."""
+        """Return the value of `outputType`; refuse a type without room for quantised vectors."""
         kind: str = self.getOrDefault(self.outputType)
         if kind not in (ARRAY, VECTOR):
-            raise InputError("outputType", f"there is no `{kind}`", f"{ARRAY} or {VECTOR}")
+            raise InputError("outputType", f"there is no `{kind}`", f"Choose {ARRAY} or {VECTOR}")
         if kind == VECTOR and self.getOrDefault(self.quantise) != "none":
-            raise InputError("outputType", f"a {VECTOR} holds no int8", f"{ARRAY}, or all values")
+            raise InputError(
+                "outputType",
+                f"a {VECTOR} holds no int8",
+                f"Choose {ARRAY}, or set quantise to none",
+            )
         return kind
 
     def _embedding_settings(self) -> dict[str, Any]:
-        """Return the keys of the section `embedding` that Params set."""
+        """Return the Params' keys of the section `embedding`."""
+        # Params cannot be None: 0 and the empty text stand for it.
         return {key: self.getOrDefault(param) or None for key, param in _EMBEDDING.items()}
 
 
 class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """A transformer that adds a column of vectors.
+    """A transformer: it adds a column of vectors.
 
     :func:`pipelines.vectors.column.embed_column` does the work.
 
     Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
     `precision`, `batchTokens`, `dimensions`, `quantise`, `promptName`, `outputType` (`array`, or
-    `vector` for stages that want one, such as `LogisticRegression`).
+    `vector` for stages such as `LogisticRegression`).
 
     A saved model holds a copy of the folder, so driver and executors must see its path. A path
-    without a scheme is a local path here, whatever the cluster's default file system. Other stages
-    and pipelines use the default file system: name theirs with `file://`.
+    without a scheme is a local path here, never one of the default file system. Other stages and
+    pipelines use the default file system: name theirs with `file://`.
     """
 
     modelFolder = _param("modelFolder", "a sentence-transformers folder")  # noqa: N815
@@ -189,13 +194,13 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
         self._set_given(params)
 
     def setParams(self, **params: Unpack[ModelKeywords]) -> SentenceEncoderModel:  # noqa: N802
-        """Set the Params that are given."""
+        """Set the given Params."""
         self._set_given(params)
         return self
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         if not self.isDefined(self.modelFolder):
-            raise InputError("modelFolder", "it is not set", "name a sentence-transformers folder")
+            raise InputError("modelFolder", "it is not set", "Name a sentence-transformers folder")
         output, kind = self.getOutputCol(), self._output_type()
         embedded = embed_column(
             dataset,
@@ -212,7 +217,7 @@ class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # t
 
     @classmethod
     def read(cls) -> MLReader:
-        """Return a reader of what :meth:`write` writes."""
+        """Return a reader for the files of :meth:`write`."""
         return _ModelReader(cls)
 
 
@@ -224,25 +229,23 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         self._model = model
 
     def save(self, path: str) -> None:
-        """Write the model; refuse to overwrite the folder that is to be copied.
+        """Write the model; refuse to overwrite its own folder.
 
         Raises:
             InputError: It would be overwritten or is missing, or the path is on no file system.
         """
         source, home = self._source(), _local(path)
         if not source.is_dir():
-            raise InputError(
-                "modelFolder", f"there is no folder {source}", "name one that is there"
-            )
+            raise InputError("modelFolder", f"there is no folder {source}", "Name an existing one")
         if source.resolve().is_relative_to(home.resolve()):
-            raise InputError("modelFolder", f"it is in {home}", "save to another path")
+            raise InputError("modelFolder", f"it is in {home}", "Save to another path")
         if home.resolve().is_relative_to(source.resolve()):
-            raise InputError("path", f"{home} is in the modelFolder", "save to another path")
-        # With a scheme, so that Spark deletes on the file system that is written to.
+            raise InputError("path", f"{home} is in the modelFolder", "Save to another path")
+        # With a scheme, since Spark would delete on its default file system otherwise.
         super().save(write_path(home))
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
-        """Write the folder, and the metadata last, which implies a copy; called by :meth:`save`."""
+        """Write the folder, and the metadata last, as a sign of a whole copy; for :meth:`save`."""
         with storage.built_folder(_local(path) / _MODEL) as aside:
             shutil.copytree(self._source(), aside, dirs_exist_ok=True)
             DefaultParamsWriter.saveMetadata(self._model, path, self.sc)
@@ -253,7 +256,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
 
 
 class _ModelReader(MLReader):  # type: ignore[misc]
-    """Reads what :class:`_ModelWriter` writes."""
+    """Reads the files of :class:`_ModelWriter`."""
 
     def __init__(self, kind: type[SentenceEncoderModel]) -> None:
         super().__init__()
@@ -270,16 +273,16 @@ class _ModelReader(MLReader):  # type: ignore[misc]
 
 
 class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
-    """An estimator that trains a sentence encoder on a frame's pairs; its model embeds.
+    """An estimator: it trains a sentence encoder on a frame's pairs; its model embeds.
 
-    Params: `pairCols` (two columns of texts that belong together, or more: text, partner, hard
-    negatives), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
-    every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/reference/settings.md, except those that a Param sets; `corpus.group_column`,
-    `corpus.score_column` and `corpus.score_columns` are columns of the frame), and those of
-    :class:`SentenceEncoderModel` for the resulting model. An existing run in the folder is
-    overwritten, unless `run.overwrite` is false or `training.resume` is true. Without `inputCol`,
-    the model embeds the first of the `pairCols`.
+    Params: `pairCols` (two columns of related texts, or more: text, partner, hard negatives),
+    `workFolder` (for the pairs, the prepared lanes and the run; the driver and every executor see
+    it), `settings` (a dict, YAML text or YAML file of further settings, as in
+    docs/reference/settings.md), and all of :class:`SentenceEncoderModel` for the resulting model.
+    `corpus.group_column`, `corpus.score_column` and `corpus.score_columns` name columns of the
+    frame; `settings` must not repeat a Param. A new run overwrites an existing one in the folder,
+    unless `run.overwrite` is false or `training.resume` is true. Without `inputCol`, the model
+    embeds the first of the `pairCols`.
     """
 
     pairCols = _param("pairCols", "two or more text columns", TypeConverters.toListString)  # noqa: N815
@@ -292,7 +295,7 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         self.setParams(**params)
 
     def setParams(self, **params: Unpack[EncoderKeywords]) -> SentenceEncoder:  # noqa: N802
-        """Set the Params that are given."""
+        """Set the given Params."""
         given = dict(params)
         if (settings := params.get("settings")) is not None:
             given["settings"] = json.dumps(_tree(settings))
@@ -306,18 +309,20 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
             InputError: A Param or a setting is wrong, or `workFolder` is not set.
         """
         if not self.isDefined(self.workFolder):
-            raise InputError("workFolder", "it is not set", "name a folder that executors see")
+            raise InputError("workFolder", "it is not set", "Name a folder that executors see")
         columns = self.getOrDefault(self.pairCols)
         if len(columns) < 2:
             raise InputError(
-                "pairCols", f"{len(columns)} columns", "two, and one more for each hard negative"
+                "pairCols",
+                f"{len(columns)} columns make no pairs",
+                "Name two, and one more for each hard negative",
             )
         work = location(self.getOrDefault(self.workFolder)).absolute()
         tree: dict[str, Any] = json.loads(self.getOrDefault(self.settings))
         _check_free(tree)
         pairs = ("columns", "pair_columns")
         kind, key = pairs if len(columns) == 2 else ("triplets", "triplet_columns")
-        ours = {
+        decided = {
             "corpus": {
                 "inputs": [str(work / "pairs")],
                 "format": "parquet",
@@ -328,9 +333,9 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
             "run": {"folder": str(work / "run")},
             "embedding": self._embedding_settings(),
         }
-        merged = {name: tree.get(name, {}) | section for name, section in ours.items()}
+        merged = {name: tree.get(name, {}) | section for name, section in decided.items()}
         merged["run"] = {"overwrite": True} | merged["run"]
-        # Errors that the resulting model would raise, before hours of training.
+        # Raised now, since the resulting model would raise it after hours of training.
         self._output_type()
         try:
             config = parse(tree | merged)
@@ -354,8 +359,8 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         named += [("corpus.score_columns", name) for name in settings.corpus.score_columns]
         for key, name in named:
             if name not in dataset.columns:
-                there = ", ".join(dataset.columns)
-                raise InputError(key, f"the frame has no column `{name}`", f"it has {there}")
+                known = ", ".join(dataset.columns)
+                raise InputError(key, f"the frame has no column `{name}`", f"Choose one of {known}")
         used = dict.fromkeys(name for _, name in named)
         rows = location(settings.corpus.inputs[0], settings.storage)
         check_free("workFolder", rows.parent, FITTED)
@@ -386,24 +391,24 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
             settings = parse_yaml(text) or {}
         except RepeatedKeyError as error:
             first, again = error.lines
-            problem = f"`{error.key}` stands in line {first} and again in line {again}"
-            raise InputError("settings", problem, "keep one of them") from None
+            problem = f"lines {first} and {again} both set `{error.key}`"
+            raise InputError("settings", problem, "Keep one of them") from None
         except UnusableYamlError:
             settings = text
     if not isinstance(settings, Mapping):
-        raise InputError("settings", f"`{settings}` holds no settings", "a dict, or YAML")
+        raise InputError("settings", f"`{settings}` holds no settings", "Pass a dict, or YAML")
     return dict(settings)
 
 
 def _check_free(tree: Mapping[str, Any]) -> None:
-    """Refuse settings that a Param sets, and sections that are no mappings."""
+    """Refuse settings already set by a Param, and sections without keys."""
     for section, decided in _DECIDED.items():
         given = tree.get(section, {})
         if not isinstance(given, Mapping):
-            raise InputError(section, f"`{given}` holds no settings", "a section of keys")
+            raise InputError(section, f"`{given}` holds no settings", "Pass a section of keys")
         for key, param in decided.items():
             if key in given:
-                raise InputError(f"{section}.{key}", f"follows from {param}", "leave it out")
+                raise InputError(f"{section}.{key}", f"it follows from {param}", "Leave it out")
 
 
 def _local(path: str) -> Path:

@@ -1,4 +1,4 @@
-"""What notebooks need beside the jobs: parameters, messages below the cells, figures and tables."""
+"""Helpers of notebooks: parameters, messages below the cells, figures and tables."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def __getattr__(name: str) -> Any:
 def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[str, str]:
     """Return the parameters of a notebook: on Databricks, the values of its widgets.
 
-    An existing widget keeps its value, so values that a person or a job has set take precedence.
-    `parameters` holds the defaults, which are the values elsewhere; `dbutils` is the object of this
-    name in a notebook on Databricks.
+    An existing widget keeps its value, so a person's or a job's values take precedence.
+    `parameters` holds the defaults, and the values elsewhere; `dbutils` is the object of this name
+    in a notebook on Databricks.
     """
     if dbutils is None:
         return dict(parameters)
@@ -65,8 +65,8 @@ def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[st
 
 
 def show_messages() -> None:
-    """Show messages below the cell that runs; of other libraries, warnings only."""
-    # Some libraries call this with INFO, and only the first call has an effect.
+    """Show messages below the running cell; of other libraries, warnings only."""
+    # Before other libraries call it with INFO: only the first call has an effect.
     logging.basicConfig(level=logging.WARNING)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))

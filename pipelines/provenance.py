@@ -1,4 +1,4 @@
-"""Where a job comes from: its command line, its host, and the commit of its working folder."""
+"""The provenance of a job: its command line, its host, and the commit of its working folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default
 
 @contextmanager
 def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Note the command line of the jobs in a block: the command's name, and what follows it."""
+    """Note the command line of the jobs in a block: the command's name, and its arguments."""
     token = _arguments.set(tuple(arguments))
     try:
         yield
@@ -28,7 +28,7 @@ def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def command_arguments() -> tuple[str, ...] | None:
-    """Return the arguments of the command line; None where a job is called from Python."""
+    """Return the arguments of the command line; None for a job called from Python."""
     return _arguments.get()
 
 
@@ -38,12 +38,12 @@ def host_name() -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit that is checked out around a folder, with `-dirty` if files differ from it.
+    """Return the checked-out commit of a folder, with `-dirty` if files differ from it.
 
     None without git, outside of repositories, or if git does not answer in time.
     """
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [*_GIT, "-C", str(folder), *_DESCRIBE],
             capture_output=True,
             stdin=subprocess.DEVNULL,
@@ -53,4 +53,4 @@ def commit_of(folder: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return told.stdout.strip() or None if told.returncode == 0 else None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

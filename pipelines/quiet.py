@@ -1,4 +1,4 @@
-"""Imports without the greetings of libraries, and without modules that they need not import."""
+"""Imports without the greetings of libraries, and without optional modules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from types import ModuleType
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silence warnings, and what native code writes to standard error, while a block imports.
+    """Silence warnings, and native code's standard error, while a block imports.
 
     TensorFlow's native libraries write before any setting of theirs is read. Exceptions of the
     import are raised.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
+    # By descriptor: native code does not write through `sys.stderr`.
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -34,15 +35,15 @@ def quiet_import() -> Iterator[None]:
 
 @contextmanager
 def import_without(module: str, stand_in: ModuleType | None = None) -> Iterator[None]:
-    """Hide a module from what a block imports, unless it is imported already.
+    """Hide a module from the imports of a block, unless it is imported already.
 
-    For libraries that import it if it is there, for features that are not used here. Libraries that
-    cannot go on without it import `stand_in`.
+    For libraries with optional imports, for features without use here. Libraries in need of the
+    module import `stand_in`.
     """
     if module in sys.modules:
         yield
         return
-    # None is Python's own mark of what must not be imported.
+    # In `sys.modules`, None makes Python refuse the import of a module.
     sys.modules[module] = stand_in  # type: ignore[assignment]
     try:
         yield

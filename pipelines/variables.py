@@ -1,4 +1,4 @@
-"""Environment variables that have another value for a while."""
+"""Environment variables with another value for a while."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ WRONG_KEYS = [
     (job, "--set", "training.lr=1") for job in ("prepare", "train", "run", "evaluate", "embed")
 ]
 WRONG_ENGINE = ("train", "--set", "training.engine=spark")
-ENGINES = [
-    ("engines",),
-    ("engines", "bigdl"),
-    ("engines", "torch", "--set", "training.framework=torch"),
-]
+ENGINES = {
+    ("engines",): "best for",
+    ("engines", "bigdl"): "spark.speculation",
+    ("engines", "torch", "--set", "training.framework=torch"): "spark.speculation",
+}
 
 
 class Done(NamedTuple):
@@ -104,7 +104,7 @@ def test_a_wrong_key_is_refused_before_anything_is_imported_for_the_job(done, co
 
 
 def code_line(key: str, meant: str) -> str:
-    return f"error: {key}: there is no such setting, did you mean {meant}?\n"
+    return f"error: {key}: there is no such setting. Did you mean {meant}?\n"
 
 
 def test_a_wrong_key_of_a_file_is_refused_as_early(done, wrong_file):
@@ -124,7 +124,7 @@ def test_an_engine_that_there_is_not_is_refused_as_early(done):
 def test_what_engines_need_is_shown_without_their_libraries(done, command):
     code, shown, imported = done[command]
     assert code == 0
-    assert "spark.speculation" in shown
+    assert ENGINES[command] in shown
     assert imported & FRAMEWORKS == set()
 
 

@@ -14,7 +14,7 @@ from pipelines.settings.load import parse
 def without(monkeypatch):
     """Has modules be missing."""
     find = libraries.find_spec
-    monkeypatch.setattr(libraries, "_TOLD", set())
+    monkeypatch.setattr(libraries, "_LOGGED", set())
 
     def hide(*modules: str) -> None:
         monkeypatch.setattr(
@@ -26,9 +26,9 @@ def without(monkeypatch):
 
 def test_what_is_missing_is_named_with_the_command(without):
     without("torch", "sklearn")
-    with pytest.raises(InputError, match=r'^key: torch is not installed, pip .*\[torch\]"'):
+    with pytest.raises(InputError, match=r'^key: torch is not installed\. Run `pip .*\[torch\]"`'):
         libraries.check_installed("key", "torch")
-    with pytest.raises(InputError, match=r"scikit-learn is .*\[evaluation\]\" on the driver$"):
+    with pytest.raises(InputError, match=r"scikit-learn is .*\[evaluation\]\"` on the driver\.$"):
         libraries.check_installed("key", "sklearn", where=libraries.DRIVER)
     with pytest.raises(EngineUnavailable, match=r"sentence-pipelines\[deepspeed\]"):
         libraries.check_installed("training.engine", "torch", "deepspeed")
@@ -42,12 +42,12 @@ def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys,
     assert draw_report(config) is None
     assert draw_report(config) is None
     assert caplog.messages == [
-        "the report is left out: matplotlib is not installed, "
-        'pip install "sentence-pipelines[report]"'
+        "the report is left out: matplotlib is not installed. Run "
+        '`pip install "sentence-pipelines[report]"`'
     ]
     say_report(tmp_path / "report.html")
     assert capsys.readouterr().out == ""
-    with pytest.raises(InputError, match=r"^report: matplotlib is not installed, .*\[report\]"):
+    with pytest.raises(InputError, match=r"^report: matplotlib is not installed\. .*\[report\]"):
         report(config)
 
 
@@ -67,5 +67,5 @@ def test_words_of_the_corpus_need_scikit_learn_before_anything_begins(without, t
 
 def test_a_search_by_an_index_needs_its_library_before_spark_starts(without):
     without("usearch")
-    with pytest.raises(InputError, match=r"--index: usearch is not installed, .*\[search\]"):
+    with pytest.raises(InputError, match=r"--index: usearch is not installed\. .*\[search\]"):
         pipelines.search(parse({}), ["a"], 1, indexed=True)

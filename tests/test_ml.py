@@ -91,7 +91,7 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, pairs, tmp_path) -> None:
         again.save(str(tmp_path / "fitted"))
     again.write().overwrite().save(str(tmp_path / "other"))
     own = again.stages[1]
-    with pytest.raises(InputError, match=r"^modelFolder: it is in .*, save to another path"):
+    with pytest.raises(InputError, match=r"^modelFolder: it is in .*\. Save to another path"):
         own.write().overwrite().save(str(Path(own.getOrDefault("modelFolder")).parent))
 
 
@@ -123,7 +123,7 @@ def test_params_that_do_not_fit_are_refused(spark, pairs, tmp_path) -> None:
     work = str(tmp_path / "work")
     cases = [
         ({"settings": SETTINGS}, "workFolder: it is not set"),
-        ({"workFolder": work, "pairCols": ["question"]}, "pairCols: 1 columns"),
+        ({"workFolder": work, "pairCols": ["question"]}, "pairCols: 1 columns make no pairs"),
         ({"workFolder": work}, "pairCols: the frame has no column `sentence1`"),
         (
             {
@@ -176,7 +176,7 @@ def test_settings_that_a_param_decides_are_refused(tmp_path) -> None:
     for key, param in decided.items():
         section, name = key.split(".")
         encoder = SentenceEncoder(workFolder=str(tmp_path), settings={section: {name: "x"}})
-        with pytest.raises(InputError, match=f"^{key}: follows from {param}, leave it out"):
+        with pytest.raises(InputError, match=f"^{key}: it follows from {param}. Leave it out"):
             encoder.configuration()
     for nothing in (None, "x"):
         with pytest.raises(InputError, match=f"^run: `{nothing}` holds no settings"):
@@ -186,9 +186,9 @@ def test_settings_that_a_param_decides_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"outputType": "tensor"}, "outputType: there is no `tensor`, array or vector"),
+        ({"outputType": "tensor"}, "outputType: there is no `tensor`. Choose array or vector"),
         ({"outputType": "vector", "quantise": "int8"}, "outputType: a vector holds no int8"),
-        ({"promptName": "qeury"}, "promptName: the model has no prompt `qeury`, one of query"),
+        ({"promptName": "qeury"}, "promptName: the model has no prompt `qeury`. Choose one of"),
         ({"precision": "fp16"}, "precision: "),
         ({"batchTokens": -1}, "batchTokens: "),
     ],
@@ -259,10 +259,10 @@ def test_a_model_is_not_saved_over_itself_or_into_itself(spark, tmp_path, monkey
     for folder in (str(model), "model"):
         writer = SentenceEncoderModel(modelFolder=folder).write().overwrite()
         for path in (model, tmp_path / "folder", tmp_path / "link", tmp_path / "link" / "model"):
-            with pytest.raises(InputError, match=r"^modelFolder: it is in .*, save to another"):
+            with pytest.raises(InputError, match=r"^modelFolder: it is in .*\. Save to another"):
                 writer.save(str(path))
         for path in (model / "saved", tmp_path / "link" / "model" / "a" / "b"):
-            with pytest.raises(InputError, match=r"^path: .* is in the modelFolder, save to an"):
+            with pytest.raises(InputError, match=r"^path: .* is in the modelFolder\. Save to"):
                 writer.save(str(path))
     assert [path.name for path in model.iterdir()] == ["modules.json"]
 
@@ -284,6 +284,6 @@ def test_params_are_those_of_spark(small_params=("inputCol", "outputCol", "dimen
     model = SentenceEncoderModel(modelFolder="/m", inputCol="a", dimensions=8)
     copied = model.copy({model.outputCol: "b"})
     assert [copied.getOrDefault(name) for name in small_params] == ["a", "b", 8]
-    assert "dimensions: values of an embedding to keep" in model.explainParams()
+    assert "dimensions: leading values of an embedding to keep" in model.explainParams()
     with pytest.raises(TypeError, match="SentenceEncoder has no Param inputColumn"):
         SentenceEncoder(inputColumn="a")

@@ -132,7 +132,7 @@ def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
         "queries": len(before.items),
         "gain": round(float(after.mean()) - _mean(before), 2),
         "interval": None if interval is None else asdict(interval),
-        "verdict": NOT_SIGNIFICANT if interval is None else interval.told(),
+        "verdict": NOT_SIGNIFICANT if interval is None else interval.verdict(),
     }
 
 

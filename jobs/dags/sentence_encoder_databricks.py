@@ -16,7 +16,7 @@ class DatabricksJob(Job, DatabricksSubmitRunOperator):
 
 
 def task(stage: Stage, **options: Any) -> DatabricksJob:
-    """The operator of a stage; while the run goes on, it waits in the triggerer."""
+    """Return the operator of a stage; during the run, it waits in the triggerer."""
     return DatabricksJob(
         run_name=f"sentence-encoder-{stage.name}",
         timeout_seconds=int(stage.timeout.total_seconds()),

@@ -19,18 +19,18 @@ class EmrStepJob(Job, EmrAddStepsOperator):
 
 
 def steps(stage: str, seconds: int, arguments: list[str]) -> list[dict[str, Any]]:
-    """The step: spark-submit in client mode, which ends with the exit code of the job.
+    """Return the step: spark-submit in client mode, with the exit code of the job.
 
     Args:
         stage: Its name.
-        seconds: After so many the job is ended, since EMR ends no step by itself.
+        seconds: The deadline of the job: EMR ends no step by itself.
         arguments: Of the job.
     """
     command = ["timeout", str(seconds), "spark-submit", "--deploy-mode", "client"]
     return [
         {
             "Name": f"sentence-encoder-{stage}",
-            # Whether the job is tried again is Airflow's to say.
+            # Airflow decides on another try.
             "ActionOnFailure": "CONTINUE",
             "HadoopJarStep": {
                 "Jar": "command-runner.jar",
@@ -41,14 +41,14 @@ def steps(stage: str, seconds: int, arguments: list[str]) -> list[dict[str, Any]
 
 
 def task(stage: Stage, **options: Any) -> EmrStepJob:
-    """The operator of a stage."""
+    """Return the operator of a stage."""
     seconds = int(stage.timeout.total_seconds())
     return EmrStepJob(
         job_flow_id="{{ deployment('emr', {}).get('cluster', '') }}",
         steps=f"{{{{ emr_steps('{stage.name}', {seconds}, job_arguments(ti, params)) }}}}",
         wait_for_completion=True,
         waiter_delay=POLL_SECONDS,
-        # A step may wait for one before it; `execution_timeout` is what ends the task.
+        # A step may wait for an earlier one; `execution_timeout` ends the task.
         waiter_max_attempts=2 * seconds // POLL_SECONDS,
         **options,
     )

@@ -18,7 +18,7 @@ class EmrServerlessJob(Job, EmrServerlessStartJobOperator):
 
 
 def task(stage: Stage, **options: Any) -> EmrServerlessJob:
-    """The operator of a stage."""
+    """Return the operator of a stage."""
     seconds = int(stage.timeout.total_seconds())
     return EmrServerlessJob(
         name=f"sentence-encoder-{stage.name}",
@@ -34,7 +34,7 @@ def task(stage: Stage, **options: Any) -> EmrServerlessJob:
         configuration_overrides=(
             f"{{{{ merged('emr_serverless', '{stage.name}').get('configuration') or None }}}}"
         ),
-        # EMR ends the job itself, also where Airflow's worker is gone.
+        # EMR ends the job itself, even after the loss of Airflow's worker.
         config={"executionTimeoutMinutes": seconds // 60},
         waiter_delay=POLL_SECONDS,
         waiter_max_attempts=2 * seconds // POLL_SECONDS,

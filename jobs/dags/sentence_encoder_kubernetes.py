@@ -12,10 +12,10 @@ from sentence_encoder.deployment import job_file, merged, over, spark_conf
 from sentence_encoder.outcomes import Job
 
 SPARK_VERSION = "3.5.9"
-"""Of requirements.lock; that of the image has to be the same."""
+"""The version in requirements.lock; the image needs the same."""
 
 START_SECONDS = 1800
-"""For the driver's pod to start: a node may have to be added to the cluster first."""
+"""Time for the driver's pod to start: the cluster may add a node first."""
 
 
 class SparkApplicationJob(Job, SparkKubernetesOperator):
@@ -23,7 +23,7 @@ class SparkApplicationJob(Job, SparkKubernetesOperator):
 
 
 def application(stage: str, arguments: list[str]) -> dict[str, Any]:
-    """The SparkApplication of a stage, under the field `kubernetes.spec` of the variable.
+    """Return the SparkApplication of a stage, under the variable's field `kubernetes.spec`.
 
     Args:
         stage: Its name.
@@ -37,7 +37,7 @@ def application(stage: str, arguments: list[str]) -> dict[str, Any]:
         "mainApplicationFile": f"local://{job_file(stage)}",
         "arguments": arguments,
         "sparkConf": spark_conf(stage),
-        # Whether the job is tried again is Airflow's to say.
+        # Airflow decides on another try.
         "restartPolicy": {"type": "Never"},
         "driver": {},
         "executor": {},
@@ -51,13 +51,13 @@ def application(stage: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def task(stage: Stage, **options: Any) -> SparkApplicationJob:
-    """The operator of a stage."""
+    """Return the operator of a stage."""
     return SparkApplicationJob(
         name=f"sentence-encoder-{stage.name}",
         namespace="{{ deployment('kubernetes', {}).get('namespace', 'default') }}",
         template_spec=f"{{{{ application('{stage.name}', job_arguments(ti, params)) }}}}",
         startup_timeout_seconds=START_SECONDS,
-        # The events of the pods say why one has not started, or was killed.
+        # The events of a pod explain a failed start or a kill.
         log_events_on_failure=True,
         **options,
     )

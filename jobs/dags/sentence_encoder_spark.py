@@ -17,7 +17,7 @@ class SparkSubmitJob(Job, SparkSubmitOperator):
 
 
 def task(stage: Stage, **options: Any) -> SparkSubmitJob:
-    """The operator of a stage."""
+    """Return the operator of a stage."""
     return SparkSubmitJob(
         name=f"sentence-encoder-{stage.name}",
         application=f"{{{{ job_file('{stage.name}') }}}}",

@@ -1,3 +1,3 @@
-"""Which engine, and how many workers: strategies of training, measured side by side."""
+"""The choice of an engine and a number of workers, by side-by-side measurements of strategies."""
 
 from __future__ import annotations

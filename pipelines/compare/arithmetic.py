@@ -1,6 +1,6 @@
-"""The share of a machine's matrix-multiplication rate that a training uses.
+"""The use of a machine's matrix-multiplication rate by a training.
 
-The count is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
+The count follows Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
 arXiv:2204.02311, appendix B. For each token, a weight of a matrix product costs two operations
 forward and four back, and attention in each layer twice the products of queries with keys and of
 probabilities with values. Embeddings, norms, activations and padding do not count.
@@ -26,7 +26,7 @@ FORWARD_AND_BACK = 6
 _TABLES = ("embed", "wpe.")
 """In the names of lookup tables; `wpe` are the positions of GPT-2."""
 SECONDS = 2.0
-"""For which each product is repeated."""
+"""The time for repetitions of each product."""
 DEADLINE_SECONDS = 300
 
 Product = tuple[int, int, int]
@@ -34,7 +34,7 @@ Product = tuple[int, int, int]
 
 
 def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
-    """Return the shapes of the weights that tokens are multiplied with."""
+    """Return the shapes of the weights in matrix products with tokens."""
     shapes = architecture_of(spec).weight_shapes(spec)
     return [
         (shape[0], shape[1])
@@ -46,8 +46,8 @@ def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
 def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
     """Return the floating-point operations of training on one token.
 
-    Texts have `text_tokens` on average. For the share `predicted` of the tokens, words are
-    predicted from the whole vocabulary.
+    Texts have `text_tokens` on average. The training predicts words from the whole vocabulary for
+    the share `predicted` of the tokens.
     """
     weights: float = sum(rows * columns for rows, columns in matrices(spec))
     weights += predicted * spec.vocabulary * spec.hidden
@@ -56,7 +56,7 @@ def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float
 
 def _layers(spec: EncoderSpec) -> int:
     if isinstance(spec, HfSpec):
-        # GPT-2 has another name for it.
+        # GPT-2 calls it `n_layer`.
         known = spec.described_config
         return int(known.get("num_hidden_layers", known.get("n_layer", 0)))
     return int(getattr(spec, "layers", 0))
@@ -78,20 +78,23 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
 def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
     """Measure operations per second of one core on products alone, in a process of its own.
 
-    `shapes` has how often each product is made; it is not empty. Raises PipelineError where the
-    process failed.
+    `shapes` counts each product; it is not empty.
+
+    Raises:
+        PipelineError: The process failed.
     """
     order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, order],
+            # One core, since each worker of a comparison has one thread.
             env=own_environment() | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             check=True,
             timeout=DEADLINE_SECONDS,
         )
     except subprocess.SubprocessError as error:
-        raise PipelineError(f"the rate of matrix products was not measured ({error})") from error
+        raise PipelineError(f"the measurement of the matrix products failed ({error})") from error
     return float(done.stdout)
 
 
@@ -107,6 +110,7 @@ def _measured(order: Mapping[str, Any]) -> float:
     for (rows, inner, columns), times in order["shapes"]:
         left = torch.randn(rows, inner, dtype=kind)
         right = torch.randn(columns, inner, dtype=kind)
+        # The first call prepares kernels and caches, and does not count.
         multiplied(left, right)
         made, began = 0, time.process_time()
         while (spent := time.process_time() - began) < order["seconds"]:

@@ -1,4 +1,4 @@
-"""The command `compare`: which engine, and how many workers, on the user's own data."""
+"""The command `compare`: the best engine and number of workers for the user's data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipelines.compare.advice import advice, summaries, told_workers
+from pipelines.compare.advice import advice, summaries, workers_in_words
 from pipelines.compare.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.compare.comparison import Comparison, Record, prepared
 from pipelines.compare.prediction import projections
@@ -31,7 +31,7 @@ DEFAULT_FOLDER = "strategies"
 OWN_WORKLOAD = "encoder"
 """The training of the configuration."""
 PAGE_MODULE = "pipelines.compare.page"
-"""Imported late: it draws."""
+"""Imported late, since it imports matplotlib."""
 _TABLE_WIDTH = 120
 
 
@@ -46,11 +46,11 @@ def measure(
     workload: str | None = None,
     output: str | None = None,
 ) -> dict[str, Any]:
-    """Train by each strategy in turn, for several rounds, and say which to take.
+    """Train with each strategy in turn, for several rounds, and recommend one.
 
     All train on the same lanes with the same seed and number of steps and examples. Each trains in
-    separate processes, with nothing beside them. Readings are kept in a folder, from which an
-    interrupted comparison goes on.
+    separate processes, one strategy at a time. A folder keeps the readings, and an interrupted
+    comparison continues from them.
 
     Args:
         data: See :func:`pipelines.compare.comparison.prepared`.
@@ -59,13 +59,14 @@ def measure(
         runs: Rounds; 3 unless given.
         cases: Names of strategies, with commas; all of them by default.
         workers: Numbers of workers, with commas; 1 and 2 by default.
-        workload: `encoder` (the configuration's training, by default), or one that another
-            distribution adds: see :mod:`pipelines.compare.strategy`.
+        workload: `encoder` (the configuration's training, by default), or one of another
+            distribution: see :mod:`pipelines.compare.strategy`.
         output: The folder of the readings and the results; `strategies` by default.
 
     Returns:
-        ``strategies``: for each with its number of workers, the medians of its figures; ``advice``;
-        ``missing``: why a strategy was left out; and ``page``, the path of the page with plots.
+        ``strategies``: the medians of the figures by strategy and number of workers; ``advice``;
+        ``missing``: the reasons for missing strategies; and ``page``, the path of the page with
+        plots.
 
     Raises:
         InputError: There is no such strategy, or the folder holds another comparison.
@@ -85,18 +86,19 @@ def measure(
         for number in range(rounds):
             _round(comparison, record, number, rounds, folder, failed)
     except KeyboardInterrupt:
-        logger.info("strategies: interrupted; what was measured is kept in %s", folder)
-        # Where nothing was measured, nothing is told.
+        logger.info("strategies: interrupted; %s keeps the measurements", folder)
+        # Without any measurement there are no results.
         with suppress(PipelineError):
-            _told(comparison, record, failed, folder, {})
+            _shown_results(comparison, record, failed, folder, {})
         raise
-    return _told(comparison, record, failed, folder, _rates(comparison))
+    return _shown_results(comparison, record, failed, folder, _rates(comparison))
 
 
 def named_workload(name: str | None) -> Callable[[Config, Path], Config]:
-    """Return the function that turns settings, and a folder for its files, into a workload's.
+    """Return the workload's function of settings and a folder for its files.
 
-    An InputError refuses an unknown name.
+    Raises:
+        InputError: The name is unknown.
     """
     known: dict[str, Callable[[Config, Path], Config]] = provided("workloads")
     known = {OWN_WORKLOAD: lambda config, folder: config, **known}
@@ -104,7 +106,7 @@ def named_workload(name: str | None) -> Callable[[Config, Path], Config]:
         raise InputError(
             "--workload",
             f"there is no workload `{name}` here",
-            f"take one of {', '.join(known)}; sentence-pipelines-bench brings language models",
+            f"Choose one of {', '.join(known)}; sentence-pipelines-bench adds language models",
         )
     return known[name or OWN_WORKLOAD]
 
@@ -117,16 +119,16 @@ def _round(
     folder: Path,
     failed: dict[tuple[str, int], str],
 ) -> None:
-    """Make the trials of a round that are still missing; skip those that failed before."""
+    """Make the missing trials of a round, without those of failed strategies."""
     known = {reading.key for reading in record}
     trials = comparison.trials()
-    # Another one begins each time, so that none always follows the same one.
+    # Each round begins with another trial, so that none always follows the same one.
     for strategy, workers in trials[number:] + trials[:number]:
         if (strategy.name, workers, number) in known or (strategy.name, workers) in failed:
             continue
-        told = f"round {number + 1} of {rounds}, {strategy.name}, {workers} worker(s)"
-        logger.info("strategies: %s", told)
-        next_part(told)
+        title = f"round {number + 1} of {rounds}, {strategy.name}, {workers} worker(s)"
+        logger.info("strategies: %s", title)
+        next_part(title)
         is_last = number == rounds - 1 and (strategy.is_alone or workers == max(comparison.counts))
         try:
             with tempfile.TemporaryDirectory(prefix="trial-", dir=folder) as place:
@@ -142,14 +144,14 @@ def _round(
                     )
                 )
         except PipelineError as error:
-            # The others are still to be measured.
+            # One failure must not end the comparison of the other strategies.
             logger.warning(
-                "strategies: %s with %d worker(s) has failed: %s", strategy.name, workers, error
+                "strategies: %s with %d worker(s) failed: %s", strategy.name, workers, error
             )
             failed[strategy.name, workers] = str(error)
 
 
-def _told(
+def _shown_results(
     comparison: Comparison,
     record: Record,
     failed: Mapping[tuple[str, int], str],
@@ -161,7 +163,7 @@ def _told(
     write = import_module(PAGE_MODULE).write_results
     page = write(results, folder)
     console = Screen()
-    # Where output is no terminal, the table would be cut at eighty columns.
+    # Without a terminal, rich would cut the table at eighty columns.
     console.width = max(console.width, _TABLE_WIDTH)
     console.print(results.table())
     for sentence in results.advice:
@@ -176,15 +178,18 @@ def _results(
     failed: Mapping[tuple[str, int], str],
     rates: Mapping[str, float],
 ) -> Results:
-    order = {(one.name, workers): at for at, (one, workers) in enumerate(comparison.trials())}
-    readings = [one for one in record if (one.strategy, one.workers) in order]
+    order = {
+        (strategy.name, workers): place
+        for place, (strategy, workers) in enumerate(comparison.trials())
+    }
+    readings = [reading for reading in record if (reading.strategy, reading.workers) in order]
     if not readings:
-        raise PipelineError("no training has succeeded; the errors are above")
-    # As they are listed: where figures are equal, the advice takes what stands first.
-    readings.sort(key=lambda one: (order[one.strategy, one.workers], one.round))
+        raise PipelineError("no training succeeded; the errors are above")
+    # In the order of the list: among equal figures, the advice takes the first.
+    readings.sort(key=lambda reading: (order[reading.strategy, reading.workers], reading.round))
     found = summaries(readings)
-    strategies = {one.name: one for one in comparison.strategies}
-    own = [one for one in found if not strategies[one.strategy].is_peer]
+    strategies = {strategy.name: strategy for strategy in comparison.strategies}
+    engines = [summary for summary in found if not strategies[summary.strategy].is_peer]
     return Results(
         readings=readings,
         summaries=found,
@@ -199,10 +204,13 @@ def _results(
             comparison.step_examples,
             comparison.config.training.round_steps,
         ),
-        advice=advice(own, [one for one in found if one not in own]),
+        advice=advice(engines, [summary for summary in found if summary not in engines]),
         missing={
             **comparison.missing,
-            **{f"{name} with {told_workers(n)}": f"failed: {w}" for (name, n), w in failed.items()},
+            **{
+                f"{name} with {workers_in_words(workers)}": f"failed: {cause}"
+                for (name, workers), cause in failed.items()
+            },
         },
     )
 
@@ -211,12 +219,12 @@ def _rates(comparison: Comparison) -> Mapping[str, float]:
     """Measure one core's rate on products of the same shapes, by precision."""
     tokens = max(1, round(comparison.manifest.granule * comparison.text_tokens))
     shapes = products(comparison.spec, tokens)
-    used = {str(one.training["precision"]) for one in comparison.strategies}
+    used = {str(strategy.training["precision"]) for strategy in comparison.strategies}
     if not computes_in_bf16():
         used -= {"bf16"}
     try:
         return {kind: matrix_rate(shapes, kind) for kind in sorted(used) if shapes}
     except PipelineError as error:
-        # All else was measured.
+        # The other figures are complete.
         logger.warning("strategies: %s", error)
         return {}

@@ -44,12 +44,12 @@ def prepared(
     """Return the configuration with its lanes prepared.
 
     Args:
-        data: A prepared folder, or one that holds captions (Parquet, columns `image` and `text`) at
+        data: A prepared folder, or a folder with captions (Parquet, columns `image` and `text`) at
             any depth; None for the embedded default.
-        change: Applied to the settings that name the data, before anything is prepared.
+        change: A function of the settings with the data, called before the preparation.
 
     Raises:
-        InputError: The folder holds neither, or lanes that the change does not accept.
+        InputError: The folder holds neither, or its lanes do not fit the changed settings.
     """
     named = Path(data).absolute() if data is not None else None
     holds_lanes = named is not None and PreparedFolder(named).lanes.manifest.is_file()
@@ -57,13 +57,13 @@ def prepared(
         config = _with_data(config, named)
     changed = change(config)
     if not holds_lanes:
-        # What was prepared before is kept where nothing has changed.
+        # Unchanged settings reuse an earlier preparation.
         prepare(changed)
     elif changed.prepared != config.prepared:
         raise InputError(
             "--data",
-            f"{data} holds lanes, and this is trained on other ones",
-            "name the folder of the texts, or leave it out for the embedded default",
+            f"{data} holds lanes, and this workload trains on others",
+            "Name the folder of the texts, or leave --data out for the embedded default",
         )
     return changed
 
@@ -76,7 +76,7 @@ def _with_data(config: Config, folder: Path) -> Config:
         raise InputError(
             "--data",
             f"{folder} holds neither lanes nor {CAPTIONS}",
-            "name a prepared folder, or leave it out for the embedded default",
+            "Name a prepared folder, or leave --data out for the embedded default",
         )
     config = _replaced(
         config,
@@ -101,10 +101,10 @@ class Comparison:
 
     Attributes:
         config: Of all trainings.
-        strategies: Those that can be measured here.
+        strategies: The measurable ones on this machine.
         counts: Numbers of workers.
-        missing: Why other strategies cannot be measured, by name.
-        compared: What all readings of a folder have in common.
+        missing: The reasons for the other strategies, by name.
+        compared: The common properties of all readings of a folder.
     """
 
     config: Config
@@ -121,17 +121,21 @@ class Comparison:
     ) -> Comparison:
         """Return the comparison of some strategies on prepared lanes.
 
-        An InputError refuses steps that are too few for a rate.
+        Raises:
+            InputError: The steps are too few for a rate.
         """
         manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
         spec, _ = start_encoder(config, manifest.vocabulary)
         config = _shared_settings(config, counts, steps)
         has_negatives = bool(manifest.negatives)
-        missing = {one.name: one.missing(config, has_negatives=has_negatives) for one in chosen}
+        missing = {
+            strategy.name: strategy.missing(config, has_negatives=has_negatives)
+            for strategy in chosen
+        }
         for name, why in missing.items():
             if why:
                 logger.info("strategies: %s is left out: %s", name, why)
-        strategies = [one for one in chosen if not missing[one.name]]
+        strategies = [strategy for strategy in chosen if not missing[strategy.name]]
         _check_steps(config, strategies, steps)
         return cls(
             config,
@@ -155,7 +159,7 @@ class Comparison:
 
     @property
     def predicted(self) -> float:
-        """Return the share of the tokens for which words are predicted."""
+        """Return the share of the tokens with a prediction of their word."""
         objective = self.config.objective
         shares = {"clm": 1.0, "mlm": getattr(objective, "mask_ratio", 0.0)}
         return shares.get(objective.name, 0.0)
@@ -169,21 +173,22 @@ class Comparison:
     def trials(self) -> list[tuple[Strategy, int]]:
         """Return each strategy with each of its numbers of workers."""
         return [
-            (one, workers)
-            for one in self.strategies
-            for workers in ((1,) if one.is_alone else self.counts)
+            (strategy, workers)
+            for strategy in self.strategies
+            for workers in ((1,) if strategy.is_alone else self.counts)
         ]
 
 
 def _shared_settings(config: Config, counts: Sequence[int], steps: int) -> Config:
-    """Return the settings that all strategies have in common."""
+    """Return the common settings of all strategies."""
     training = {
+        # Divisible by each number of workers, so that all trainings make equal steps.
         "granules_per_step": math.lcm(*counts),
         "max_steps": steps,
         "epochs": _ENOUGH_EPOCHS,
         "threads": 1,
         "log_every": 1,
-        # The last state alone: writing is not what is compared.
+        # Only the last state: the comparison leaves out the time for writing.
         "checkpoint_every": steps,
         "checkpoint_minutes": None,
         "restarts": 0,
@@ -202,20 +207,22 @@ def _shared_settings(config: Config, counts: Sequence[int], steps: int) -> Confi
 
 def _check_steps(config: Config, strategies: Sequence[Strategy], steps: int) -> None:
     if steps < FEWEST_STEPS:
-        raise InputError("--steps", "there are too few for a rate", f"{FEWEST_STEPS} at least")
+        raise InputError(
+            "--steps", f"{steps} is too few for a rate", f"Use at least {FEWEST_STEPS}"
+        )
     round_steps = config.training.round_steps
-    averaging = [one.name for one in strategies if scheme_of(one) == "averaging"]
+    averaging = [strategy.name for strategy in strategies if scheme_of(strategy) == "averaging"]
     if averaging and settled_steps(steps) < round_steps:
         raise InputError(
             "--steps",
-            f"{averaging[0]} averages every {round_steps} steps, and of {steps} only "
+            f"{averaging[0]} averages every {round_steps} steps, and of {steps} steps only "
             f"{settled_steps(steps)} count",
-            "more steps, or a smaller training.round_steps",
+            "Use more steps, or a smaller training.round_steps",
         )
 
 
 def _compared(config: Config, manifest: LaneManifest) -> dict[str, Any]:
-    """Return by key what must be equal for figures to be comparable."""
+    """Return the properties, by key, that comparable readings share."""
     training = config.training.model_dump(mode="json", exclude=_OF_STRATEGIES)
     start = start_folder(config)
     return {
@@ -234,9 +241,12 @@ READINGS, COMPARED = "readings.jsonl", "comparison.json"
 
 
 class Record:
-    """The readings of a folder, which is made if it is not there.
+    """The readings of a folder; creates it if needed.
 
-    All its readings share `compared`; an InputError refuses a folder with other readings.
+    All its readings share `compared`.
+
+    Raises:
+        InputError: The folder has readings of another comparison.
     """
 
     def __init__(self, folder: Path, compared: Mapping[str, Any]) -> None:
@@ -246,16 +256,16 @@ class Record:
         wanted = json.loads(json.dumps(compared))
         if known.is_file():
             found = records.read(known, dict[str, Any])
-            other = [key for key in wanted if found.get(key) != wanted[key]]
-            if other:
+            differing = [key for key in wanted if found.get(key) != wanted[key]]
+            if differing:
                 raise InputError(
                     "--output",
-                    f"{folder} holds a comparison with another {', '.join(other)}",
-                    "name another folder, or remove it",
+                    f"{folder} holds a comparison with other values of {', '.join(differing)}",
+                    "Name another folder, or remove this one",
                 )
         storage.write_json(known, wanted)
         self._lines = LineLog(self._path)
-        # What was killed while it wrote has left half a line.
+        # A killed comparison may have left half a line.
         self._lines.keep(
             lambda line: records.read_line(self._path, line.encode(), dict, torn=True) is not None
         )

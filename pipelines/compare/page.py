@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipelines.compare import advice as rule
-from pipelines.compare.advice import Summary, efficiency, told_workers
-from pipelines.compare.prediction import COUNTS, NETWORKS, TOLD, Projection
-from pipelines.compare.results import COLUMNS, Results, smooth_curve, told
+from pipelines.compare.advice import Summary, efficiency, workers_in_words
+from pipelines.compare.prediction import COUNTS, NETWORKS, TABLE_COUNTS, Projection
+from pipelines.compare.results import COLUMNS, Results, formatted, smooth_curve
 from pipelines.compare.strategy import PAPER
 from pipelines.files import storage
 from pipelines.report.page_parts import Bar, Chart, duration, per_cent, render, whole
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 MOST = len(RUNS)
-"""Lines of a panel."""
+"""The most lines of a panel, one per colour."""
 _WIDTH, _HEAD, _ROW = 9.6, 1.2, 0.3
 
 
 def comparison_picture(results: Results) -> str:
     """Return an SVG document: rates by strategy, and predictions, if there are any."""
-    names = [*dict.fromkeys(one.strategy for one in results.summaries)]
+    names = [*dict.fromkeys(summary.strategy for summary in results.summaries)]
     panels = 1 + bool(results.projections)
 
     def draw(figure: Figure) -> None:
@@ -47,13 +47,15 @@ def comparison_picture(results: Results) -> str:
 
 
 def _draw_rates(axes: Axes, found: Sequence[Summary], names: Sequence[str]) -> None:
-    counts = sorted({one.workers for one in found})
+    counts = sorted({summary.workers for summary in found})
     height = 0.8 / len(counts)
     for number, (workers, colour) in enumerate(zip(counts, RUNS, strict=False)):
-        own = [one for one in found if one.workers == workers]
-        places = [names.index(one.strategy) - 0.4 + (number + 0.5) * height for one in own]
-        rates = [one.examples_per_second for one in own]
-        label = told_workers(workers)
+        group = [summary for summary in found if summary.workers == workers]
+        # The bars of a strategy share 0.8 of its row, around the tick.
+        offset = (number + 0.5) * height - 0.4
+        places = [names.index(summary.strategy) + offset for summary in group]
+        rates = [summary.examples_per_second for summary in group]
+        label = workers_in_words(workers)
         axes.barh(places, rates, height, color=colour, label=label)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -64,16 +66,16 @@ def _draw_rates(axes: Axes, found: Sequence[Summary], names: Sequence[str]) -> N
 
 
 def fastest_of(found: Sequence[Projection], network: str) -> list[Projection]:
-    """Return the fastest on a network with most workers, as many as can be told apart."""
-    own = [one for one in found if one.network == network]
-    return sorted(own, key=lambda one: -one.rates[max(COUNTS)])[:MOST]
+    """Return the fastest on a network with the most workers, at most one per colour."""
+    group = [projection for projection in found if projection.network == network]
+    return sorted(group, key=lambda projection: -projection.rates[max(COUNTS)])[:MOST]
 
 
 def draw_predictions(axes: Axes, found: Sequence[Projection]) -> None:
     """Draw predicted rates over numbers of workers."""
-    for one, colour in zip(found, RUNS, strict=False):
-        rates = [one.rates[count] for count in COUNTS]
-        axes.plot(COUNTS, rates, color=colour, label=one.strategy, linewidth=1.8)
+    for projection, colour in zip(found, RUNS, strict=False):
+        rates = [projection.rates[count] for count in COUNTS]
+        axes.plot(COUNTS, rates, color=colour, label=projection.strategy, linewidth=1.8)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(COUNTS[::3], [str(count) for count in COUNTS[::3]])
@@ -104,7 +106,7 @@ def write_results(results: Results, folder: Path) -> Path:
 
 def strategies_page(results: Results) -> str:
     """Return the page as HTML."""
-    fastest = max(results.summaries, key=lambda one: one.examples_per_second)
+    fastest = max(results.summaries, key=lambda summary: summary.examples_per_second)
     rows = results.rows()
     return render(
         "strategies.html",
@@ -114,7 +116,7 @@ def strategies_page(results: Results) -> str:
             "sentence": "The same lanes, seed and examples a step, in turn on this machine",
             "scores": [],
             "tiles": {
-                "strategies": len({one.strategy for one in results.summaries}),
+                "strategies": len({summary.strategy for summary in results.summaries}),
                 "trainings": len(results.readings),
                 f"examples/s, {fastest.strategy}": whole(fastest.examples_per_second),
             },
@@ -123,29 +125,35 @@ def strategies_page(results: Results) -> str:
             "rates": rate_bars(results.summaries),
             "charts": _charts(results),
             "scale": scale_charts(results.projections),
-            "told": TOLD,
+            "told": TABLE_COUNTS,
             "projections": [
                 {
-                    "name": one.strategy,
-                    "network": one.network,
-                    "rates": [whole(one.rates[count]) for count in TOLD],
-                    "until": f"{'more than ' * (one.pays_until == max(COUNTS))}{one.pays_until}",
+                    "name": projection.strategy,
+                    "network": projection.network,
+                    "rates": [whole(projection.rates[count]) for count in TABLE_COUNTS],
+                    "until": _until(projection.pays_until),
                 }
-                for one in results.projections
+                for projection in results.projections
             ],
             "paper": paper_lines(results),
             "source": PAPER,
             "concluded": CONCLUDED,
             "columns": COLUMNS.values(),
-            "rows": [[told(name, row[name]) for name in COLUMNS] for row in rows],
+            "rows": [[formatted(name, row[name]) for name in COLUMNS] for row in rows],
             "moment": duration(results.equal_time()),
             "missing": results.missing,
         },
     )
 
 
+def _until(count: int) -> str:
+    # Rates beyond the largest number are not predicted.
+    return f"more than {count}" if count == max(COUNTS) else str(count)
+
+
 def rule_points() -> list[str]:
     """Return the points of the rule of advice, from the docstring of its module."""
+    # One text for readers of the code and of the page.
     text = inspect.cleandoc(rule.__doc__ or "")
     for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
@@ -156,31 +164,31 @@ def rule_points() -> list[str]:
 
 def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
     """Return the rates by number of workers, the fastest first."""
-    most = max(one.examples_per_second for one in found)
+    most = max(summary.examples_per_second for summary in found)
     shares = efficiency(found)
     bars: dict[str, list[Bar]] = {}
-    for workers in sorted({one.workers for one in found}):
-        own = [one for one in found if one.workers == workers]
-        own.sort(key=lambda one: -one.examples_per_second)
+    for workers in sorted({summary.workers for summary in found}):
+        group = [summary for summary in found if summary.workers == workers]
+        group.sort(key=lambda summary: -summary.examples_per_second)
         title = "One worker" if workers == 1 else f"{workers} workers"
-        bars[title] = [_bar(one, most, shares) for one in own]
+        bars[title] = [_bar(summary, most, shares) for summary in group]
     return bars
 
 
-def _bar(one: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
-    share = shares.get((one.strategy, one.workers))
-    told = "" if share is None or one.workers == 1 else per_cent(share)
-    rate = one.examples_per_second
-    return Bar(one.strategy, whole(rate), 0.0, rate / most, "kept", told)
+def _bar(summary: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
+    share = shares.get((summary.strategy, summary.workers))
+    label = "" if share is None or summary.workers == 1 else per_cent(share)
+    rate = summary.examples_per_second
+    return Bar(summary.strategy, whole(rate), 0.0, rate / most, "kept", label)
 
 
 def _charts(results: Results) -> list[Chart]:
     """Draw losses over examples and over time, of the fastest strategies."""
     chosen = drawn_strategies(results.summaries)
     by_examples, by_time = [], []
-    for one, colour in zip(chosen, RUNS, strict=False):
-        examples, seconds, losses = smooth_curve(results.of(one)[-1])
-        name = f"{one.strategy}, {one.workers}"
+    for summary, colour in zip(chosen, RUNS, strict=False):
+        examples, seconds, losses = smooth_curve(results.of(summary)[-1])
+        name = f"{summary.strategy}, {summary.workers}"
         by_examples.append(Curve(losses, colour, name, steps=examples))
         by_time.append(Curve(losses, colour, name, steps=seconds))
     return [
@@ -196,8 +204,8 @@ def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
 
 def _fastest(found: Sequence[Summary]) -> list[Summary]:
     best: dict[str, Summary] = {}
-    for one in sorted(found, key=lambda one: -one.examples_per_second):
-        best.setdefault(one.strategy, one)
+    for summary in sorted(found, key=lambda summary: -summary.examples_per_second):
+        best.setdefault(summary.strategy, summary)
     return [*best.values()]
 
 
@@ -209,9 +217,9 @@ def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
 def scale_charts(found: Sequence[Projection]) -> list[Chart]:
     """Draw predicted rates over numbers of workers, a picture for each network."""
     return [
-        Chart(network, _scale_picture(network, own))
+        Chart(network, _scale_picture(network, fastest))
         for network in NETWORKS
-        if (own := fastest_of(found, network))
+        if (fastest := fastest_of(found, network))
     ]
 
 
@@ -220,8 +228,8 @@ def _scale_picture(network: str, found: Sequence[Projection]) -> str:
         draw_predictions(figure.add_subplot(), found)
 
     series = [
-        Series(one.strategy, colour, COUNTS, [one.rates[count] for count in COUNTS])
-        for one, colour in zip(found, RUNS, strict=False)
+        Series(projection.strategy, colour, COUNTS, [projection.rates[count] for count in COUNTS])
+        for projection, colour in zip(found, RUNS, strict=False)
     ]
     readings = Readings("workers", series, marked=False)
     return picture_of(f"Predicted rates, {network}", (5.2, 3.6), draw, readings)
@@ -229,14 +237,15 @@ def _scale_picture(network: str, found: Sequence[Projection]) -> str:
 
 def paper_lines(results: Results) -> list[dict[str, Any]]:
     """Return the strategies of the paper, each with its fastest number of workers."""
-    own = [one for one in results.summaries if results.strategies[one.strategy].paper]
+    strategies = results.strategies
+    of_paper = [summary for summary in results.summaries if strategies[summary.strategy].paper]
     return [
         {
-            "there": results.strategies[one.strategy].paper,
-            "here": one.strategy,
-            "workers": one.workers,
-            "rate": whole(one.examples_per_second),
+            "there": strategies[summary.strategy].paper,
+            "here": summary.strategy,
+            "workers": summary.workers,
+            "rate": whole(summary.examples_per_second),
             "place": place,
         }
-        for place, one in enumerate(_fastest(own), start=1)
+        for place, summary in enumerate(_fastest(of_paper), start=1)
     ]

@@ -1,8 +1,8 @@
 """The rates of more workers, simulated from measurements with few.
 
-A worker's computing time is drawn from the measured seconds, which keeps stragglers as frequent as
-they were. The measured bytes travel over links of a given bandwidth and latency, one for each
-worker and server, full duplex. Each scheme of exchange is simulated as it is built here:
+The simulation draws a worker's computing time from the measured seconds, and so keeps the share of
+stragglers. The measured bytes travel over links of a given bandwidth and latency, one for each
+worker and server, full duplex. The schemes of exchange are those of this package:
 
 - ``all-reduce``: every step waits for the slowest worker; then gradients go around a ring in
   :math:`2 (W - 1)` rounds of a part each (Patarasuk and Yuan, "Bandwidth optimal all-reduce
@@ -33,13 +33,13 @@ from pipelines.compare.trial import Reading
 STEPS = 60
 """Simulated steps of each worker."""
 ALL_REDUCED, SHARDED = 2, 3
-"""How often a payload goes around a ring of workers in a step."""
+"""Rounds of a payload in a ring of workers, per step."""
 AVERAGED_ARRAYS = 3
 """Weights, first and second moments."""
 STOPS_PAYING = 0.5
-"""Share of each worker's former rate that a further worker must add."""
+"""The smallest useful gain of a further worker, as a share of the former rate per worker."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-TOLD = (8, 64, 512)
+TABLE_COUNTS = (8, 64, 512)
 """Numbers of workers in the table of rates."""
 _HALVINGS = 40
 
@@ -64,15 +64,14 @@ class Load:
     """The work of one worker in a step.
 
     Attributes:
-        computing: Measured seconds of several steps without any exchange; the simulation draws from
-            them.
+        computing: Measured seconds of several steps without any exchange, for random draws.
         payload: Bytes of the gradients, and of the weights.
-        seconds_per_byte: Processor time for bytes sent, received and added; with servers, or one
-            that averages, theirs, which serve one worker after the other.
+        seconds_per_byte: Processor time for bytes sent, received and added. With parameter or
+            averaging servers, it is the servers' time; they serve one worker after the other.
         examples: In a step of one worker.
-        own_seconds: That a worker spends on each exchange with a server, beside other workers.
-        servers: Number of parameter servers, where there are some.
-        round_steps: Steps between two averages, where workers average.
+        own_seconds: A worker's own seconds for each exchange with a server.
+        servers: Number of parameter servers, if any.
+        round_steps: Steps between two averages, for averaging workers.
     """
 
     computing: Sequence[float]
@@ -86,13 +85,13 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The readings from which a strategy's load is computed.
+    """The readings for the computation of a strategy's load.
 
     Attributes:
-        several: With several workers, all with the same number of them.
-        alone: With one worker, which shares servers with nobody.
-        unsharded: Of the same engine with as many workers that each hold all weights: with sharded
-            weights an engine cannot tell the exchange from the arithmetic.
+        several: With several workers, the same number in all.
+        alone: With one worker, without competition at the servers.
+        unsharded: Of the same engine and number of workers with undivided weights: with sharded
+            weights an engine cannot separate the exchange from the arithmetic.
     """
 
     several: Sequence[Reading]
@@ -101,13 +100,13 @@ class Evidence:
 
 
 class Scheme(NamedTuple):
-    """How workers exchange their results.
+    """The workers' exchange of their results.
 
     Attributes:
-        seconds: Mean seconds of a step with so many workers, over :data:`STEPS` steps at least.
-        times_sent: How often the payload passes the network in a step, of all workers together.
-        calibrated: Completes a load of known payload from the readings of so many workers; None
-            where these do not suffice.
+        seconds: Mean seconds of a step by the number of workers, over at least :data:`STEPS` steps.
+        times_sent: The payload's passages of the network in a step, over all workers.
+        calibrated: Completes a load of known payload from readings with that number of workers;
+            None if the readings do not suffice.
     """
 
     seconds: Callable[[Load, Network, int, np.random.Generator], float]
@@ -120,26 +119,27 @@ def predicted_rate(
 ) -> float:
     """Return the examples per second of all workers together, by a scheme of :data:`SCHEMES`.
 
-    Each worker has the given load, with as many examples a step whatever their number.
+    Each worker has the given load, with the same examples a step for any number of workers.
     """
     seconds = SCHEMES[scheme].seconds(load, network, workers, np.random.default_rng(seed))
     return workers * load.examples / seconds
 
 
 def pays_until(rates: Mapping[int, float]) -> int:
-    """Return the number of workers from which on more of them stop paying.
+    """Return the largest useful number of workers.
 
-    Rates are examples per second by the number of workers. The result is the smallest number beyond
-    which each further worker always adds less than :data:`STOPS_PAYING` of the former rate per
-    worker; the largest number where that never holds.
+    Rates are examples per second by the number of workers. Beyond the result, each further worker
+    adds less than :data:`STOPS_PAYING` of the former rate per worker. The result is the largest
+    number if workers pay up to the end.
     """
     counts = sorted(rates)
     found = counts[-1]
-    for fewer, more in reversed([*pairwise(counts)]):
-        further = (rates[more] - rates[fewer]) / (more - fewer)
-        if further >= STOPS_PAYING * rates[fewer] / fewer:
+    # From the end: a small gain does not stop the count if later workers pay again.
+    for lower, higher in reversed([*pairwise(counts)]):
+        gain = (rates[higher] - rates[lower]) / (higher - lower)
+        if gain >= STOPS_PAYING * rates[lower] / lower:
             break
-        found = fewer
+        found = lower
     return found
 
 
@@ -151,7 +151,7 @@ def _drawn(
 
 
 def _ring(rounds: int) -> Scheme:
-    """Return the scheme in which parts go around a ring so many times, all links at once."""
+    """Return the scheme of a ring: parts make some rounds, over all links at once."""
 
     def seconds(
         load: Load, network: Network, workers: int, generator: np.random.Generator
@@ -175,29 +175,29 @@ def _ring(rounds: int) -> Scheme:
 
 
 def _of_sharded(evidence: Evidence) -> tuple[float | None, list[float]]:
-    """Take the extra time of a step over that with whole weights for the exchange."""
-    known = [one.computing for one in evidence.unsharded]
-    known += [one.step_seconds for one in evidence.several]
+    """Count the extra time of a step over undivided weights as the exchange."""
+    known = [reading.computing for reading in evidence.unsharded]
+    known += [reading.step_seconds for reading in evidence.several]
     if not evidence.unsharded or not all(known):
         return None, []
-    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
-    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several]
-    exchange = max(float(np.median(sharded) - np.median(whole)), 0.0)
+    unsharded = [np.asarray(reading.computing).max(axis=0).mean() for reading in evidence.unsharded]
+    sharded = [np.asarray(reading.step_seconds).mean() for reading in evidence.several]
+    exchange = max(float(np.median(sharded) - np.median(unsharded)), 0.0)
     return exchange, _computing(evidence.unsharded)
 
 
 def _computing(readings: Sequence[Reading]) -> list[float]:
-    return [second for one in readings for rank in one.computing for second in rank]
+    return [seconds for reading in readings for rank in reading.computing for seconds in rank]
 
 
 def exchange_seconds(readings: Sequence[Reading], block: int = 1) -> float | None:
     """Return the seconds of exchange of a worker's step, without the wait for slower workers.
 
-    The median of a strategy's readings counts; None without readings, or where one does not have
-    them. After `block` steps all wait for the slowest.
+    The median of a strategy's readings counts; None without readings, or if one lacks the seconds.
+    After each `block` of steps, all wait for the slowest.
     """
-    found = [_exchange_seconds(one, block) for one in readings]
-    known = [one for one in found if one is not None]
+    found = [_exchange_seconds(reading, block) for reading in readings]
+    known = [seconds for seconds in found if seconds is not None]
     return statistics.median(known) if known and len(known) == len(found) else None
 
 
@@ -207,29 +207,31 @@ def _exchange_seconds(reading: Reading, block: int) -> float | None:
         return None
     computing = np.asarray([rank[:steps] for rank in reading.computing])
     by_block = computing.reshape(len(computing), -1, block).sum(axis=2)
+    # The wait for slower workers is no exchange: the simulation draws it anew.
     waited = float((by_block.max(axis=0) - by_block.mean(axis=0)).mean()) / block
     exchange = float(np.mean([rank[:steps] for rank in reading.exchange]))
     return max(exchange - waited, 0.0)
 
 
 def _averaging(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
+    # Rounded up, for at least STEPS steps.
     rounds = -(-STEPS // load.round_steps)
     seconds = _drawn(load, workers, generator, rounds * load.round_steps)
     by_round = seconds.reshape(rounds, load.round_steps, workers)
     slowest = float(by_round.sum(axis=1).max(axis=1).mean())
     sent = AVERAGED_ARRAYS * load.payload * workers
-    # All of it passes the server's link, in and then out, and its processor.
+    # The server's link and processor handle all of it twice, on the way in and on the way out.
     exchange = 2 * (network.latency + sent / network.bandwidth + sent * load.seconds_per_byte)
     return (slowest + load.own_seconds + exchange) / load.round_steps
 
 
 def _of_averaging(load: Load, evidence: Evidence, workers: int) -> Load | None:
-    """Attribute to the server the time that grows with the workers, which it serves in turn."""
-    alone = exchange_seconds(evidence.alone, load.round_steps)
+    """Attribute the time that grows with the workers to the server; it serves them in turn."""
+    single = exchange_seconds(evidence.alone, load.round_steps)
     several = exchange_seconds(evidence.several, load.round_steps)
-    if alone is None or several is None:
+    if single is None or several is None:
         return None
-    each = max(several - alone, 0.0) / (workers - 1)
+    each = max(several - single, 0.0) / (workers - 1)
     return replace(
         load,
         computing=_computing(evidence.several),
@@ -249,12 +251,12 @@ class _Server:
         self._sends = self._receives = self._works = 0.0
 
     def pull(self, now: float) -> float:
-        """Return when a worker that asks now has this part of the parameters."""
+        """Return the arrival of this part of the parameters, for a worker's request now."""
         self._sends = max(now + self._latency, self._sends) + self._travel
         return self._sends + self._latency
 
     def push(self, now: float) -> float:
-        """Return when a worker that sends a gradient now knows that it was applied."""
+        """Return the arrival of the server's answer, for a worker's gradient sent now."""
         self._receives = max(now + self._latency, self._receives) + self._travel
         self._works = max(self._receives, self._works) + self._work
         return self._works + self._latency
@@ -263,26 +265,27 @@ class _Server:
 def _served(load: Load, network: Network, seconds: np.ndarray) -> tuple[float, float]:
     """Simulate workers at their servers, from seconds without the exchange [steps, workers].
 
-    Return the seconds of a step, until the slowest worker has made its last one, and the mean
-    seconds of a worker's exchange in a step.
+    Return the mean seconds of a step, up to the slowest worker's last step, and the mean seconds of
+    a worker's exchange in a step.
     """
     steps, workers = seconds.shape
     servers = [_Server(load, network) for _ in range(load.servers)]
     # A worker's own link carries the parts of all servers.
-    own = load.payload / network.bandwidth
+    worker_seconds = load.payload / network.bandwidth
+    # A moment, a worker, its step, and whether it has computed that step.
     events = [(0.0, worker, 0, False) for worker in range(workers)]
     ended = exchanged = 0.0
     while events:
         now, worker, step, computed = heapq.heappop(events)
         if computed:
-            applied = max(now + own, *(server.push(now) for server in servers))
+            applied = max(now + worker_seconds, *(server.push(now) for server in servers))
             applied += load.own_seconds
             exchanged += applied - now
             if step + 1 < steps:
                 heapq.heappush(events, (applied, worker, step + 1, False))
             ended = max(ended, applied)
         else:
-            pulled = max(now + own, *(server.pull(now) for server in servers))
+            pulled = max(now + worker_seconds, *(server.pull(now) for server in servers))
             exchanged += pulled - now
             heapq.heappush(events, (pulled + seconds[step, worker], worker, step, True))
     return ended / steps, exchanged / seconds.size
@@ -291,20 +294,19 @@ def _served(load: Load, network: Network, seconds: np.ndarray) -> tuple[float, f
 def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
     """Bisect the servers' share of a worker's exchange; servers take one worker after the other.
 
-    The simulation then spends as much on the exchange as measured, with one worker and with
-    several.
+    The simulated exchange then equals the measured one, with one worker and with several.
     """
-    alone = _seconds_at_servers(evidence.alone)
+    single = _seconds_at_servers(evidence.alone)
     several = _seconds_at_servers(evidence.several)
-    if alone is None or several is None:
+    if single is None or several is None:
         return None
     load = replace(load, computing=_computing(evidence.several))
     seconds = np.random.default_rng(0).choice(np.asarray(load.computing), (STEPS, workers))
 
     def shared(serial: float) -> Load:
-        own = max(min(alone, several) - serial, 0.0)
+        own_seconds = max(min(single, several) - serial, 0.0)
         each = serial * load.servers / load.payload
-        return replace(load, seconds_per_byte=each, own_seconds=own)
+        return replace(load, seconds_per_byte=each, own_seconds=own_seconds)
 
     low, high = 0.0, several
     for _ in range(_HALVINGS):
@@ -315,11 +317,11 @@ def _of_servers(load: Load, evidence: Evidence, workers: int) -> Load | None:
 
 
 def _seconds_at_servers(readings: Sequence[Reading]) -> float | None:
-    """Return the seconds of exchange of a step, where nobody waits for the slowest."""
-    found = [[second for rank in one.exchange for second in rank] for one in readings]
+    """Return the seconds of exchange of a step, without a wait for the slowest worker."""
+    found = [[seconds for rank in reading.exchange for seconds in rank] for reading in readings]
     if not found or not all(found):
         return None
-    return statistics.median(statistics.fmean(one) for one in found)
+    return statistics.median(statistics.fmean(exchange) for exchange in found)
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -353,19 +355,21 @@ def scheme_of(strategy: Strategy) -> str:
 def load_of(
     evidence: Evidence, strategy: Strategy, step_examples: int, round_steps: int
 ) -> Load | None:
-    """Return one worker's load in a step of a strategy; None where the readings do not suffice.
+    """Return one worker's load in a step of a strategy; None if the readings do not suffice.
 
     `step_examples` counts all workers; an averaging strategy averages after `round_steps`.
     """
     workers, name = evidence.several[0].workers, scheme_of(strategy)
-    sent = [one.bytes_per_step for one in evidence.several if one.bytes_per_step is not None]
+    sent = [
+        reading.bytes_per_step for reading in evidence.several if reading.bytes_per_step is not None
+    ]
     if len(sent) < len(evidence.several):
         return None
     blank = Load(
         computing=(),
         payload=1.0,
         seconds_per_byte=0.0,
-        # Of servers a step is one worker's.
+        # With servers, each worker makes its own steps.
         examples=step_examples if name == "servers" else step_examples // workers,
         servers=int(strategy.training["parameter_servers"]),
         round_steps=round_steps,
@@ -388,7 +392,7 @@ class Projection:
 
     @property
     def pays_until(self) -> int:
-        """Return the number of workers from which on more of them stop paying."""
+        """Return the largest useful number of workers."""
         return pays_until(self.rates)
 
 
@@ -419,16 +423,22 @@ def projections(
 def _evidence(
     readings: Sequence[Reading], strategies: Mapping[str, Strategy], name: str
 ) -> Evidence | None:
-    """Return the evidence with the most workers; None where no reading has several."""
-    most = max((one.workers for one in readings if one.strategy == name), default=1)
+    """Return the evidence with the most workers; None without a reading of several."""
+    most = max((reading.workers for reading in readings if reading.strategy == name), default=1)
     if most == 1:
         return None
 
     def of(strategy: str | None, workers: int) -> list[Reading]:
-        return [one for one in readings if (one.strategy, one.workers) == (strategy, workers)]
+        key = (strategy, workers)
+        return [reading for reading in readings if (reading.strategy, reading.workers) == key]
 
-    whole = {**strategies[name].training, "sharding": "none"}
+    wanted = {**strategies[name].training, "sharding": "none"}
     unsharded = next(
-        (own for own, one in strategies.items() if one.training == whole and not one.is_peer), None
+        (
+            candidate
+            for candidate, strategy in strategies.items()
+            if strategy.training == wanted and not strategy.is_peer
+        ),
+        None,
     )
     return Evidence(several=of(name, most), alone=of(name, 1), unsharded=of(unsharded, most))

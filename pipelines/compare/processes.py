@@ -1,4 +1,4 @@
-"""The resources of a command: its time, and the memory of its own process and of all others."""
+"""The resources of a command: its time, and the memory of its process and of all others."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _GRACE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a command used.
+    """The resources used by a command.
 
     Attributes:
         seconds: Wall clock from start to end.
-        cpu_seconds: Of the command and all processes that it started.
+        cpu_seconds: Of the command and all its processes.
         driver_bytes: Peak resident memory of the command and its direct children: a Spark driver's
             Python and its Java. Executors are further down.
-        own_bytes: Peak resident memory of all processes together, each without what it may share
-            with others (its files).
+        own_bytes: Peak resident memory of all processes together, each without its shared pages
+            (files).
     """
 
     seconds: float
@@ -42,22 +42,22 @@ class Usage:
 
 
 def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
-    """Return the command that runs a stage, a verb of the command line, in a separate process.
+    """Write the settings to a file; return the command for a stage in a separate process.
 
-    Its settings are written to the file.
+    A stage is a verb of the command line.
     """
     storage.write_text(settings, configuration.dump(config))
     return cli_command(stage, "--config", str(settings))
 
 
 def cli_command(*arguments: str) -> list[str]:
-    """Return the command line of this package, by the Python that runs this."""
+    """Return the command line of this package, with this process's Python."""
     call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", call, *arguments]
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's variables, except those that lead to a driver of spark-submit."""
+    """Return this process's variables, without those of a driver of spark-submit."""
     gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     return {key: value for key, value in os.environ.items() if key not in gateway}
 
@@ -72,11 +72,11 @@ def measure_command(
 ) -> Usage:
     """Run a command and watch its processes, four times a second.
 
-    Whatever happens, none of its processes is left.
+    All its processes end with the call, also after an error.
 
     Args:
         environment: All of its environment variables.
-        deadline_seconds: After these it is ended.
+        deadline_seconds: The limit for the command.
         on_look: Called at each look.
         log: A file for its output; standard error by default.
 
@@ -91,8 +91,8 @@ def measure_command(
         ) as process,
     ):
         driver_bytes = own_bytes = 0
-        # Spark's Python workers end under a daemon that does not look, so their time is added to
-        # no parent's: what was last seen of each process counts.
+        # Spark's daemon does not wait for its Python workers, so no parent gets their time. The
+        # last observation of each process counts instead.
         spent: dict[tuple[int, float], float] = {}
         try:
             while not _ended(process):
@@ -107,13 +107,13 @@ def measure_command(
         finally:
             end_session(process.pid, spent)
     if process.returncode:
-        told = "; its error is above" if log is None else f": {_last_words(log)}"
-        raise PipelineError(f"it ended with code {process.returncode}{told}")
+        cause = "; its error is above" if log is None else f": {_last_words(log)}"
+        raise PipelineError(f"it ended with code {process.returncode}{cause}")
     return Usage(seconds, sum(spent.values()), driver_bytes, own_bytes)
 
 
 def _last_words(log: Path) -> str:
-    """Return the error that a command has printed; if there is none, its last line."""
+    """Return a command's printed error, or else its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ")
@@ -147,6 +147,7 @@ def _observe(leader: int) -> _Observed:
                 continue
             times, memory = process.cpu_times(), process.memory_info()
             observed.spent[process.pid, process.create_time()] = times.user + times.system
+            # psutil knows shared pages on Linux only.
             observed.own_bytes += memory.rss - getattr(memory, "shared", 0)
             if leader in (process.pid, process.ppid()):
                 observed.driver_bytes += memory.rss
@@ -154,21 +155,20 @@ def _observe(leader: int) -> _Observed:
 
 
 def _descendants(leader: int) -> set[int]:
-    """Return all descendants, also those in sessions of their own, like torchrun's workers."""
+    """Return all descendants, also in new sessions, like torchrun's workers."""
     import psutil
 
     try:
-        return {one.pid for one in psutil.Process(leader).children(recursive=True)}
+        return {child.pid for child in psutil.Process(leader).children(recursive=True)}
     except psutil.NoSuchProcess:
         return set()
 
 
 def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
-    """End what is left of a session: politely at first, so that Spark removes its files.
+    """End the rest of a session, first politely, so that Spark removes its files.
 
     A second ctrl-c leaves no processes behind. The leader is the session's first process. `seen`
-    are further processes with their start times, for processes that made new sessions, like
-    torchrun's workers.
+    are further processes with their start times, from new sessions, like torchrun's workers.
     """
     with _uninterrupted():
         for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):
@@ -182,7 +182,7 @@ def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
+    """Ignore ctrl-c in the block; only the main thread can, and only it gets one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -202,6 +202,7 @@ def _members(leader: int, seen: Collection[tuple[int, float]]) -> list[int]:
             is_member = (
                 os.getsid(process.pid) == leader or (process.pid, process.create_time()) in seen
             )
+            # A zombie has ended; a signal would not remove it.
             if is_member and process.status() != psutil.STATUS_ZOMBIE:
                 members.append(process.pid)
     return members
@@ -210,9 +211,9 @@ def _members(leader: int, seen: Collection[tuple[int, float]]) -> list[int]:
 def started(
     command: Sequence[str], output: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, which :func:`end_session` ends.
+    """Start a command in a new session, for :func:`end_session`.
 
-    The session tells its processes from others, even those whose parent has ended.
+    The session identifies its processes, even orphans.
     """
     return subprocess.Popen(
         command,

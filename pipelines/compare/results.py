@@ -54,7 +54,7 @@ class Results:
         operations_per_token: Of the training.
         projections: The predicted rates of more workers.
         advice: The recommendation, in sentences.
-        missing: Why a strategy was left out, by name.
+        missing: The reasons for missing strategies, by name.
     """
 
     readings: Sequence[Reading]
@@ -67,62 +67,65 @@ class Results:
     missing: Mapping[str, str]
 
     def rows(self) -> list[Row]:
-        """Return a row of :data:`COLUMNS` for each summary; None where a figure is not known."""
+        """Return a row of :data:`COLUMNS` for each summary; None for unknown figures."""
         shares = efficiency(self.summaries)
         moment = self.equal_time()
-        return [self._row(one, shares, moment) for one in self.summaries]
+        return [self._row(summary, shares, moment) for summary in self.summaries]
 
     def equal_time(self) -> float:
-        """Return the seconds of the fastest training, at which all losses are compared."""
+        """Return the seconds of the fastest training, for the comparison of all losses."""
         return min(
-            statistics.median(one.curve[-1][1] for one in self.of(summary))
+            statistics.median(reading.curve[-1][1] for reading in self.of(summary))
             for summary in self.summaries
         )
 
     def of(self, summary: Summary) -> list[Reading]:
         """Return the readings of a summary."""
         key = (summary.strategy, summary.workers)
-        return [one for one in self.readings if (one.strategy, one.workers) == key]
+        return [reading for reading in self.readings if (reading.strategy, reading.workers) == key]
 
-    def _row(self, one: Summary, shares: Mapping[tuple[str, int], float], moment: float) -> Row:
-        readings = self.of(one)
-        tokens = statistics.median(each.tokens_per_second for each in readings)
-        rate = self.rates.get(self.strategies[one.strategy].training["precision"])
-        used = tokens * self.operations_per_token / one.workers
-        sent = _median([each.bytes_per_step for each in readings])
+    def _row(self, summary: Summary, shares: Mapping[tuple[str, int], float], moment: float) -> Row:
+        readings = self.of(summary)
+        tokens = statistics.median(reading.tokens_per_second for reading in readings)
+        rate = self.rates.get(self.strategies[summary.strategy].training["precision"])
+        # The rate is one core's, and each worker has one thread.
+        used = tokens * self.operations_per_token / summary.workers
+        sent = _median([reading.bytes_per_step for reading in readings])
         return {
-            "strategy": one.strategy,
-            "workers": one.workers,
-            "examples_per_second": one.examples_per_second,
-            "lowest": one.spread[0],
-            "highest": one.spread[1],
+            "strategy": summary.strategy,
+            "workers": summary.workers,
+            "examples_per_second": summary.examples_per_second,
+            "lowest": summary.spread[0],
+            "highest": summary.spread[1],
             "tokens_per_second": tokens,
-            "efficiency": shares.get((one.strategy, one.workers)),
-            "examples_per_cpu_second": _median([e.examples_per_cpu_second for e in readings]),
+            "efficiency": shares.get((summary.strategy, summary.workers)),
+            "examples_per_cpu_second": _median(
+                [reading.examples_per_cpu_second for reading in readings]
+            ),
             "of_matrix_rate": None if rate is None else used / rate,
-            "communication": one.communication,
+            "communication": summary.communication,
             "megabytes_per_step": None if sent is None else sent / 1e6,
-            "gigabytes": statistics.median(each.own_bytes for each in readings) / 1e9,
-            "loss": one.loss,
-            "loss_at_equal_time": _median([loss_at(each, moment) for each in readings]),
+            "gigabytes": statistics.median(reading.own_bytes for reading in readings) / 1e9,
+            "loss": summary.loss,
+            "loss_at_equal_time": _median([loss_at(reading, moment) for reading in readings]),
             **_gain(readings),
         }
 
     def table(self) -> Table:
-        """Return the columns that fit on a terminal; the files have all of them."""
+        """Return the most useful columns for a terminal; the files have all columns."""
         further = ("efficiency", "of_matrix_rate", "communication", "gigabytes", "loss")
         heads = ({**COLUMNS, "gigabytes": "GB"}[name] for name in further)
         table = Table("strategy", "workers", "examples/s", *heads)
         for row in self.rows():
-            rate = f"{told('rate', row['examples_per_second'])} {_between(row)}"
-            cells = (told(name, row[name]) for name in further)
+            rate = f"{formatted('rate', row['examples_per_second'])} {_between(row)}"
+            cells = (formatted(name, row[name]) for name in further)
             table.add_row(row["strategy"], str(row["workers"]), rate, *cells)
         return table
 
     def markdown(self) -> str:
         """Return the table, and the advice."""
         lines = [_line(COLUMNS.values()), _line("---" for _ in COLUMNS)]
-        lines += [_line(told(name, row[name]) for name in COLUMNS) for row in self.rows()]
+        lines += [_line(formatted(name, row[name]) for name in COLUMNS) for row in self.rows()]
         return "\n".join([*lines, "", *self.advice, ""])
 
     def comma_separated(self) -> str:
@@ -143,24 +146,28 @@ class Results:
                 }
                 for row in self.rows()
             ],
-            "matrix_operations_per_second": {k: round(v) for k, v in self.rates.items()},
+            "matrix_operations_per_second": {
+                precision: round(rate) for precision, rate in self.rates.items()
+            },
             "predicted": [
                 {
-                    "strategy": one.strategy,
-                    "network": one.network,
-                    "examples_per_second": {str(n): round(r, 1) for n, r in one.rates.items()},
-                    "pays_until": one.pays_until,
+                    "strategy": projection.strategy,
+                    "network": projection.network,
+                    "examples_per_second": {
+                        str(workers): round(rate, 1) for workers, rate in projection.rates.items()
+                    },
+                    "pays_until": projection.pays_until,
                 }
-                for one in self.projections
+                for projection in self.projections
             ],
             "advice": [*self.advice],
         }
 
 
 def loss_at(reading: Reading, moment: float) -> float | None:
-    """Return the loss after so many seconds of training, the mean of some steps before.
+    """Return the loss at a moment of the training, in seconds, from the smoothed curve.
 
-    None where fewer steps than that were made by then.
+    None before the first point of that curve.
     """
     _, seconds, losses = smooth_curve(reading)
     loss = float(np.interp(moment, seconds, losses, left=np.nan))
@@ -170,7 +177,7 @@ def loss_at(reading: Reading, moment: float) -> float | None:
 def smooth_curve(reading: Reading) -> tuple[list[float], list[float], list[float]]:
     """Return examples, seconds and losses, smoothed over a tenth of the steps.
 
-    Losses of single steps are of other batches each. A mean stands at the end of its last step.
+    Losses of single steps vary with their batches. A mean stands at the end of its last step.
     """
     examples, seconds, losses = zip(*reading.curve, strict=True)
     window = max(1, len(losses) // 10)
@@ -179,9 +186,10 @@ def smooth_curve(reading: Reading) -> tuple[list[float], list[float], list[float
 
 
 def _gain(readings: Sequence[Reading]) -> dict[str, float | None]:
-    """Return the gain on held-out pairs, in points; None where no model was evaluated."""
-    for one in readings:
-        figures = one.figures or {}
+    """Return the gain on held-out pairs, in points; None without an evaluation."""
+    for reading in readings:
+        # None for trials without an evaluation: only the last round has one.
+        figures = reading.figures or {}
         try:
             before, after = (float(figures[when][SET][FIGURE]) for when in ("before", "after"))
             interval = figures["interval"][SET][FIGURE]
@@ -193,11 +201,11 @@ def _gain(readings: Sequence[Reading]) -> dict[str, float | None]:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return statistics.median(known) if len(known) == len(values) else None
 
 
-def told(name: str, value: Any) -> str:
+def formatted(name: str, value: Any) -> str:
     """Format a figure."""
     if value is None:
         return ""
@@ -213,8 +221,8 @@ def told(name: str, value: Any) -> str:
 
 
 def _between(row: Row) -> str:
-    """Format the range over several rounds; empty where there is one."""
-    low, high = told("rate", row["lowest"]), told("rate", row["highest"])
+    """Format the range over several rounds; empty for a single value."""
+    low, high = formatted("rate", row["lowest"]), formatted("rate", row["highest"])
     return "" if low == high else f"({low} to {high})"
 
 

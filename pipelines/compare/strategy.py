@@ -1,4 +1,4 @@
-"""The compared strategies: those of a paper, and every way in which an engine trains."""
+"""The compared strategies: those of a paper, and every mode and layout of each engine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
 2022."""
 MIXED = "-bf16"
-"""Suffix of a strategy that multiplies matrices in bf16 and keeps its weights in fp32."""
+"""Suffix of a strategy with matrix products in bf16 and weights in fp32."""
 DEFAULT_WORKERS = (1, 2)
 _BASE = {"mode": "sync", "sharding": "none", "precision": "fp32", "parameter_servers": 1}
 
 
 GROUP = "sentence_pipelines.compare"
-"""Entry points by which other distributions add to a comparison: mappings of names, ``peers`` to
-:class:`Peer` and ``workloads`` to functions that take settings and a folder and return the settings
-of the workload."""
+"""Entry points of other distributions for a comparison: mappings of names, ``peers`` to
+:class:`Peer` and ``workloads`` to functions of settings and a folder, which return the settings of
+the workload."""
 
 
 def provided(kind: str) -> dict[str, Any]:
-    """Return the `peers` or `workloads` that installed distributions add, by name."""
+    """Return the `peers` or `workloads` of installed distributions, by name."""
     return {
         name: value
         for point in entry_points(group=GROUP, name=kind)
@@ -50,14 +50,14 @@ class Peer(Protocol):
 
     @property
     def framework(self) -> str:
-        """Return the framework that computes: `tensorflow` or `torch`."""
+        """Return its framework: `tensorflow` or `torch`."""
 
     @property
     def missing(self) -> Callable[[Config, bool], str]:
         """Return a function of settings and hard negatives in the lanes; see `Strategy.missing`."""
 
     def command(self, config: Config, settings: Path) -> list[str]:
-        """Return the command that trains, with its settings written to a file."""
+        """Write the settings to a file, and return the training command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Strategy:
 
     Attributes:
         name: On the command line and in tables.
-        training: The keys of the section `training` by which it differs from others.
-        paper: Its name in :data:`PAPER`; empty where it has no such strategy.
+        training: Its own keys of the section `training`.
+        paper: Its name in :data:`PAPER`; empty without one.
         peer: Another library's own way to train, if it is one.
     """
 
@@ -83,29 +83,29 @@ class Strategy:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether it always has one worker."""
+        """Return whether it has one worker only."""
         return bool(self.training["engine"] == "local") and not self.is_peer
 
     def configured(self, config: Config, workers: int) -> Config:
-        """Return the settings of a training with so many workers, each with one thread."""
+        """Return the settings of a training with that number of workers, each with one thread."""
         training = {**self.training, "workers": workers}
         return config.model_copy(update={"training": config.training.model_copy(update=training)})
 
     def command(self, config: Config, settings: Path) -> list[str]:
-        """Return the command of a training, whose settings are written to a file."""
+        """Write the settings of a training to a file, and return its command."""
         if self.peer is not None:
             return self.peer.command(config, settings)
         return stage_command("train", config, settings)
 
     def missing(self, config: Config, *, has_negatives: bool = False) -> str:
-        """Return why the strategy cannot be measured here; empty if it can."""
-        own = self.configured(config, 1)
+        """Return the reason against a measurement here; empty without one."""
+        configured = self.configured(config, 1)
         if self.peer is not None:
-            return self.peer.missing(own, has_negatives)
+            return self.peer.missing(configured, has_negatives)
         try:
-            engine_of(own).check_libraries(own)
-            LOSSES.load(own.objective.name).form(own.training.framework)
-            check_framework(start_architecture(own), own)
+            engine_of(configured).check_libraries(configured)
+            LOSSES.load(configured.objective.name).form(configured.training.framework)
+            check_framework(start_architecture(configured), configured)
         except PipelineError as error:
             return str(error)
         return ""
@@ -134,10 +134,10 @@ OF_PAPER = (
 
 def all_strategies() -> dict[str, Strategy]:
     """Return by name the paper's strategies, every way of each engine, and peers."""
-    found = {one.name: one for one in OF_PAPER}
+    found = {strategy.name: strategy for strategy in OF_PAPER}
     for engine in ENGINES:
         for strategy in _of_engine(engine):
-            if all(strategy.training != one.training for one in OF_PAPER):
+            if all(strategy.training != known.training for known in OF_PAPER):
                 found[strategy.name] = strategy
     for name, peer in provided("peers").items():
         training = {**_BASE, "engine": "local", "framework": peer.framework}
@@ -149,7 +149,7 @@ def _of_engine(name: str) -> Iterator[Strategy]:
     try:
         engine = load_engine(name)
     except EngineUnavailable:
-        # One line says so when it is to be measured.
+        # `Strategy.missing` gives the reason in one line.
         yield Strategy(name=name, training={**_BASE, "engine": name})
         return
     choices = {
@@ -160,15 +160,19 @@ def _of_engine(name: str) -> Iterator[Strategy]:
     for values in product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
         # What is no choice, and the absence of sharding, is left out of the name.
-        told = [one for key, one in chosen.items() if len(choices[key]) > 1 and one != "none"]
-        yield Strategy(name="-".join([name, *told]), training={**_BASE, "engine": name, **chosen})
+        parts = [
+            value for key, value in chosen.items() if len(choices[key]) > 1 and value != "none"
+        ]
+        yield Strategy(name="-".join([name, *parts]), training={**_BASE, "engine": name, **chosen})
 
 
 def named_strategies(names: str | None) -> list[Strategy]:
     """Return the strategies of a list with commas; all of them by default.
 
-    A name followed by ``-bf16`` is the same in mixed precision. An InputError refuses unknown
-    names.
+    The suffix ``-bf16`` stands for mixed precision.
+
+    Raises:
+        InputError: A name is unknown.
     """
     known = all_strategies()
     if names is None:
@@ -182,18 +186,19 @@ def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
     base = known.get(name.removesuffix(MIXED))
     if base is None:
         listed = ", ".join(known)
-        raise InputError("--cases", f"there is no strategy `{name}`", f"some of {listed}")
+        raise InputError("--cases", f"there is no strategy `{name}`", f"Choose from {listed}")
     return replace(base, name=name, training={**base.training, "precision": "bf16"}, paper="")
 
 
 def worker_counts(text: str | None) -> Sequence[int]:
     """Return the numbers of workers of a list with commas; 1 and 2 by default.
 
-    An InputError refuses what is no whole number above 0.
+    Raises:
+        InputError: A number is no whole number above 0.
     """
     if text is None:
         return DEFAULT_WORKERS
-    counts = [one.strip() for one in text.split(",")]
-    if not all(one.isdecimal() and int(one) for one in counts):
-        raise InputError("--workers", f"`{text}` is no list of numbers", "for example 1,2,4")
-    return sorted({int(one) for one in counts})
+    counts = [part.strip() for part in text.split(",")]
+    if not all(count.isdecimal() and int(count) for count in counts):
+        raise InputError("--workers", f"`{text}` is no list of numbers", "Write it as in 1,2,4")
+    return sorted({int(count) for count in counts})

@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 1800.0
 WARM_UP = 0.2
-"""Share of the steps whose rates do not count: frameworks compile, caches fill."""
+"""Share of the steps before the measured ones: frameworks compile, caches fill."""
 WARM_UP_STEPS = 16
-"""The minimum, up to half of the steps: oneDNN compiles kernels for each number of rows that
-TensorFlow meets, over a few dozen steps."""
+"""The minimum, up to half of the steps: oneDNN compiles kernels for each new number of rows in
+TensorFlow, over a few dozen steps."""
 
 LOOPBACK = "lo"
 
@@ -51,15 +51,15 @@ class Reading:
         own_bytes: Peak memory of all its processes, see :class:`pipelines.compare.processes.Usage`.
         examples_per_second: After the warm-up, like all further rates.
         tokens_per_second: Without padding.
-        examples_per_cpu_second: By the CPU time of the workers; None where that is not measured.
+        examples_per_cpu_second: By the CPU time of the workers; None if unknown.
         communication: Share of the workers' time spent on transfers or on waiting for others; None
-            where an engine cannot tell it from arithmetic.
+            if the engine cannot separate it from arithmetic.
         bytes_per_step: Through the loopback interface, so of everything on this machine; None with
-            too few steps, without such an interface, or where executors run elsewhere.
-        step_seconds: Of each worker the seconds of its steps, in order; empty where an engine does
-            not report them.
-        exchange: Of these, the seconds of transfers or of waiting for others; empty where an engine
-            cannot tell them from arithmetic.
+            too few steps, without such an interface, or with executors elsewhere.
+        step_seconds: The seconds of each worker's steps, in order; empty if the engine does not
+            report them.
+        exchange: Their seconds of transfers or of waiting for others; empty if the engine cannot
+            separate them from arithmetic.
         curve: Examples, seconds since the first step began, and loss, step by step.
         figures: Of the evaluation, by set and metric; empty without one.
     """
@@ -82,26 +82,26 @@ class Reading:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Return what no two trials of a comparison have in common."""
+        """Return the unique key of the trial in its comparison."""
         return (self.strategy, self.workers, self.round)
 
     @property
     def computing(self) -> tuple[tuple[float, ...], ...]:
-        """Return each worker's seconds of its steps without the exchange; empty if not known."""
+        """Return the seconds of each worker's steps without the exchange; empty if unknown."""
         return tuple(
-            tuple(whole - exchanged for whole, exchanged in zip(*steps, strict=True))
+            tuple(seconds - exchanged for seconds, exchanged in zip(*steps, strict=True))
             for steps in zip(self.step_seconds, self.exchange, strict=False)
         )
 
 
-def reading_of(told: Mapping[str, Any]) -> Reading:
+def reading_of(values: Mapping[str, Any]) -> Reading:
     """Return a reading from its JSON."""
     lists = ("step_seconds", "exchange", "curve")
-    return Reading(**{**told, **{name: tuple(map(tuple, told[name])) for name in lists}})
+    return Reading(**{**values, **{name: tuple(map(tuple, values[name])) for name in lists}})
 
 
 class Wire:
-    """Counts the bytes of the loopback interface while a run makes steps."""
+    """Counts the bytes of the loopback interface during the steps of a run."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -118,8 +118,8 @@ class Wire:
                 self._seen.append((step, loopback.bytes_sent))
 
     def bytes_per_step(self, first: int) -> float | None:
-        """Return the mean bytes between a step and the last one; None where nothing is known."""
-        settled = [one for one in self._seen if one[0] >= first]
+        """Return the mean bytes per step, from a step to the last; None if unknown."""
+        settled = [(step, sent) for step, sent in self._seen if step >= first]
         if len(settled) < 2:
             return None
         (before, sent), (after, sent_then) = settled[0], settled[-1]
@@ -142,7 +142,7 @@ def run_trial(
     step_examples: int,
     evaluated: bool,
 ) -> Reading:
-    """Train in a folder, which the caller removes.
+    """Train in a folder; the caller removes it.
 
     The strategy's configuration has prepared lanes and writes a line of metrics for each step.
 
@@ -153,8 +153,8 @@ def run_trial(
     config = config.model_copy(update={"run": placed})
     run = RunFolder.of(config)
     wire = Wire(run)
-    # Of libraries that leave files behind: not in the trial's folder, since sockets among them can
-    # have short paths only.
+    # For leftover files of libraries. Not in the trial's folder, since Unix sockets among them need
+    # short paths.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         usage = measure_command(
             command(config, folder / "job.yaml"),
@@ -166,7 +166,7 @@ def run_trial(
     lines = [*read_metrics_lines(run.path)]
     if len(lines) != config.training.max_steps:
         raise PipelineError(f"it made {len(lines)} steps, not {config.training.max_steps}")
-    # Unset, it is this machine.
+    # An unset master is local, on this machine.
     is_local = config.spark.conf.get("master", "local").startswith("local")
     return read_trial(
         lines,
@@ -181,7 +181,7 @@ def run_trial(
 
 
 def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
-    """Evaluate the model; on failure warn and return None, since the rates are still valid."""
+    """Evaluate the model; after a failure warn and return None, since the rates stay valid."""
     try:
         measure_command(
             stage_command("evaluate", config, folder / "evaluate.yaml"),
@@ -189,11 +189,11 @@ def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
             deadline_seconds=DEADLINE_SECONDS,
             log=folder / "evaluate.log",
         )
-        told: dict[str, Any] = storage.read_json(RunFolder.of(config).metrics)
+        metrics: dict[str, Any] = storage.read_json(RunFolder.of(config).metrics)
     except PipelineError as error:
-        logger.warning("strategies: its model was not evaluated: %s", error)
+        logger.warning("strategies: the evaluation of its model failed: %s", error)
         return None
-    return {name: told[name] for name in ("before", "after", "interval") if name in told}
+    return {name: metrics[name] for name in ("before", "after", "interval") if name in metrics}
 
 
 def settled_step(steps: int) -> int:
@@ -202,16 +202,16 @@ def settled_step(steps: int) -> int:
 
 
 def settled_steps(steps: int) -> int:
-    """Return how many of the steps count."""
+    """Return the number of measured steps."""
     return steps - settled_step(steps)
 
 
 def read_trial(
-    lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **told: Any
+    lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **fields: Any
 ) -> Reading:
-    """Return the reading of a run from ``metrics.jsonl``, which has a line for each step.
+    """Return the reading of a run from ``metrics.jsonl``, with a line for each step.
 
-    `usage` covers its processes; `told` are further fields of the reading.
+    `usage` covers its processes; `fields` are further fields of the reading.
     """
     settled = lines[settled_step(len(lines)) :]
     before = lines[settled_step(len(lines)) - 1]["seconds"]
@@ -226,7 +226,7 @@ def read_trial(
         cpu_seconds=usage.cpu_seconds,
         own_bytes=usage.own_bytes,
         examples_per_second=rate,
-        # All lines are of as many examples.
+        # All lines have the same number of examples.
         tokens_per_second=statistics.fmean(per_example) * rate,
         examples_per_cpu_second=step_examples * len(settled) / cpu if cpu else None,
         communication=_share(workers),
@@ -235,20 +235,22 @@ def read_trial(
         curve=tuple(
             (step_examples * line["step"], line["seconds"], line["loss"]) for line in lines
         ),
-        **told,
+        **fields,
     )
 
 
 def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
-    if not workers or not all("communication" in one for one in workers):
+    if not workers or not all("communication" in worker for worker in workers):
         return None
-    seconds = math.fsum(one["seconds"] for one in workers)
-    return math.fsum(one["communication"] for one in workers) / max(seconds, 1e-9)
+    seconds = math.fsum(worker["seconds"] for worker in workers)
+    return math.fsum(worker["communication"] for worker in workers) / max(seconds, 1e-9)
 
 
 def _by_rank(workers: Sequence[Mapping[str, Any]], part: str) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of a part of each worker's steps; empty where one is missing."""
-    if not all(part in one for one in workers):
+    """Return the seconds of a part of each worker's steps; empty if a value is missing."""
+    if not all(part in worker for worker in workers):
         return ()
-    ranks = sorted({one["rank"] for one in workers})
-    return tuple(tuple(one[part] for one in workers if one["rank"] == rank) for rank in ranks)
+    ranks = sorted({worker["rank"] for worker in workers})
+    return tuple(
+        tuple(worker[part] for worker in workers if worker["rank"] == rank) for rank in ranks
+    )

@@ -1,8 +1,8 @@
 """The funnel: the fate of every row, counted level by level. It adds up.
 
-A level counts in one unit. Its lines are the number that came in, the dropped and the unreadable
-by reason, and the kept by outcome. Where the unit changes (files hold docstrings, paragraphs hold
-sentences) a new level begins.
+A level counts in one unit. Its lines are the input, the dropped and the unreadable by reason, and
+the kept by outcome. A new unit begins a new level: files hold docstrings, paragraphs hold
+sentences.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_REASONS = 3
 
 @dataclass(frozen=True)
 class FunnelLine:
-    """One line of the funnel; those that are `quarantined` could not be read.
+    """One line of the funnel; a `quarantined` row was not readable.
 
-    `name` is the stage or, for dropped and quarantined rows, the reason, in words for people.
+    `name` is the stage or, for dropped and quarantined rows, the reason.
     """
 
     level: str
@@ -57,35 +57,36 @@ def level_lines(
 
 
 def _by_rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    # Ties by name: the same counts give the same file.
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def losses(lines: Iterable[FunnelLine]) -> list[str]:
-    """Return a line for people for each level that has lost rows: how many, and why.
+    """Return a line for people for each level with lost rows: their number and the reasons.
 
     Reasons beyond the first :data:`MAX_REASONS` are one number.
     """
-    told = []
+    messages = []
     by_level: dict[str, list[FunnelLine]] = defaultdict(list)
     for line in lines:
         by_level[line.level].append(line)
-    for level, own in by_level.items():
-        entered = sum(line.rows for line in own if line.kind == "in")
+    for level, of_level in by_level.items():
+        entered = sum(line.rows for line in of_level if line.kind == "in")
         lost = sorted(
-            (line for line in own if line.kind in ("dropped", "quarantined") and line.rows),
+            (line for line in of_level if line.kind in ("dropped", "quarantined") and line.rows),
             key=lambda line: -line.rows,
         )
         if lost:
             named = [f"{line.rows} {line.name}" for line in lost[:MAX_REASONS]]
-            others = sum(line.rows for line in lost[MAX_REASONS:])
-            named += [f"{others} for other reasons"] if others else []
+            unnamed = sum(line.rows for line in lost[MAX_REASONS:])
+            named += [f"{unnamed} for other reasons"] if unnamed else []
             total = sum(line.rows for line in lost)
-            told.append(f"{total} of {entered} {level} not kept ({', '.join(named)})")
-    return told
+            messages.append(f"left out {total} of {entered} {level} ({', '.join(named)})")
+    return messages
 
 
 def check_adds_up(lines: Iterable[FunnelLine]) -> None:
-    """Make sure that in each level in = dropped + quarantined + kept.
+    """Check each level: in = dropped + quarantined + kept.
 
     The `ValueError` names the level and both sums.
     """
@@ -96,6 +97,6 @@ def check_adds_up(lines: Iterable[FunnelLine]) -> None:
     for level in {**entered, **left}:
         if entered[level] != left[level]:
             raise ValueError(
-                f"the funnel of {level} has {entered[level]} in and {left[level]} dropped, "
+                f"the funnel of {level} has {entered[level]} in, but {left[level]} dropped, "
                 "quarantined or kept"
             )

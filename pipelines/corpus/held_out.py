@@ -1,12 +1,12 @@
 """Part the pairs of all sources into training pairs and pairs held out for evaluation.
 
-Whole units (packages, groups) are held out, chosen by their hashes. Of each group one pair is
-asked, because the other texts of a group would be right answers that count as wrong ones. No pair
-that is asked is trained on.
+Whole units (packages, groups) are held out, chosen by their hashes. The evaluation asks one pair of
+each group, because the other texts of a group would be right answers counted as wrong. Training
+never sees an asked pair.
 
 A query finds its document among a few thousand held-out ones far more often than in the whole
-corpus, so figures on these alone would flatter every model. Users search the training documents as
-well, so queries do too; of a large corpus a part is drawn, by hash.
+corpus, so figures on these alone would flatter every model. Users search the training documents
+too, so queries do as well: all of them, or of a large corpus a part drawn by hash.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LEAK = "a text of it is held out"
 
 _SALT, _DISTRACTOR_SALT = "held out", "distractor"
 _BUCKETS = 1_000_000
-# Pairs may share a document, so more pairs are looked at than documents are wanted. Only a corpus
-# whose documents are in more pairs than this, on average, gives fewer.
+# Pairs may share a document, so the draw takes this many pairs for a document. Only a corpus with
+# more pairs for each document, on average, gives fewer documents.
 _PAIRS_FOR_ONE = 8
 # A scored pair asks for its other side only if people found the two to mean about the same: 4 of
 # 5 in STS-B's scale, "mostly equivalent".
@@ -50,24 +50,24 @@ _ASKED = ("anchor", "positive")
 
 
 def draw_distractors(pairs: DataFrame, written: int, most: int) -> DataFrame:
-    """Return the documents of pairs for training, each once: all, or `most` by their hashes.
+    """Return the documents of training pairs, each once: all, or `most` by their hashes.
 
-    Pairs have `positive`, which is null for single texts. The result, ``document_id`` (the hash of
-    the text) and ``text``, depends on the texts alone.
+    Pairs have `positive`, null for single texts. The result, ``document_id`` (the hash of the text)
+    and ``text``, depends on the texts alone.
     """
     share = min(1.0, _PAIRS_FOR_ONE * most / max(written, 1))
     place = F.xxhash64(F.lit(_DISTRACTOR_SALT), "text")
     texts = pairs.where("positive is not null").select(F.col("positive").alias("text"))
-    some = texts.where(F.pmod(place, F.lit(_BUCKETS)) < F.lit(share * _BUCKETS))
-    # Two texts of one number, which is a hash, would be one document.
-    each = some.groupBy(F.xxhash64("text").alias("document_id")).agg(F.min("text").alias("text"))
+    sampled = texts.where(F.pmod(place, F.lit(_BUCKETS)) < F.lit(share * _BUCKETS))
+    # Two texts with one hash would be one document.
+    each = sampled.groupBy(F.xxhash64("text").alias("document_id")).agg(F.min("text").alias("text"))
     return each.orderBy(place, "document_id").limit(most)
 
 
 def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | None:
-    """Return the pairs (`query_id`, `document_id`) asked in a corpus that is about to be replaced.
+    """Return the pairs (`query_id`, `document_id`) asked in the corpus of the last preparation.
 
-    None where there is no such corpus, or nothing is held out.
+    None if there is no such corpus, or it holds nothing out.
     """
     if not corpus.queries.is_file():
         return None
@@ -76,9 +76,9 @@ def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | 
 
 
 def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
-    """Add the column `earlier`: whether a pair is asked in the corpus of before.
+    """Add the column `earlier`: whether the last corpus asks a pair.
 
-    `earlier` (:func:`earlier_choices`) is small enough to be sent to every executor.
+    `earlier` (:func:`earlier_choices`) is small enough for every executor.
     """
     if earlier is None:
         return pairs.withColumn("earlier", F.lit(False))
@@ -119,11 +119,10 @@ def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 def packages_to_hold_out(
     sizes: Sequence[tuple[int, int]], share: float, earlier: Sequence[int] = ()
 ) -> list[int]:
-    """Return the first packages that together have at least the share of all pairs.
+    """Return the first packages with at least the share of all pairs together.
 
-    A package that alone has more than the share is passed over, so that at most twice the share is
-    held out. Packages that were held out `earlier` stay. `sizes` are packages and their pairs, in
-    the order of their hashes.
+    It skips packages larger than the share, so at most twice the share is held out. Packages held
+    out `earlier` stay. `sizes` are packages and their pairs, in the order of their hashes.
     """
     wanted = share * sum(pairs for _, pairs in sizes)
     held = list(earlier)
@@ -142,9 +141,9 @@ def _salted(unit: Column) -> Column:
 
 
 def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Return the held-out pairs; a null `reason` means that the pair may be asked.
+    """Return the held-out pairs; a null `reason` means that the evaluation may ask the pair.
 
-    Of pairs that exclude one another, one that was asked before stays, or else the first by hash.
+    Of pairs that exclude one another, one asked earlier stays, or else the first by hash.
     """
     held = pairs.where(F.col("reason").isNull() & F.col("held"))
     if settings.score_column is not None:
@@ -157,7 +156,7 @@ def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Return the pairs that are asked, those of before and then the first by hash.
+    """Return the asked pairs: earlier ones first, then the first by hash.
 
     Columns: `anchor` and `positive`, their hashes as `query_id` and `document_id`, and `unit`.
     """
@@ -173,15 +172,15 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
 def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     """Write `queries.parquet` and `documents.parquet`; return the number of documents.
 
-    Each text is written once, sorted by its number. Queries have their unit as their `group`: what
-    is learnt of a package or a document shows in all its queries. Of several sources, queries also
-    have their `source`. `chosen` is of :func:`choose_held_out`.
+    Each text is written once, sorted by its number. Queries have their unit as their `group`, since
+    knowledge of a package or a document shows in all its queries. Of several sources, queries also
+    have their `source`. `chosen` is the result of :func:`choose_held_out`.
     """
     source = [name for name in ("source",) if name in chosen.column_names]
     queries = chosen.select(["query_id", "anchor", "document_id", "unit", *source])
     queries = queries.rename_columns(["query_id", "text", "document_id", "group", *source])
     queries = queries.sort_by("query_id")
-    # Two texts of one number, which is a hash, would be one document.
+    # Two texts with one hash would be one document.
     grouped = chosen.group_by("document_id", use_threads=False).aggregate([("positive", "min")])
     documents = pa.table(
         {"document_id": grouped["document_id"], "text": grouped["positive_min"]}
@@ -194,15 +193,14 @@ def write_evaluation(chosen: pa.Table, folder: Location) -> int:
 
 
 def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Return the training pairs that share no text with the evaluation.
+    """Return the training pairs without any text of the evaluation.
 
-    A hard negative of training counts as its other texts do: a held-out text that training pushes
-    away from a query has been seen, too. A negative of a held-out pair is neither asked nor ranked,
-    so it may be trained on. `chosen`, the pairs that are asked, is small enough to be sent to every
-    executor.
+    A hard negative of training counts as its other texts do: training sees the held-out text, too,
+    when it pushes it away from a query. A negative of a held-out pair is neither asked nor ranked,
+    so training may use it. `chosen`, the asked pairs, is small enough for every executor.
     """
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
-    # A text alone has no other side, and null is no text that two of them share.
+    # A single text has no other side, and a null is no shared text.
     keys = F.broadcast(chosen.select(sides.alias("_key")).where("_key is not null").distinct())
     for text, known in zip(text_columns(settings), known_keys(settings), strict=True):
         pairs = pairs.withColumn("_key", text_key(text, known))
@@ -212,12 +210,12 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """The pairs of a source, before they are parted.
+    """The pairs of a source, before the split.
 
-    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
-    source without one. `rows`, with reasons, are what the pairs were made of; `pairs` are all, with
-    `held`. `judged` are the held-out ones with their reasons (None where none are held out), and
-    `chosen` those of them that the evaluation asks.
+    `settings` describe the corpus as if the source were alone; the name is empty for a single
+    source without one. `rows`, with reasons, are the origin of the pairs; `pairs` are all, with
+    `held`. `judged` are the held-out pairs with their reasons (None if there are none), and
+    `chosen` the asked ones among them.
     """
 
     settings: CorpusSettings
@@ -237,8 +235,8 @@ class JudgedPairs:
 class Split:
     """The sizes of the split.
 
-    `documents` are the texts that the evaluation searches, those of pairs for training included;
-    `written` are the pairs for training of each source.
+    `documents` are the texts to search, training documents included; `written` are the training
+    pairs of each source.
     """
 
     asked: int
@@ -249,7 +247,7 @@ class Split:
 def judge_pairs(
     scratch: Scratch, rows: DataFrame, pairs: DataFrame, settings: CorpusSettings, name: str
 ) -> JudgedPairs:
-    """Decide which pairs of a source are held out, and which of them are asked."""
+    """Choose the held-out pairs of a source, and the asked ones among them."""
     if not settings.evaluation_share or settings.pairs == "single":
         return JudgedPairs(settings, name, rows, pairs.withColumn("held", F.lit(False)))
     pairs = mark_held_out(pairs, settings)
@@ -259,16 +257,18 @@ def judge_pairs(
 
 
 def write_split(session: SparkSession, sources: Sequence[JudgedPairs], aside: Location) -> Split:
-    """Write the pairs for training and those of the evaluation into the folder of the corpus."""
+    """Write the training pairs and the evaluation into the folder of the corpus."""
     corpus = CorpusFolder(aside)
-    asking = [(one.name, one.chosen) for one in sources if one.chosen and one.chosen.rows]
+    asking = [
+        (source.name, source.chosen) for source in sources if source.chosen and source.chosen.rows
+    ]
     documents, chosen = 0, None
     if asking:
         chosen = below_one_another([kept.frame for _, kept in asking])
-        documents = write_evaluation(pa.concat_tables(_asked(*one) for one in asking), aside)
-    training = [_training(number, one, chosen) for number, one in enumerate(sources)]
+        documents = write_evaluation(pa.concat_tables(_asked(*named) for named in asking), aside)
+    training = [_training(number, source, chosen) for number, source in enumerate(sources)]
     write_parquet(below_one_another(training).sortWithinPartitions("id"), corpus.pairs)
-    names = [one.name for one in sources]
+    names = [source.name for source in sources]
     if any(names):
         counted = read_parquet(session, corpus.pairs).groupBy(SOURCE).count().collect()
         rows = {row[SOURCE]: row["count"] for row in counted}
@@ -278,31 +278,31 @@ def write_split(session: SparkSession, sources: Sequence[JudgedPairs], aside: Lo
     most = sources[0].settings.evaluation_documents
     if asking and most:
         documents += _write_distractors(session, corpus, written, most, names)
-    return Split(sum(one.asked for one in sources), documents, written)
+    return Split(sum(source.asked for source in sources), documents, written)
 
 
 def _asked(name: str, chosen: Kept) -> pa.Table:
-    """Return pairs of the evaluation, with the name of their source where it has one."""
+    """Return pairs of the evaluation, with the name of their source if it has one."""
     table = chosen.to_arrow()
     column = pa.array([name] * len(table), pa.string())
     return table.append_column(SOURCE, column) if name else table
 
 
 def _training(number: int, source: JudgedPairs, chosen: DataFrame | None) -> DataFrame:
-    """Return the pairs for training of a source, as they are written."""
+    """Return the training pairs of a source, in their stored columns."""
     left = source.pairs.where("reason is null and not held")
     if chosen is not None:
         left = without_leaks(left, chosen, source.settings)
         if source.name:
-            # Nothing is trained on of a group, document or package that another source asks of.
+            # A group, document or package asked by one source is no training data of another.
             asked = F.broadcast(chosen.select("unit").where("unit is not null").distinct())
             left = left.join(asked, "unit", "left_anti")
     columns = left.select(*PAIR_COLUMNS)
     if not source.name:
         return columns
     # One pair may be in several sources.
-    own = F.xxhash64(F.lit(source.name), "id")
-    return columns.withColumn("id", own).withColumn(SOURCE, F.lit(number))
+    id_in_source = F.xxhash64(F.lit(source.name), "id")
+    return columns.withColumn("id", id_in_source).withColumn(SOURCE, F.lit(number))
 
 
 def _write_distractors(
@@ -312,12 +312,12 @@ def _write_distractors(
     most: int,
     names: Sequence[str],
 ) -> int:
-    """Write the training documents that held-out queries search; return their number."""
+    """Write the training documents for held-out queries to search; return their number."""
     pairs = read_parquet(session, corpus.pairs)
     drawn = []
     for number, name in enumerate(names):
-        own = pairs.where(F.col(SOURCE) == number) if name else pairs
-        documents = draw_distractors(own, written[number], most)
+        of_source = pairs.where(F.col(SOURCE) == number) if name else pairs
+        documents = draw_distractors(of_source, written[number], most)
         drawn.append(documents.withColumn(SOURCE, F.lit(name)) if name else documents)
     write_parquet(below_one_another(drawn), corpus.distractors)
     return sum(rows_by_partition(corpus.distractors).values())

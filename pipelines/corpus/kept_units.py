@@ -1,14 +1,14 @@
-"""The units of each input file, kept beside the corpus: only new and changed files are read again.
+"""The kept units of each input file: a later run reads only new and changed files.
 
     <prepared.folder>/units/
-      1/  2/  ...        a generation: the units that one preparation has cut
+      1/  2/  ...        a generation: the units of one preparation
         rows/            Parquet files of :data:`pipelines.corpus.unit_rows.SCHEMA`
         totals.parquet   their totals, by source
-        sources.json     the settings that they were cut with, and the sources
+        sources.json     their settings, and the sources
 
 A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
 memory nor the list of sources grows with the number of files. A generation never changes. When some
-of its sources are gone, the others are written once more, into a new one, before it is removed.
+of its sources are gone, a new generation takes over the rest before the old one is removed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from pipelines.spark.frames import (
 logger = logging.getLogger(__name__)
 
 MOST_SOURCES = 4096
-"""With more files, those whose paths have the same hash are one source."""
+"""With more files, files with the same hash of their paths are one source."""
 MOST_GENERATIONS = 8
 """With more of them, all but the largest are merged."""
 SOURCES = "sources"
@@ -72,8 +72,8 @@ COUNTS_FROM: Mapping[str, Literal["corpus", "later"]] = {
     **dict.fromkeys(("evaluation_share", "evaluation_pairs", "evaluation_documents"), "corpus"),
     **dict.fromkeys(("prompts", "weight", "objective"), "later"),
 }
-"""Settings that do not change the units of a file: whether they count for the corpus as a whole, or
-only for later stages. When any other setting changes, files are read again."""
+"""Settings without an effect on the units of a file: whether they count for the corpus as a whole,
+or only for later stages. Any other changed setting makes a preparation read files again."""
 
 _TOTALS_FILE = "totals.parquet"
 _SOURCES_FILE = "sources.json"
@@ -81,19 +81,20 @@ _TOTALS = Totals(
     ("level", "quarantined", "language"), ("rows", "bytes", "titled"), numbers=("source",)
 )
 _TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
-# Of pieces of 64 KiB: 32 MiB.
+# 32 MiB in pieces of 64 KiB.
 _PIECES_PER_BATCH = 512
 
 
 def settings_of_corpus(settings: CorpusSettings) -> dict[str, Any]:
-    """Return the settings that the corpus follows from, as JSON."""
+    """Return the settings that determine the corpus, as JSON."""
     later = {name for name, stage in COUNTS_FROM.items() if stage == "later"}
     left_out: dict[str, Any] = {**dict.fromkeys(later, True), "sources": {"__all__": later}}
     return settings.model_dump(mode="json", exclude=left_out)
 
 
 def settings_key(settings: CorpusSettings) -> str:
-    """Return a digest of all that the units of a file follow from, besides the file."""
+    """Return a digest of everything that determines the units of a file, besides the file."""
+    # Other code, or another schema, may cut the same file into other units.
     values = settings.model_dump(mode="json", exclude={*COUNTS_FROM})
     redactor = settings.redact and check_redactor(settings.redact)
     content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
@@ -102,9 +103,9 @@ def settings_key(settings: CorpusSettings) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Files that are read together or not at all.
+    """Files read together or not at all.
 
-    `stamp` is a digest of their paths, sizes and times of change; None where one of them is gone.
+    `stamp` is a digest of their paths, sizes and times of change; None if a file is gone.
     """
 
     files: tuple[Location, ...]
@@ -117,17 +118,19 @@ def naming_for(files: Sequence[Location], generation: int) -> Naming:
 
 
 def find_sources(files: Iterable[Location], naming: Naming) -> dict[str, Source]:
-    """Return the sources of the files as they are now, by name."""
+    """Return the sources of the files in their present state, by name."""
     members: dict[str, list[Location]] = {}
     for file in files:
         members.setdefault(naming.name_of(str(file)), []).append(file)
-    return {name: Source(tuple(own), _stamp(own)) for name, own in members.items()}
+    return {name: Source(tuple(paths), _stamp(paths)) for name, paths in members.items()}
 
 
 def unchanged(sources: Mapping[str, Source]) -> dict[str, str | None]:
-    """Return the stamps of sources that still have theirs after they were read; None for others."""
+    """Return the stamps of sources unchanged since they were read; None for changed ones."""
     now = {name: _stamp(source.files) for name, source in sources.items()}
-    return {name: now[name] if now[name] == one.stamp else None for name, one in sources.items()}
+    return {
+        name: now[name] if now[name] == source.stamp else None for name, source in sources.items()
+    }
 
 
 def _stamp(files: Iterable[Location]) -> str | None:
@@ -138,9 +141,9 @@ def _stamp(files: Iterable[Location]) -> str | None:
 
 
 class KeptSource(NamedTuple):
-    """A source whose units are kept, with its id in the column `source`.
+    """A source with kept units, and its id in the column `source`.
 
-    `stamp` is that of its files when they were read; None if it must be read again.
+    `stamp` is the stamp of its files when they were read; None if it must be read again.
     """
 
     stamp: str | None
@@ -159,8 +162,8 @@ class _Listed:
 class Generation:
     """A generation on the disk.
 
-    `path` is the folder of its content: in a store, a version of `place`. `settings` is a digest of
-    all that its rows follow from besides the files.
+    `path` is the folder of its content: in a store, a version of `place`. `settings` is the digest
+    of :func:`settings_key`.
     """
 
     place: Location
@@ -173,7 +176,7 @@ class Generation:
         """Read a generation from its folder, or raise a `DamagedFileError`."""
         path = current(place)
         listed: _Listed = records.read(path / _SOURCES_FILE, _Listed)
-        sources = {name: KeptSource(*one) for name, one in listed.sources.items()}
+        sources = {name: KeptSource(*fields) for name, fields in listed.sources.items()}
         return cls(place, path, listed.settings, sources)
 
     @property
@@ -198,13 +201,13 @@ class Generation:
     def without(self, ids: Collection[int]) -> Generation:
         """Return the generation with some sources marked to be read again."""
         sources = {
-            name: one._replace(stamp=None) if one.id in ids else one
-            for name, one in self.sources.items()
+            name: source._replace(stamp=None) if source.id in ids else source
+            for name, source in self.sources.items()
         }
         return replace(self, sources=sources)
 
     def totals_of(self, ids: Iterable[int]) -> pa.Table:
-        """Return the totals of some of its sources."""
+        """Return the totals of the sources with these ids."""
         wanted = pa.array(list(ids), pa.int64())
         return self.totals.filter(pc.is_in(self.totals["source"], wanted))
 
@@ -221,15 +224,16 @@ def write_generation(
 def find_generations(folder: Location) -> list[Generation]:
     """Return the generations in the folder of units, the newest first."""
     places = [place for place in folder.glob("*") if place.name.isdigit()]
-    there = [place for place in places if (current(place) / _SOURCES_FILE).is_file()]
-    return sorted(map(Generation.load, there), key=lambda generation: -generation.number)
+    # `sources.json` is written last: a folder without it is no generation yet.
+    complete = [place for place in places if (current(place) / _SOURCES_FILE).is_file()]
+    return sorted(map(Generation.load, complete), key=lambda generation: -generation.number)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The part of a generation that belongs to the corpus as it is to be.
+    """The part of a generation that belongs to the new corpus.
 
-    `live` holds its sources, by name, that are as they were when it was cut.
+    `live` holds its unchanged sources, by name.
     """
 
     generation: Generation
@@ -243,27 +247,27 @@ class Claim:
     @property
     def ids(self) -> list[int]:
         """The ids of its live sources."""
-        return [one.id for one in self.live.values()]
+        return [source.id for source in self.live.values()]
 
 
 def claims(
     generations: Iterable[Generation], settings: str, sources: Mapping[str, Source]
 ) -> list[Claim]:
-    """Return what can be taken from each generation, given the newest first.
+    """Return the usable part of each generation, given the newest first.
 
-    A source is taken from the newest generation that has it.
+    A source comes from the newest generation that has it.
     """
     taken: set[str] = set()
     found = []
     for generation in generations:
         usable = generation.sources if generation.settings == settings else {}
         live = {
-            name: one
-            for name, one in usable.items()
+            name: kept
+            for name, kept in usable.items()
             if name in sources
             and name not in taken
-            and one.stamp is not None
-            and sources[name].stamp == one.stamp
+            and kept.stamp is not None
+            and sources[name].stamp == kept.stamp
         }
         taken |= live.keys()
         found.append(Claim(generation, live))
@@ -275,8 +279,8 @@ class Units:
     """The texts of all inputs, cleaned and judged one by one.
 
     `frame` has rows of :data:`.unit_rows.SCHEMA`; `totals` has `rows`, `bytes` and `titled` by
-    `level`, `quarantined` and `language`. `tables` are the inputs that have versions, with the
-    versions read.
+    `level`, `quarantined` and `language`. `tables` are the inputs with versions, and the versions
+    read.
     """
 
     frame: DataFrame
@@ -285,23 +289,23 @@ class Units:
 
 
 def units_folders(units: Location, names: Sequence[str]) -> list[Location]:
-    """Return the folder for the units of each source; of a corpus without names, the one for all.
+    """Return the folder for the units of each source; of a corpus without names, a single folder.
 
-    Removes the units of sources that the corpus no longer has.
+    It removes the units of sources that the corpus no longer has.
     """
     used = [units / SOURCES / name for name in names] or [units]
-    others = [place for place in units.glob("*") if place.name.isdigit()] if names else []
-    others += [place for place in (units / SOURCES).glob("*") if place not in used]
-    for place in others:
+    unused = [place for place in units.glob("*") if place.name.isdigit()] if names else []
+    unused += [place for place in (units / SOURCES).glob("*") if place not in used]
+    for place in unused:
         storage.remove_folder(place)
     return used
 
 
 def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: Location) -> Units:
-    """Return the units of `corpus.inputs`; those of unchanged files are reused.
+    """Return the units of `corpus.inputs`, and reuse the units of unchanged files.
 
-    `scratch` takes the units of inputs that are read as a whole each time: tables, and formats that
-    Spark reads. Errors are those of :func:`pipelines.corpus.readers.spark_reader.read_rows`.
+    `scratch` takes the units of inputs read as a whole each time: tables, and formats that Spark
+    reads. It raises the errors of :func:`pipelines.corpus.readers.spark_reader.read_rows`.
     """
     settings = config.corpus
     known: Format = FORMATS.load(settings.format)
@@ -335,7 +339,7 @@ def _files(settings: CorpusSettings, stores: StorageSettings) -> list[Location]:
 class _KeptUnits:
     """The folder of kept units, for one preparation; made if there is none, and used by it alone.
 
-    Rows whose keys' hashes are in `deleted` are kept nowhere.
+    No row with the hash of its key in `deleted` is kept.
     """
 
     session: SparkSession
@@ -345,65 +349,71 @@ class _KeptUnits:
     stores: StorageSettings
 
     def units(self, *, reuse: bool) -> Units:
-        """Read the new sources, and forget those that are gone."""
+        """Read the new sources, and forget the removed ones."""
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
         files = _files(self.settings, self.stores)
         storage.sweep(self.folder)
         generations = find_generations(self.folder)
-        naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
+        naming = naming_for(
+            files, 1 + max((generation.number for generation in generations), default=0)
+        )
         sources = find_sources(files, naming)
         key = settings_key(self.settings)
-        found = claims([self._without_deleted(one, key) for one in generations], key, sources)
+        readable = [self._without_deleted(generation, key) for generation in generations]
+        found = claims(readable, key, sources)
         kept = {name for claim in found for name in claim.live}
         new = {name: source for name, source in sources.items() if name not in kept}
         if kept:
-            logger.info("%d of %d inputs are as they were, and kept", len(kept), len(sources))
+            logger.info(
+                "%d of %d inputs are unchanged: their units are reused", len(kept), len(sources)
+            )
         if new:
             found.insert(0, self._cut(files, new, naming, key))
         settled = self._settled(found, key)
         totals = pa.concat_tables(generation.totals for generation in settled)
         merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
-        return Units(below_one_another([one.rows(self.session) for one in settled]), merged)
+        return Units(
+            below_one_another([generation.rows(self.session) for generation in settled]), merged
+        )
 
     def _cut(
         self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
     ) -> Claim:
         """Read sources into a new generation."""
-        read = sorted((file for one in new.values() for file in one.files), key=sort_key)
+        read = sorted((file for source in new.values() for file in source.files), key=sort_key)
         work = partial(unit_batches, settings=self.settings, naming=naming, deleted=self.deleted)
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
 
             def cut(damaged: Damaged) -> pa.Table:
-                # Of an attempt that failed.
+                # An attempt that failed may have left rows.
                 storage.discard_folder(aside / "rows")
                 raw = read_files(self.session, self.settings, files, read, self.stores, damaged)
                 with batches_of(self.session, _PIECES_PER_BATCH):
                     return write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
 
             totals = without_damaged(self.session, self.settings, read, cut)
-            # Of these something could not be read that perhaps can be the next time.
+            # A file that vanished or could not be opened may be readable the next time.
             errors = zip(
                 totals["source"].to_pylist(), totals["quarantined"].to_pylist(), strict=True
             )
             passing = {source for source, reason in errors if reason and may_pass(reason)}
             kept = {}
             for name, stamp in unchanged(new).items():
+                # Files of one bundle share its id, so any of them will do.
                 number = naming.id_of(str(new[name].files[0]))
                 kept[name] = KeptSource(None if number in passing else stamp, number)
-            # Rows of no known source would be lost, or stay, when a generation is written again.
-            strange = {*totals["source"].to_pylist()} - {one.id for one in kept.values()}
+            # A rewritten generation would lose rows of no known source, or keep them for good.
+            strange = {*totals["source"].to_pylist()} - {source.id for source in kept.values()}
             if strange:
-                raise PipelineError(
-                    f"{len(strange)} of the inputs that executors read were not asked for"
-                )
+                raise PipelineError(f"executors read {len(strange)} inputs that nobody requested")
             write_generation(aside, key, kept, totals)
         generation = Generation.load(self.folder / str(naming.generation))
         return Claim(generation, generation.sources)
 
     def _without_deleted(self, generation: Generation, key: str) -> Generation:
-        """Mark the sources to be read again that hold rows of keys which were deleted since."""
+        """Mark the sources with rows of newly deleted keys to be read again."""
         has_keys = self.settings.key_column is not None and generation.settings == key
         if not (self.deleted and has_keys):
             return generation
@@ -412,21 +422,22 @@ class _KeptUnits:
         return generation.without(ids)
 
     def _settled(self, found: list[Claim], key: str) -> list[Generation]:
-        """Return generations that hold what was claimed and nothing else, and not too many."""
+        """Return generations with the claimed sources and nothing else, and not too many."""
         largest = max(found, key=lambda claim: claim.generation.number_of_rows)
+        # The largest costs most to write again.
         stay = found if len(found) <= MOST_GENERATIONS else [largest]
         written = [claim for claim in found if not claim.is_whole or claim not in stay]
-        whole = [claim.generation for claim in found if claim not in written]
+        settled = [claim.generation for claim in found if claim not in written]
         live = [claim for claim in written if claim.live]
         if live:
             newest = max(claim.generation.number for claim in found)
-            whole.append(self._written_again(live, newest + 1, key))
+            settled.append(self._written_again(live, newest + 1, key))
         for claim in written:
             storage.remove_folder(claim.generation.place)
-        return whole
+        return settled
 
     def _written_again(self, live: Sequence[Claim], number: int, key: str) -> Generation:
-        sources = {name: one for claim in live for name, one in claim.live.items()}
+        sources = {name: source for claim in live for name, source in claim.live.items()}
         with storage.new_folder(self.folder / str(number)) as aside:
             rows = below_one_another([self._live_rows(claim) for claim in live])
             write_parquet(rows, aside / "rows")

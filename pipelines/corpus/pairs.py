@@ -1,7 +1,7 @@
-"""How rows become pairs, by the forms of `corpus.pairs`, and what drops a pair.
+"""How rows become pairs, by the forms of `corpus.pairs`, and the reasons that drop a pair.
 
-Rows are those of :func:`hashed`; pairs have those of their columns that say what they are made of,
-and `id`. `anchor_key` and `positive_key` are the known keys of
+:func:`hashed` makes the rows; pairs have their columns of texts, owners, scores and reasons, and
+`id`. `anchor_key` and `positive_key` are the known keys of
 :mod:`pipelines.corpus.cleaning.rules`; `group` (no two of it in one granule) and `unit` (held out
 as a whole) are hashes here. Nothing is filtered before it is counted: a dropped row keeps its
 reason.
@@ -49,16 +49,17 @@ def check_settings(settings: CorpusSettings) -> None:
     """Refuse an empty `corpus.score_range` with an `InputError`."""
     low, high = settings.score_range
     if not low < high:
-        raise InputError("corpus.score_range", f"[{low}, {high}] is empty", "lowest, then highest")
+        problem = f"[{low}, {high}] is empty"
+        raise InputError("corpus.score_range", problem, "Write the lowest score, then the highest")
 
 
 def drops_duplicates(settings: CorpusSettings) -> bool:
-    """Return whether each text counts once in the corpus: where documents are cut into texts."""
+    """Return whether each text counts once in the corpus, as texts cut out of documents do."""
     return unit_of(settings) in ("sentences", "paragraphs", "lines")
 
 
 def text_columns(settings: CorpusSettings) -> list[Column]:
-    """Return the texts of a row, a column each; null where it has no such text."""
+    """Return the texts of a row, a column each; null for a missing text."""
     places = range(settings.hard_negatives)
     negatives = (F.get("negatives", F.lit(place)) for place in places)
     return [F.col("anchor"), F.col("positive"), *negatives]
@@ -74,13 +75,13 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Return the rows of :mod:`.corpus.texts` with their owners as hashes, scores judged.
 
     Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
-    `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`
+    `candidate_scores` (as read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`
     and `positive_key`.
     """
-    own_level = F.col("level") == text_level(settings)
-    own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
+    is_text = F.col("level") == text_level(settings)
+    own_group = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
     named = F.when(F.col("group").isNotNull(), F.xxhash64("group"))
-    group = F.coalesce(named, own)
+    group = F.coalesce(named, own_group)
     low, high = settings.score_range
     score = F.expr(number_in("score"))
     reason = F.col("reason")
@@ -104,7 +105,7 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
         F.coalesce(F.col("unit"), group).alias("unit"),
         "run",
         "place",
-        F.when(own_level, reason).otherwise(F.col("reason")).alias("reason"),
+        F.when(is_text, reason).otherwise(F.col("reason")).alias("reason"),
         "rows",
         "anchor_key",
         F.lit(None).cast("long").alias("positive_key"),
@@ -112,27 +113,28 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Choose the rows that become pairs, for the forms that need more than the row to know."""
+    """Choose the rows that become pairs, in the forms where this depends on other rows."""
     form = {"adjacent": _neighbours, "group": _members}.get(settings.pairs)
     return rows if form is None else form(rows, settings)
 
 
 def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Give each sentence the one that follows it, as `positive`.
+    """Give each sentence the next one, as `positive`.
 
     Two sentences are neighbours if nothing stood between them, not even a dropped text.
     """
     kept = is_kept(settings)
+    # With `reason` in the partition, a kept row sees only kept ones before and after it.
     order = Window.partitionBy("level", "run", "reason").orderBy("place", "anchor")
     follows = kept & (F.lead("place").over(order) == F.col("place") + 1)
     precedes = kept & (F.lag("place").over(order) == F.col("place") - 1)
     has_neighbour = F.coalesce(follows, F.lit(False)) | F.coalesce(precedes, F.lit(False))
-    alone = F.when(kept & ~has_neighbour, NO_NEIGHBOUR)
+    isolated = F.when(kept & ~has_neighbour, NO_NEIGHBOUR)
     return (
         rows.withColumn("positive", F.when(follows, F.lead("anchor").over(order)))
         .withColumn("positive_key", F.when(follows, F.lead("anchor_key").over(order)))
-        .withColumn("_alone", alone)
-        .withColumn("reason", F.coalesce("reason", "_alone"))
+        .withColumn("_isolated", isolated)
+        .withColumn("reason", F.coalesce("reason", "_isolated"))
         .select(*rows.columns)
     )
 
@@ -162,12 +164,12 @@ def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Return the pairs of the rows that are kept, each with its reason where it is dropped."""
+    """Return the pairs of the kept rows, the dropped ones with their reasons."""
     kept = rows.where(is_kept(settings))
     if settings.pairs == "group":
         pairs = _group_pairs(kept, settings)
     else:
-        # A row is a pair already. The last of some neighbours is in a pair as `positive`.
+        # A row is a pair already. The last of a run of neighbours is in a pair as `positive`.
         is_pair = "positive is not null" if settings.pairs == "adjacent" else "true"
         pairs = kept.where(is_pair).select(*_PAIR)
     key = F.xxhash64("anchor", "positive", "negatives")
@@ -182,7 +184,7 @@ def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def is_kept(settings: CorpusSettings) -> Column:
-    """Return whether a row is one of the texts, and nothing has dropped it."""
+    """Return whether a row is a text without a reason to drop it."""
     return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
 
 
@@ -200,8 +202,8 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Return pairs of the members of each group, at most `pairs_per_group`.
 
     The members lie on a ring in the order of their hashes. Pair k joins member k mod n to the
-    one that is 1 + k div n places further, so that every pair comes once and each member comes
-    about equally often, however few of the n(n-1)/2 pairs are taken.
+    member 1 + k div n places further. So every pair comes once, and each member comes about equally
+    often, for any part of the n(n-1)/2 pairs.
     """
     member = F.struct(F.xxhash64("anchor").alias("hash"), F.col("anchor").alias("text"))
     groups = rows.groupBy("group").agg(
@@ -217,5 +219,5 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     }
     types = dict(rows.select(*_PAIR).dtypes)
     nothing = {name: F.lit(None).cast(types[name]) for name in _PAIR}
-    own = {"group": F.col("group"), "unit": F.col("unit"), **sides}
-    return numbered.select(*({**nothing, **own}[name].alias(name) for name in _PAIR))
+    values = {"group": F.col("group"), "unit": F.col("unit"), **sides}
+    return numbered.select(*({**nothing, **values}[name].alias(name) for name in _PAIR))

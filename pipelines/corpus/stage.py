@@ -1,7 +1,7 @@
 """The corpus stage: from `corpus.inputs` to pairs, an evaluation set and a funnel.
 
-Each source of a corpus goes through the same steps by itself; texts held out of one are left out of
-the training of all of them.
+Each source of a corpus goes through the same steps by itself; a text held out of one source is left
+out of the training of all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pipelines.spark.frames import Scratch, shuffle_partitions
 
 logger = logging.getLogger(__name__)
 
-# Rows of the quarantine that the report shows.
+# Rows of the quarantine in the report.
 _PLACES = 10
 _BYTES_PER_PARTITION = 64 * 2**20
 
@@ -58,8 +58,8 @@ _BYTES_PER_PARTITION = 64 * 2**20
 class CorpusSummary:
     """The result of the corpus stage: the folder is `<prepared.folder>/corpus`.
 
-    `documents` are the texts that the queries search, of pairs for training too; `quarantined`
-    counts unreadable rows.
+    `documents` are the texts to search, training documents included; `quarantined` counts
+    unreadable rows.
     """
 
     folder: Location
@@ -71,22 +71,22 @@ class CorpusSummary:
     seconds: float
 
     def __str__(self) -> str:
-        text = f"{self.pairs} pairs for training, {self.queries} held out"
-        text += f", which search {self.documents} documents" if self.queries else ""
-        return text + (f", {self.quarantined} rows quarantined" if self.quarantined else "")
+        text = f"{self.pairs} training pairs, {self.queries} held out"
+        text += f", {self.documents} documents to search" if self.queries else ""
+        return text + (f", {self.quarantined} unreadable rows" if self.quarantined else "")
 
 
 def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     """Read, clean, pair, split and write the corpus; runs on the driver.
 
-    In `<prepared.folder>/corpus`, which is replaced as a whole or left as it was:
+    It replaces `<prepared.folder>/corpus` as a whole, or leaves it as it was:
 
     - `pairs.parquet/`: `id` and `group` (int64), `anchor`, `positive` (null for single texts),
       `negatives` (strings; null but for triplets), `score` (float, 0 to 1, null without scores),
       `candidate_scores` (floats, of `positive` and `negatives`; null without such scores);
     - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`, `group`),
       `evaluation/documents.parquet` (`document_id`, `text`) and `evaluation/distractors.parquet`
-      (the same, of pairs for training), unless nothing is held out;
+      (the same, of training pairs), unless nothing is held out;
     - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of unreadable places;
     - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
     - `statistics.json`: examples of dropped texts, languages, bytes, documents with titles.
@@ -100,10 +100,10 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     """
     started = time.monotonic()
     next_part("reading texts")
-    alone = config.by_source()
-    for one in alone:
-        pair_forms.check_settings(one.corpus)
-        check_languages(one.corpus.languages)
+    by_source = config.by_source()
+    for source_config in by_source:
+        pair_forms.check_settings(source_config.corpus)
+        check_languages(source_config.corpus.languages)
     if config.corpus.redact is not None:
         check_redactor(config.corpus.redact)
     excluded = _excluded_texts(session, config.corpus, config.storage)
@@ -113,62 +113,62 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         places = units_folders(prepared.units, names)
         texts = [
-            _read_texts(session, one, name, scratch, place)
-            for one, name, place in zip(alone, names or [""], places, strict=True)
+            _read_texts(session, source_config, name, scratch, place)
+            for source_config, name, place in zip(by_source, names or [""], places, strict=True)
         ]
-        frames = [one.frame for one in texts]
-        empty = not any(one.quarantined for one in texts)
+        frames = [of_source.frame for of_source in texts]
+        empty = not any(of_source.quarantined for of_source in texts)
         write_quarantine(below_one_another(frames), aside, empty=empty)
-        most_bytes = max(one.bytes for one in texts)
+        most_bytes = max(of_source.bytes for of_source in texts)
         with shuffle_partitions(session, most_bytes // _BYTES_PER_PARTITION):
-            judged = [_judged(session, one, excluded, config, scratch) for one in texts]
+            judged = [_judged(session, of_source, excluded, config, scratch) for of_source in texts]
             split = held_out.write_split(session, judged, aside)
             next_part("counting")
             of_sources = [
-                _checked_lines(read, own, written, some_asked=split.asked > 0)
-                for read, own, written in zip(texts, judged, split.written, strict=True)
+                _checked_lines(read, pairs, written, some_asked=split.asked > 0)
+                for read, pairs, written in zip(texts, judged, split.written, strict=True)
             ]
-            settings = [one.settings for one in texts]
+            settings = [of_source.settings for of_source in texts]
             check_scores_differ(session, CorpusFolder(aside).pairs, settings, names)
             lines = added_up(of_sources)
             examples = _examples(judged, config.corpus.report_examples, lines)
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
-        languages = sum((one.languages for one in texts), Counter[str]())
+        languages = sum((of_source.languages for of_source in texts), Counter[str]())
         statistics = {
-            "bytes": sum(one.bytes for one in texts),
-            "titled": sum(one.titled for one in texts),
+            "bytes": sum(of_source.bytes for of_source in texts),
+            "titled": sum(of_source.titled for of_source in texts),
             "languages": dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
-            "tables": tuple(table for one in texts for table in one.tables),
+            "tables": tuple(table for of_source in texts for table in of_source.tables),
             "deleted": _deleted_marks(frames, lines),
         }
         if names:
-            told = ([line.as_json() for line in own] for own in of_sources)
-            statistics["sources"] = dict(zip(names, told, strict=True))
+            funnels = ([line.as_json() for line in funnel] for funnel in of_sources)
+            statistics["sources"] = dict(zip(names, funnels, strict=True))
         write_json(CorpusFolder(aside).statistics, statistics)
     for line in losses(lines):
         logger.info("corpus: %s", line)
     for name, written in zip(names, split.written, strict=False):
-        logger.info("corpus: %d pairs for training of source %s", written, name)
+        logger.info("corpus: source %s gives %d training pairs", name, written)
     return CorpusSummary(
         folder,
         sum(split.written),
         split.asked,
         split.documents,
-        sum(one.quarantined.total() for one in texts),
+        sum(of_source.quarantined.total() for of_source in texts),
         tuple(lines),
         time.monotonic() - started,
     )
 
 
 def _deleted_marks(frames: Sequence[DataFrame], lines: Iterable[FunnelLine]) -> list[int]:
-    """Return the marks of the deleted keys that have rows, sorted."""
+    """Return the marks of the deleted keys with rows, sorted."""
     if not any(line.name == DELETED for line in lines):
         return []
     rows = below_one_another([frame.select("reason", "key") for frame in frames])
     marks = rows.where(F.col("reason") == DELETED).select("key").distinct().collect()
-    # Units that an earlier release has kept have none.
+    # Units kept by an earlier release have none.
     return sorted(row["key"] for row in marks if row["key"] is not None)
 
 
@@ -190,13 +190,12 @@ def _excluded_texts(
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of a source, and how its reading went.
+    """The texts of a source, with counts.
 
-    `settings` are those of the corpus, as if the source were alone; the name is empty for a single
-    source without one. `tables` are its inputs that have versions. `quarantined` counts unreadable
-    rows by reason, `languages` the texts whose language was identified, `bytes` the decompressed
-    inputs. `titled` is the number of documents with a title minus those without, of `pairs:
-    document`.
+    `settings` describe the corpus as if the source were alone; the name is empty for a single
+    source without one. `tables` are its inputs with versions. `quarantined` counts unreadable rows
+    by reason, `languages` the texts of an identified language, `bytes` the decompressed inputs.
+    `titled`, of `pairs: document`, is the documents with a title minus the ones without.
     """
 
     settings: CorpusSettings
@@ -212,7 +211,7 @@ class _Texts:
 def _read_texts(
     session: SparkSession, config: Config, name: str, scratch: Scratch, place: Location
 ) -> _Texts:
-    """Read a source; refuse one of which too much could not be read."""
+    """Read a source; refuse one with too many unreadable rows."""
     settings = config.corpus
     cut = cut_inputs(session, config, scratch, place)
     totals: Sequence[Mapping[str, Any]] = cut.totals.to_pylist()
@@ -223,8 +222,8 @@ def _read_texts(
             reasons[total["quarantined"]] += total["rows"]
         if total["language"]:
             languages[total["language"]] += total["rows"]
-    # Pieces of documents are much longer than the lines that cannot be read, so bytes count there,
-    # unless it is not known how many are lost.
+    # Pieces of documents are much longer than unreadable lines, so bytes count there, unless the
+    # number of lost bytes is unknown.
     by_bytes = FORMATS.load(settings.format).is_documents and all(row["bytes"] for row in lost)
     measure = "bytes" if by_bytes else "rows"
     check_quarantined(
@@ -245,7 +244,7 @@ def _judged(
     config: Config,
     scratch: Scratch,
 ) -> held_out.JudgedPairs:
-    """Return the pairs of a source, with the reasons why some are dropped or held out."""
+    """Return the pairs of a source, with the reasons of the dropped and the held-out ones."""
     settings = texts.settings
     next_part("looking for duplicates")
     hashed = rows = pair_forms.hashed(texts.frame, settings)
@@ -256,7 +255,7 @@ def _judged(
     if excluded is not None:
         rows = overlaps.mark_excluded(rows, excluded, settings, scratch)
     rows = pair_forms.choose_members(rows, settings)
-    # What follows from a row alone is computed again more cheaply than it is written and read.
+    # Values of a single row cost less to compute again than to write and read.
     rows = rows if rows is hashed else scratch.keep(rows)
     next_part("making pairs")
     pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
@@ -270,21 +269,21 @@ def _judged(
 def _checked_lines(
     texts: _Texts, judged: held_out.JudgedPairs, written: int, *, some_asked: bool
 ) -> list[FunnelLine]:
-    """Return the funnel of a source, which adds up and leaves enough."""
+    """Return the funnel of a source; refuse one that does not add up, or leaves too little."""
     counts = count_reasons(judged.rows, judged.pairs, judged.judged)
     lines = lines_before_pairs(counts, texts.quarantined, texts.settings)
     lines += lines_of_pairs(counts, judged.asked, written, some_asked=some_asked)
-    of = f" of source {texts.name}" if texts.name else ""
+    of_source = f" of source {texts.name}" if texts.name else ""
     check_adds_up(lines)
-    check_some_left(lines, of)
-    check_dropped(lines, texts.frame, texts.settings, of)
+    check_some_left(lines, of_source)
+    check_dropped(lines, texts.frame, texts.settings, of_source)
     return lines
 
 
 def _examples(
     sources: Iterable[held_out.JudgedPairs], most: int, lines: Iterable[FunnelLine]
 ) -> dict[str, dict[str, list[str]]]:
-    """Return a few texts of each level and reason, of the first sources that have some."""
+    """Return a few texts of each level and reason, of the first sources with any."""
     found: dict[str, dict[str, list[str]]] = {}
     if not most or all(line.kind != "dropped" for line in lines):
         return found

@@ -47,17 +47,17 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import read_parquet, write_single_file
 
 Reasons = Mapping[str | None, int]
-"""Rows by reason; None for those that are kept."""
+"""Rows by reason; None for kept rows."""
 
 _ROWS, _PAIRS, _HELD_OUT = "rows", "pairs", "held out"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was kept and dropped, by reason; `rows` also by level.
+    """The numbers of kept and dropped rows and pairs, by reason; `rows` also by level.
 
-    `pairs` are all that were made, `trainable` those without a reason that are not held out. In
-    `held_out` a reason says why a held-out pair is not asked.
+    `pairs` counts all pairs, `trainable` the pairs for training, leaks included. In `held_out` a
+    reason says why the evaluation does not ask a held-out pair.
     """
 
     rows: Mapping[str, Reasons]
@@ -69,15 +69,15 @@ class Counts:
 def count_reasons(rows: DataFrame, pairs: DataFrame, judged: DataFrame | None) -> Counts:
     """Count rows (`level`, `reason`, `rows`) and pairs (`reason`, `held`) by reason.
 
-    `judged` are the held-out pairs with their reasons; None where none are held out.
+    `judged` are the held-out pairs with their reasons; None if there are none.
     """
-    one, held = F.lit(1).cast("long"), F.col("held").cast("string")
+    single, held = F.lit(1).cast("long"), F.col("held").cast("string")
     parts = [
         _grouped(rows, _ROWS, F.col("level"), F.col("rows")),
-        _grouped(pairs, _PAIRS, held, one),
+        _grouped(pairs, _PAIRS, held, single),
     ]
     if judged is not None:
-        parts.append(_grouped(judged, _HELD_OUT, F.lit(""), one))
+        parts.append(_grouped(judged, _HELD_OUT, F.lit(""), single))
     found: dict[tuple[str, str], Counter[str | None]] = defaultdict(Counter)
     for table, group, reason, number in reduce(DataFrame.unionAll, parts).collect():
         found[table, group][reason] += number
@@ -107,13 +107,13 @@ def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dic
     columns = ("level", "reason", "anchor", "positive")
     both = rows.select(*columns).unionAll(pairs.withColumn("level", F.lit(PAIRS)).select(*columns))
     text = F.substring(F.concat_ws(" | ", "anchor", "positive"), 1, EXAMPLE_CHARACTERS)
-    of_dropped = both.where("reason is not null").select("level", "reason", text.alias("text"))
+    dropped = both.where("reason is not null").select("level", "reason", text.alias("text"))
     chosen = [
-        # The hash that the executors choose by, where rows are only counted.
+        # The hash by which executors choose the examples of rows that are only counted.
         F.min_by("text", F.xxhash64(F.concat(F.lit(str(number)), "text"))).alias(f"text_{number}")
         for number in range(most)
     ]
-    found = of_dropped.where("text != ''").groupBy("level", "reason").agg(*chosen).collect()
+    found = dropped.where("text != ''").groupBy("level", "reason").agg(*chosen).collect()
     examples: dict[str, dict[str, list[str]]] = {}
     for level, reason, *texts in sorted(found):
         examples.setdefault(level, {})[reason] = list(dict.fromkeys(texts))
@@ -129,33 +129,33 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     LINES: ("lines found", ""),
     SENTENCES: ("sentences found", ""),
 }
-"""Levels before the pairs, in their order: the names of the input and of the kept."""
+"""Levels before the pairs, in their order: the names of the input and the kept."""
 _REMEDIES: Mapping[str, str] = {
-    "no text": "name columns and inputs that hold text",
-    "empty text": "name columns and inputs that hold text",
-    "not UTF-8": "save the inputs as UTF-8",
-    "no letter in it": "name columns that hold text in words",
-    pair_forms.NO_SCORE: "let corpus.score_column or corpus.score_columns name columns of numbers",
-    pair_forms.NO_GROUP: "name a corpus.group_column that has values",
-    pair_forms.SAME_SIDES: "name two different columns as corpus.pair_columns",
-    pair_forms.NO_NEIGHBOUR: "set corpus.pairs to single, or name longer texts",
-    NO_TITLE: "name a corpus.title_column that has values, or another corpus.pairs",
-    DELETED: "name inputs with rows of other keys",
-    "too short": "lower corpus.min_characters",
-    "too long": "raise corpus.max_characters",
-    "too many symbols": "raise corpus.max_symbols",
-    "repeats itself": "raise corpus.max_repeated",
-    "other language": "see corpus.languages",
-    pair_forms.ALONE: "set corpus.group_column to a column whose values repeat",
-    overlaps.EXCLUDED: "see corpus.exclude",
-    overlaps.NEARLY_EXCLUDED: "see corpus.exclude and corpus.near_duplicates",
-    overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
-    pair_forms.OUT_OF_RANGE: "set corpus.score_range",
-    NO_PROSE: "name inputs of whole sentences, or set corpus.pairs to columns or single",
-    NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
+    "no text": "Name columns and inputs that hold text",
+    "empty text": "Name columns and inputs that hold text",
+    "not UTF-8": "Save the inputs as UTF-8",
+    "no letter in it": "Name columns that hold text in words",
+    pair_forms.NO_SCORE: "Name columns of numbers as corpus.score_column or corpus.score_columns",
+    pair_forms.NO_GROUP: "Name a corpus.group_column that has values",
+    pair_forms.SAME_SIDES: "Name two different columns as corpus.pair_columns",
+    pair_forms.NO_NEIGHBOUR: "Set corpus.pairs to single, or name longer texts",
+    NO_TITLE: "Name a corpus.title_column that has values, or another corpus.pairs",
+    DELETED: "Name inputs with rows of other keys",
+    "too short": "Lower corpus.min_characters",
+    "too long": "Raise corpus.max_characters",
+    "too many symbols": "Raise corpus.max_symbols",
+    "repeats itself": "Raise corpus.max_repeated",
+    "other language": "Add the languages of the texts to corpus.languages",
+    pair_forms.ALONE: "Set corpus.group_column to a column whose values repeat",
+    overlaps.EXCLUDED: "Name other files as corpus.exclude",
+    overlaps.NEARLY_EXCLUDED: "Check corpus.exclude and corpus.near_duplicates",
+    overlaps.NEAR_DUPLICATE: "Check corpus.near_duplicates",
+    pair_forms.OUT_OF_RANGE: "Set corpus.score_range",
+    NO_PROSE: "Name inputs of whole sentences, or set corpus.pairs to columns or single",
+    NOTHING_AFTER: "Set corpus.pairs to single, or name longer texts",
     **dict.fromkeys(
         (held_out.LEAK, held_out.SAME_GROUP, held_out.SAME_QUERY, held_out.BEYOND),
-        "set corpus.evaluation_share=0",
+        "Set corpus.evaluation_share=0",
     ),
 }
 
@@ -180,27 +180,27 @@ def lines_before_pairs(
 def lines_of_pairs(
     counts: Counts, asked: int, written: int, *, some_asked: bool
 ) -> list[FunnelLine]:
-    """Return the level of pairs; refuse counts of pairs that their files do not match.
+    """Return the level of pairs; refuse counts other than the rows in the files.
 
-    `some_asked` says whether any source has evaluation pairs, whose texts may be in this one.
+    `some_asked` says whether any source has evaluation pairs: their texts may be in this one.
     """
     reasons = _dropped(counts.pairs) | _dropped(counts.held_out)
-    others = {
+    counted_later = {
         held_out.BEYOND: counts.held_out.get(None, 0) - asked,
         held_out.LEAK: counts.trainable - written,
     }
-    if min(others.values()) < 0 or (others[held_out.LEAK] and not some_asked):
+    if min(counted_later.values()) < 0 or (counted_later[held_out.LEAK] and not some_asked):
         raise PipelineError(
-            f"{written} of {counts.trainable} pairs for training are in their files, and"
-            f" {asked} of {counts.held_out.get(None, 0)} that may be held out"
+            f"the files hold {written} of {counts.trainable} training pairs, and"
+            f" {asked} of {counts.held_out.get(None, 0)} held-out pairs"
         )
-    reasons |= {reason: rows for reason, rows in others.items() if rows}
+    reasons |= {reason: rows for reason, rows in counted_later.items() if rows}
     kept = {TRAINING: written, HELD_OUT: asked}
     return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
 
 
 def added_up(of_sources: Sequence[Sequence[FunnelLine]]) -> list[FunnelLine]:
-    """Return the lines of several sources as those of one corpus: equal ones are summed up."""
+    """Add up the lines of several sources, as the lines of one corpus."""
     if len(of_sources) == 1:
         return [*of_sources[0]]
     rows: Counter[tuple[str, str, str]] = Counter()
@@ -209,12 +209,13 @@ def added_up(of_sources: Sequence[Sequence[FunnelLine]]) -> list[FunnelLine]:
     lines: list[FunnelLine] = []
     for level in (*_LEVELS, PAIRS):
 
-        def of(kind: str, level: str = level) -> dict[str, int]:
+        def counts(kind: str, level: str = level) -> dict[str, int]:
             found = (key for key in rows if key[:2] == (level, kind))
             return {key[2]: rows[key] for key in found}
 
-        for entered in of("in").items():
-            lines += level_lines(level, entered, of("dropped"), of("kept"), of("quarantined"))
+        for entered in counts("in").items():
+            parts = (counts(kind) for kind in ("dropped", "kept", "quarantined"))
+            lines += level_lines(level, entered, *parts)
     return lines
 
 
@@ -227,20 +228,20 @@ QUARANTINE_SCHEMA = pa.schema(
         "excerpt": pa.string(),
     }
 )
-"""Of `quarantine.parquet`."""
+"""The columns of `quarantine.parquet`."""
 _MOST_TO_ALLOW = 0.5
 _UNREAD_REMEDIES = {
-    WRONG_QUOTES: 'mend the input; where it has \\" within quotes, set corpus.csv_escape to \\',
-    WRONG_FIELDS: "mend the input; see corpus.csv_separator and corpus.csv_escape",
+    WRONG_QUOTES: 'Mend the input (where it has \\" within quotes, set corpus.csv_escape to \\)',
+    WRONG_FIELDS: "Mend the input (check corpus.csv_separator and corpus.csv_escape)",
 }
 
 _MAX_WRITTEN = 1_000_000
 
 
 def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None:
-    """Write `quarantine.parquet`: one row for each place that could not be read, sorted.
+    """Write `quarantine.parquet`: one row for each unreadable place, sorted.
 
-    `empty` says that everything could be read, which needs no Spark job.
+    `empty` says that everything was readable: this needs no Spark job.
     """
     if empty:
         with storage.built_file(CorpusFolder(folder).quarantine) as aside:
@@ -258,7 +259,7 @@ def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None
 
 
 def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
-    """Refuse a corpus of which too much could not be read; the error names the first place.
+    """Refuse a corpus with too much unreadable data; the error names the first place.
 
     `total` counts all rows or bytes (`measure`), unread ones included. `units` are the rows of
     :mod:`pipelines.corpus.texts`.
@@ -268,13 +269,13 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
     place = ("file", "offset", "quarantined")
     first = units.where("quarantined is not null").orderBy(*place).select(*place).first()
     assert first is not None, "there are reasons, so there are rows"
-    remedy, share = _UNREAD_REMEDIES.get(first["quarantined"], "mend the input"), unread / total
-    # To allow so much is no cure where little would be left.
+    remedy, share = _UNREAD_REMEDIES.get(first["quarantined"], "Mend the input"), unread / total
+    # Allowing so much is no cure where little would be left.
     is_most = share > _MOST_TO_ALLOW
     remedy += ", or name another" if is_most else f", or set it to at least {_rounded_up(share)}"
     raise InputError(
         "corpus.max_quarantined",
-        f"{unread} of {total} {measure} cannot be read, first {first['file']} at byte "
+        f"{unread} of {total} {measure} cannot be read, the first in {first['file']} at byte "
         f"{first['offset'] or 0} ({first['quarantined']})",
         remedy,
     )
@@ -304,9 +305,12 @@ _EXCERPT = 20
 
 
 def check_dropped(
-    lines: Iterable[FunnelLine], units: DataFrame, settings: CorpusSettings, of: str = ""
+    lines: Iterable[FunnelLine],
+    units: DataFrame,
+    settings: CorpusSettings,
+    of_source: str = "",
 ) -> None:
-    """Refuse a corpus (or a source, with its settings) of which too many rows lack a usable value.
+    """Refuse a corpus, or a source with its settings, if too many rows lack a usable value.
 
     The error names the setting of the values, or `corpus.max_dropped`.
     """
@@ -321,7 +325,7 @@ def check_dropped(
 
     scoreless = {name: dropped[name] for name in (pair_forms.OUT_OF_RANGE, pair_forms.NO_SCORE)}
     if is_too_much(scoreless, MOST_SCORES):
-        raise _wrong_scores(scoreless, total, units, settings, of)
+        raise _wrong_scores(scoreless, total, units, settings, of_source)
     # Documents have no columns: whether one has a title is no setting.
     missing = {name: dropped[name] for name in _MISSING}
     if FORMATS.load(settings.format).columns and is_too_much(missing, MOST_OTHERS):
@@ -329,19 +333,23 @@ def check_dropped(
         lost = sum(missing.values())
         raise InputError(
             "corpus.max_dropped",
-            f"{lost} of {total} rows{of} lack a value ({lacking})",
-            f"name columns that hold values, or set it to at least {_rounded_up(lost / total)}",
+            f"{lost} of {total} rows{of_source} lack a value ({lacking})",
+            f"Name columns that hold values, or set it to at least {_rounded_up(lost / total)}",
         )
 
 
 def _wrong_scores(
-    scoreless: Mapping[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
+    scoreless: Mapping[str, int],
+    total: int,
+    units: DataFrame,
+    settings: CorpusSettings,
+    of_source: str,
 ) -> InputError:
     """Return the error for unusable scores, by their more frequent problem."""
     outside, missing = scoreless.values()
     number = F.expr(number_in("score"))
     share = _rounded_up((outside + missing) / total)
-    # Where most would go, to allow it is no cure.
+    # Allowing it is no cure where most rows would go.
     or_more = f", or set corpus.max_dropped to at least {share}" if share <= MOST_OTHERS else ""
     if outside >= missing:
         finite = units.where(number.isNotNull() & ~F.isnan(number))
@@ -349,32 +357,32 @@ def _wrong_scores(
         low, high = settings.score_range
         return InputError(
             "corpus.score_range",
-            f"{outside} of {total} rows{of} have a score outside of [{low:g}, {high:g}]; the"
+            f"{outside} of {total} rows{of_source} have a score outside of [{low:g}, {high:g}]; the"
             f" column goes from {found['low']} to {found['high']}",
-            f"set it to the lowest and the highest score{or_more}",
+            f"Set it to the lowest and the highest score{or_more}",
         )
     named = settings.score_column or ", ".join(settings.score_columns)
     key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
-    problem = f"{missing} of {total} rows{of} have no number in `{named}`"
-    remedy = f"name a column of numbers, or mend them{or_more}"
+    problem = f"{missing} of {total} rows{of_source} have no number in `{named}`"
+    remedy = f"Name a column of numbers, or mend them{or_more}"
     wrong = units.where(F.col("score").isNotNull() & number.isNull())
     shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
     if shown is None:
         return InputError(key, problem, remedy)
-    remedy = f"write numbers with a decimal point, as in 3.4{or_more}" if "," in shown else remedy
+    remedy = f"Write numbers with a decimal point, as in 3.4{or_more}" if "," in shown else remedy
     return InputError(key, f"{problem}, such as `{shown[:_EXCERPT]}`", remedy)
 
 
 def check_scores_differ(
     session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
 ) -> None:
-    """Refuse a source whose training pairs all have one score, which teaches nothing.
+    """Refuse a source with one score for all its training pairs, since it teaches nothing.
 
     The error names the setting of the scores. `names` is empty for a single source without a name.
     """
     lowest = F.least("score", F.array_min("candidate_scores"))
     highest = F.greatest("score", F.array_max("candidate_scores"))
-    asked = [one.score_column is not None or bool(one.score_columns) for one in sources]
+    asked = [source.score_column is not None or bool(source.score_columns) for source in sources]
     if not any(asked):
         return
     rows = read_parquet(session, pairs)
@@ -383,18 +391,19 @@ def check_scores_differ(
         F.count(lowest).alias("rows"), F.min(lowest).alias("low"), F.max(highest).alias("high")
     )
     for found in measured.orderBy(held_out.SOURCE).collect():
+        # A single pair cannot have two scores.
         if found["rows"] > 1 and found["low"] == found["high"]:
-            of = f" of source {names[found[held_out.SOURCE]]}" if names else ""
-            is_alone = sources[found[held_out.SOURCE]].score_column is not None
+            of_source = f" of source {names[found[held_out.SOURCE]]}" if names else ""
+            is_single = sources[found[held_out.SOURCE]].score_column is not None
             raise InputError(
-                "corpus.score_column" if is_alone else "corpus.score_columns",
-                f"all {found['rows']} pairs for training{of} have the same score",
-                "name a column whose scores differ, or a loss without scores",
+                "corpus.score_column" if is_single else "corpus.score_columns",
+                f"all {found['rows']} training pairs{of_source} have the same score",
+                "Name a column of different scores, or a loss without scores",
             )
 
 
-def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
-    """Refuse a corpus of which nothing is left to train on; the error names the main reason."""
+def check_some_left(lines: Iterable[FunnelLine], of_source: str = "") -> None:
+    """Refuse a corpus without a training pair; the error names the main reason."""
     lines = list(lines)
     if any(line.name == TRAINING and line.rows for line in lines):
         return
@@ -404,12 +413,13 @@ def check_some_left(lines: Iterable[FunnelLine], of: str = "") -> None:
         held = any(line.name == HELD_OUT and line.rows for line in lines)
         raise InputError(
             "corpus.inputs",
-            f"no pair is left of {read} rows{of}" + (": all are held out" if held else ""),
-            "set corpus.evaluation_share=0" if held else "name inputs that hold text",
+            f"no pair is left of {read} rows{of_source}" + (": all are held out" if held else ""),
+            "Set corpus.evaluation_share=0" if held else "Name inputs that hold text",
         )
     most = max(reasons, key=lambda line: line.rows)
     raise InputError(
         "corpus.inputs",
-        f"no pair is left of {read} rows{of}: most often `{most.name}` ({most.rows})",
-        _REMEDIES.get(most.name, "name other inputs"),
+        f"no pair is left of {read} rows{of_source}, "
+        f"and the main reason is `{most.name}` ({most.rows})",
+        _REMEDIES.get(most.name, "Name other inputs"),
     )

@@ -1,9 +1,9 @@
-"""From raw rows to the texts that pairs are made of, judged by the rules. Runs on executors.
+"""From raw rows to the texts of pairs, judged by the rules. Runs on executors.
 
 The kind of unit decides the cut of a raw row: the row itself, a summary or a title with its
 paragraph, a document, or any number of lines, paragraphs or sentences. Dropped texts are only
-counted: a row of the result then stands for `rows` of its `level`. A row that stands for none shows
-an example in `anchor`.
+counted: a row of the result then stands for `rows` of its `level`. A row with `rows` of 0 shows an
+example in `anchor`.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from pipelines.settings import CorpusSettings
 from pipelines.spark.parquet_parts import gathered
 
 RUN = 16
-"""Consecutive texts of a piece in a run. Neighbours of one run are paired; pairs of one run, which
-share sentences, never meet in a granule."""
+"""Consecutive texts of a piece in a run. Neighbours of one run are paired. Pairs of one run share
+sentences, so they never meet in a granule."""
 EXAMPLE_CHARACTERS = 300
 NO_TITLE = "no title"
 NOT_FIRST = "not the beginning of a document"
 TOO_FEW_WORDS = "no title and too few words"
 SHORTEST_PIECE, LONGEST_PIECE = 4, 40
-"""Words of a piece of `pairs: document`, which is at most half of a short text."""
+"""Words of a piece of `pairs: document`, at most half of a short text."""
 
-# That stand for a word where a text has hardly any blanks.
+# A word of a text with hardly any blanks counts as so many characters.
 _CHARACTERS = 3
 _RULES_OF_PARTS = {name: rule for name, rule in TEXT_RULES.items() if name != OTHER_LANGUAGE}
 _RULES_OF_TITLES = {name: rule for name, rule in _RULES_OF_PARTS.items() if name != TOO_SHORT}
 
 Pair = tuple[str | None, str | None, str | None]
-"""Anchor, positive, and the reason why a row gives no pair."""
+"""Anchor, positive, and the reason for no pair."""
 Part = tuple[str | None, str | None]
-"""A text that is cut out of a piece, and its language. A null text stands for a dropped one, so
-that the texts around it are no neighbours."""
+"""A text cut out of a piece, and its language. A null text stands for a dropped one, so that the
+texts around it are no neighbours."""
 
 
 @dataclass
 class _Parts:
-    """The texts that are cut out of a batch, and the counts of what gives none.
+    """The texts cut out of a batch, and the counts of rows and dropped texts.
 
     `texts` has columns of :data:`.unit_rows.SCHEMA`; `counts` (rows) and `dropped` (examples) are
     by level and reason.
@@ -122,9 +122,9 @@ class _Parts:
         }
         yield unit_batch(size, texts)
         counted = [(level, reason, None, rows) for (level, reason), rows in self.counts.items()]
-        # The bytes are those of rows, and stand with the first line.
+        # The bytes belong to the rows, and stand with their first line.
         counted.sort(key=lambda line: line[0] != ROWS)
-        # The lowest hash is the lowest of the corpus, however the rows came in batches. An example
+        # The lowest hash is the lowest of the corpus, however batches split the rows. An example
         # stands for no row: its row is counted already.
         examples = {
             (*key, min((hash_of(f"{number}{text}"), text) for text in texts)[1], 0)
@@ -181,7 +181,7 @@ def _part_units(
         *_owners(batch),
         strict=True,
     )
-    for piece, title, key, group, unit, own in pieces:
+    for piece, title, key, group, unit, name in pieces:
         before = len(texts["anchor"])
         run, number = 0, -1
         for place, (text, language) in enumerate(cut(piece or "", title, parts)):
@@ -189,22 +189,22 @@ def _part_units(
                 texts["anchor"].append(text)
                 if place // RUN != number:
                     number = place // RUN
-                    run = hash_of(f"{own}/{number}")
+                    run = hash_of(f"{name}/{number}")
                 texts["run"].append(run)
                 texts["place"].append(place)
                 texts["language"].append(language)
         found = len(texts["anchor"]) - before
-        for name, value in (("group", group), ("unit", hash_of(unit)), ("key", key)):
-            texts[name] += [value] * found
+        for column, value in (("group", group), ("unit", hash_of(unit)), ("key", key)):
+            texts[column] += [value] * found
         reason = None if found else "no text" if piece is None else NO_PROSE
         parts.count(ROWS, reason, title or piece or "")
     yield from parts.batches(pc.sum(batch["bytes"]).as_py() or 0)
 
 
 def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[str]]:
-    """Return for each row its group, the unit that is held out as a whole, and its own name.
+    """Return the group of each row, its unit for holding out, and its name.
 
-    A book is held out by pieces: as a whole it may be more than is wanted.
+    A book is held out by pieces: as a whole it may exceed the share.
     """
     columns = ("group", "unit", "document", "place", "file", "offset", "text_0")
     groups, units, names = [], [], []
@@ -212,14 +212,14 @@ def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[st
         *(batch[name].to_pylist() for name in columns), strict=True
     ):
         if document is not None:
-            own = f"{document}/{place}"
+            name = f"{document}/{place}"
         elif file is not None:
-            own = f"{file}#{offset}"
+            name = f"{file}#{offset}"
         else:
-            own = f"text {hash_of(text or '')}"
+            name = f"text {hash_of(text or '')}"
         groups.append(group)
-        units.append(unit or group or own)
-        names.append(own)
+        units.append(unit or group or name)
+        names.append(name)
     return groups, units, names
 
 
@@ -237,8 +237,8 @@ def row_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.Re
 
 
 def summary_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
-    """Pair a text's first sentence with the prose that follows it."""
-    # Null and blank texts are left to the rules for texts, which name them.
+    """Pair a text's first sentence with the prose after it."""
+    # The rules for texts name null and blank ones.
     pairs = [
         (text, text, None) if text is None or not text.strip() else summary_pair(text)
         for text in clean_lines(batch["text_0"]).to_pylist()
@@ -273,10 +273,10 @@ def document_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[
     domain question answering", ACL 2019).
     """
     texts = single_spaces(clean_lines(batch["text_0"])).to_pylist()
-    # A title stands for the beginning of a document, of which a row may be a later part.
+    # A title stands for the beginning of its document, and a row may be a later part.
     places = batch["place"].to_pylist()
-    of_rows = zip(clean(batch["title"]).to_pylist(), places, strict=True)
-    titles = [None if place else title for title, place in of_rows]
+    titles_of_rows = clean(batch["title"]).to_pylist()
+    titles = [None if place else title for title, place in zip(titles_of_rows, places, strict=True)]
     pairs = (_document(*row, settings.max_characters) for row in zip(titles, texts, strict=True))
     units = _titled(batch, pairs, settings)
     # A document counts once, by its beginning.
@@ -313,6 +313,7 @@ def cut_piece(text: str) -> Pair:
         units = [text[at : at + _CHARACTERS] for at in range(0, len(text), _CHARACTERS)]
     if len(units) < 2 * SHORTEST_PIECE:
         return None, text, TOO_FEW_WORDS
+    # Hashes are signed; the mask keeps the places below from being negative.
     chance = hash_of(text) & (1 << 62) - 1
     longest = min(LONGEST_PIECE, len(units) // 2)
     chance, length = divmod(chance, longest - SHORTEST_PIECE + 1)
@@ -325,7 +326,7 @@ def cut_piece(text: str) -> Pair:
 def _titled(
     batch: pa.RecordBatch, pairs: Iterable[Pair], settings: CorpusSettings
 ) -> pa.RecordBatch:
-    """Judge rows of titles, or the pieces that stand for one, and of texts."""
+    """Judge rows of titles (or pieces in place of titles) and texts."""
     columns = _two_sides(pairs)
     columns["reason"] = text_reasons(
         columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
@@ -348,7 +349,7 @@ def _judged(
     settings: CorpusSettings,
     judged: Sequence[pa.Array],
 ) -> pa.RecordBatch:
-    """Return a text row for each raw row, with the first reason that drops a judged text."""
+    """Return a text row for each raw row, with the first reason against a judged text."""
     reasons = columns.pop("reason", batch["reason"])
     carried = ("level", "score", "candidate_scores", "group", "rows", "bytes")
     units = pc.coalesce(batch["unit"], batch["document"]).to_pylist()
@@ -367,7 +368,7 @@ def _judged(
 
 
 class Unit(NamedTuple):
-    """A kind of unit: the funnel level of its texts, and what forms them from a batch of raw rows.
+    """A kind of unit: the funnel level of its texts, and the function to form them of raw rows.
 
     `form` yields batches of :data:`.unit_rows.SCHEMA`.
     """
@@ -397,7 +398,7 @@ def unit_of(settings: CorpusSettings) -> str:
 
 
 def text_level(settings: CorpusSettings) -> str:
-    """Return the level of the funnel that the texts belong to."""
+    """Return the funnel level of the texts."""
     return UNITS[unit_of(settings)].level
 
 
@@ -409,8 +410,8 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield judged texts and counts (:data:`.unit_rows.SCHEMA`) for raw rows. Runs on an executor.
 
-    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files whose units are
-    kept, each apart; None where all are used once. Rows whose keys' hashes are in `deleted` are
+    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files, to keep
+    their units apart; None if all are used once. Rows with the hash of their key in `deleted` are
     only counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
@@ -425,6 +426,7 @@ def _units(
     batch: pa.RecordBatch, settings: CorpusSettings, deleted: Collection[int]
 ) -> Iterator[pa.RecordBatch]:
     if settings.key_column is not None:
+        # From here on no batch holds a key itself.
         place = batch.schema.get_field_index("key")
         batch = batch.set_column(place, SCHEMA.field("key"), hashed_keys(batch["key"]))
         batch, gone = without_deleted(batch, deleted)
@@ -445,14 +447,14 @@ def _units_by_source(
     deleted: Collection[int],
     naming: Naming,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the units of each file apart, since counts are kept with what they count."""
+    """Yield the units of each file apart, since each keeps its own counts."""
     for batch in batches:
         addresses = pc.run_end_encode(batch["input"])
         by_spark = addresses.values.null_count == 0
         files = addresses if by_spark else pc.run_end_encode(batch["file"])
         begin = 0
-        for told, end in zip(files.values.to_pylist(), files.run_ends.to_pylist(), strict=True):
-            source = naming.id_of(file_of(told) if by_spark else told)
+        for file, end in zip(files.values.to_pylist(), files.run_ends.to_pylist(), strict=True):
+            source = naming.id_of(file_of(file) if by_spark else file)
             for units in _units(batch.slice(begin, end - begin), settings, deleted):
                 column = pa.repeat(pa.scalar(source, pa.int64()), units.num_rows)
                 place = SCHEMA.get_field_index("source")
@@ -461,7 +463,7 @@ def _units_by_source(
 
 
 def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
-    """Return rows that are only counted, with an excerpt unless texts must not be shown."""
+    """Return rows to count, with an excerpt unless excerpts are forbidden."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names} | carried_key(batch, settings)
     if shows_excerpts(settings):

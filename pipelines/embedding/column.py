@@ -1,4 +1,4 @@
-"""The address by which notebooks know :func:`pipelines.vectors.column.embed_column`."""
+"""The address of :func:`pipelines.vectors.column.embed_column` in notebooks."""
 
 from pipelines.vectors.column import embed_column
 

@@ -1,7 +1,7 @@
 """The choice of `training.engine: auto`: the first engine of a table that fits.
 
-An engine fits if its libraries are installed, it knows all requested settings, and the Spark conf
-keeps its rules. A resumed run keeps the engine that it was begun with.
+An engine fits if its libraries are installed, it supports all requested settings, and the Spark
+conf keeps its rules. A resumed run keeps its first engine.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ CANDIDATES = (
     Candidate("bigdl", "bigdl", "only with `training.framework: bigdl`"),
 )
 """In the order of their rates in docs/measurements/strategies.md, PyTorch's before TensorFlow's.
-Mesh TensorFlow and Megatron-Core are not taken unasked, nor what averages, whose result is another
-one."""
+The table leaves out Mesh TensorFlow, Megatron-Core, and averaging modes with their other result."""
 
 
 def with_engine(config: Config) -> Config:
     """Set the engine and its framework, where ``training.engine`` is `auto`.
 
     Raises:
-        InputError: None fits; says why the best one that knows the settings does not.
+        InputError: None fits; gives the reason for the best one that supports the settings.
     """
     training = config.training
     if training.engine != AUTO:
@@ -67,7 +66,7 @@ def with_engine(config: Config) -> Config:
     if recorded.get("training.engine", AUTO) != AUTO:
         began = Candidate(recorded["training.engine"], recorded["training.framework"], "")
         if asked in (None, began.framework):
-            logger.info("engine %s goes on, as the run has begun (training.engine: auto)", began)
+            logger.info("engine %s continues its run (training.engine: auto)", began)
             return _taking(config, began)
     fitting, refusals = [], []
     for candidate in CANDIDATES:
@@ -78,11 +77,11 @@ def with_engine(config: Config) -> Config:
             except InputError as error:
                 refusals.append(error)
     if not fitting:
-        # One that knows the settings needs the least to be changed.
+        # An engine that supports the settings needs the fewest changes.
         raise min(refusals, key=lambda error: not isinstance(error, EngineUnavailable))
-    others = ", ".join(map(str, fitting[1:])) or "none"
+    further = ", ".join(map(str, fitting[1:])) or "none"
     logger.info(
-        "engine %s is taken (training.engine: auto); others that fit: %s", fitting[0], others
+        "engine %s is taken (training.engine: auto); others that fit: %s", fitting[0], further
     )
     return _taking(config, fitting[0])
 
@@ -96,26 +95,28 @@ def _taking(config: Config, candidate: Candidate) -> Config:
 def _check(candidate: Candidate, config: Config) -> None:
     """Refuse an engine that does not fit.
 
-    An InputError concerns unknown settings; an EngineUnavailable missing libraries, or the conf.
+    Raises:
+        EngineUnavailable: Libraries are missing, or the conf does not fit.
+        InputError: It does not support a setting.
     """
     engine = load_engine(candidate.engine, candidate.framework)
     if candidate.modes is not None and config.training.mode not in candidate.modes:
         raise InputError(
             "training.mode",
             f"engine {engine.name} has no `{config.training.mode}`",
-            f"one of {', '.join(candidate.modes)}",
+            f"Choose one of {', '.join(candidate.modes)}",
         )
     check_fit(engine, config)
     check_limits(config.asked)
-    for alone in config.by_source():
-        LOSSES.load(alone.objective.name).form(candidate.framework)
+    for source_config in config.by_source():
+        LOSSES.load(source_config.objective.name).form(candidate.framework)
     engine.check_libraries(config)
     check_installed("training.engine", "pyspark", candidate.engine)
     _check_conf(engine, config)
 
 
 def _check_conf(engine: Engine, config: Config) -> None:
-    """Refuse an engine whose rules the session's conf, as far as known, does not keep."""
+    """Refuse an engine if the session's conf, as far as known, breaks its rules."""
     conf = _running_conf() or {**_given_conf(), **config.stage_conf("train")}
     check_conf(conf, engine.name, engine.rules)
     is_set = {key for key, value in conf.items() if value.lower() == "true"}
@@ -124,7 +125,7 @@ def _check_conf(engine: Engine, config: Config) -> None:
         raise EngineUnavailable(
             min(asking),
             f"engine {engine.name} sends in clear text: {engine.clear_text}",
-            "name it in training.engine if you accept that",
+            "Name it in training.engine if you accept that",
         )
 
 
@@ -139,11 +140,11 @@ def _running_conf() -> dict[str, str]:
 
 
 def _given_conf() -> dict[str, str]:
-    """Return what a session begins with: what spark-submit was given, or Spark's defaults."""
+    """Return the conf of a new session: that of spark-submit, or Spark's defaults."""
     if SUBMITTED not in os.environ:
         return defaults()
     from pyspark import SparkConf, SparkContext
 
-    # The JVM of spark-submit has all of it, the file of defaults too.
+    # The JVM of spark-submit has the whole conf, with the file of defaults.
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())

@@ -1,9 +1,9 @@
 """The start of PyTorch's workers: the tasks of a barrier job, which Spark starts at once.
 
-Each task runs its worker in a child process. Rank 0 opens the store at which the workers meet, at
-the one address by which its host reaches the driver. A task reports errors to the monitor and never
-fails, since Spark would restart all tasks. Where Spark does restart them, after the loss of an
-executor, the monitor refuses workers that connect a second time.
+Each task runs its worker in a child process. Rank 0 opens the workers' store, at its host's
+address on the route to the driver. A task reports errors to the monitor and never fails, since
+Spark would restart all tasks. After the loss of an executor Spark restarts them all the same; the
+monitor then refuses the second connection of a worker.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _GROUP = "pipelines.training.collectives.process_group"
 def barrier_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
     """Return the Spark conf rules of a barrier job of PyTorch's workers.
 
-    By the conf key `ignore_ssl` the user accepts traffic that Spark does not encrypt.
+    With the conf key `ignore_ssl` the user accepts unencrypted traffic.
     """
     return (
         *LASTING_WORKERS,
         ConfRule(
             key="spark.ssl.enabled",
             value="false",
-            why="has its workers exchange gradients in clear text",
+            why="exchanges gradients between workers in clear text",
             unless=ignore_ssl,
         ),
-        ConfRule(key=GPU_AMOUNT, value="1", most=1, why="has each worker compute on one GPU"),
+        ConfRule(key=GPU_AMOUNT, value="1", most=1, why="computes on one GPU per worker"),
     )
 
 
@@ -66,8 +66,8 @@ class BarrierEngine(SparkEngine):
 
     Attributes:
         steppers: The name in ``pipelines.catalog.STEPPERS`` by ``training.sharding``.
-        divided_steppers: The same where workers hold the encoder together, by the setting that
-            divides it (`pipeline_parallel` if both do) and the sharding.
+        divided_steppers: The same for a divided encoder, by its setting (`pipeline_parallel` if
+            both are set) and the sharding.
     """
 
     frameworks = ("torch",)
@@ -85,8 +85,8 @@ class BarrierEngine(SparkEngine):
         if sharding not in choices:
             raise InputError(
                 "training.sharding",
-                f"with training.{division} engine {self.name} has no `{sharding}`",
-                f"one of {', '.join(choices)}",
+                f"engine {self.name} has no `{sharding}` with training.{division}",
+                f"Choose one of {', '.join(choices)}",
             )
 
     @override
@@ -94,7 +94,7 @@ class BarrierEngine(SparkEngine):
         return (__name__, _GROUP, *self.stepper_preloads(config))
 
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:
-        """Return modules of the stepper that may be imported before a worker has its device."""
+        """Return the stepper's modules to import before a worker has its device."""
         return (STEPPERS.module(self._stepper(config)),)
 
     def _stepper(self, config: Config) -> str:
@@ -105,7 +105,7 @@ class BarrierEngine(SparkEngine):
 
     @staticmethod
     def _division(config: Config) -> str:
-        """Return the setting that divides an encoder that workers hold together."""
+        """Return the setting of a divided encoder."""
         stages = config.training.placement.stages
         return "pipeline_parallel" if stages > 1 else "model_parallel"
 
@@ -117,9 +117,10 @@ class BarrierEngine(SparkEngine):
 
 
 def _gpus_of_driver(driver: DriverSide, workers: int) -> Sequence[str]:
-    """Return the GPUs of a driver whose tasks are its threads: Spark gives these none.
+    """Return the GPUs of a local session: Spark gives none to tasks in the driver's threads.
 
-    An EngineUnavailable refuses fewer GPUs than workers there: the last would compute on the CPU.
+    Raises:
+        EngineUnavailable: There are fewer GPUs than workers; the last would compute on the CPU.
     """
     if not in_one_process(driver.context.master) or int(driver.conf.get(GPU_AMOUNT) or 0) != 1:
         return ()
@@ -129,7 +130,7 @@ def _gpus_of_driver(driver: DriverSide, workers: int) -> Sequence[str]:
         raise EngineUnavailable(
             GPU_AMOUNT,
             f"the local session has {len(gpus)} GPUs for {workers} workers",
-            "raise spark.driver.resource.gpu.amount, lower training.workers, or leave this key out",
+            "Raise spark.driver.resource.gpu.amount, lower training.workers, or leave this key out",
         )
     return gpus
 
@@ -155,17 +156,17 @@ def start_worker(
     exchanges a message with the other tasks, in the order of the ranks.
     """
     try:
-        # In the child it would end the process before the driver hears why.
+        # In the child, a failed import would end the process without a report to the driver.
         import_module(_GROUP)
-        # Before the others hear of it, and at one address alone.
+        # It listens before the other workers know the address, and at this address only.
         listener = _listener(own_address(task.monitor)) if task.rank == 0 else None
         first, *_ = gather(json.dumps(listener.getsockname()[:2] if listener else None))
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
-        with suppress(OSError):  # The run is over.
+        with suppress(OSError):  # The run is over, and the monitor gone.
             report_lost(task, spark_cause(error))
         return
     store = json.loads(first)
-    # PyTorch has not looked for GPUs in this process: no child could use one after that.
+    # This process must not look for GPUs: CUDA does not survive a fork, so no child could use one.
     run_in_child(task, partial(_work, stepper, gpus, store, listener), listener)
 
 
@@ -186,7 +187,7 @@ def _work(
         process_group_cleanup,
     )
 
-    # What libraries ask of a worker's place, beside what the store is found by.
+    # The names of torchrun, which libraries read.
     os.environ |= {
         "RANK": str(task.rank),
         "WORLD_SIZE": str(task.workers),
@@ -195,7 +196,7 @@ def _work(
         "MASTER_ADDR": store[0],
         "MASTER_PORT": str(store[1]),
     }
-    # After a lost peer no exchange is waited for; torchrun says so too.
+    # Ends exchanges with a lost peer at once; torchrun sets it too.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if not gpus:
         os.environ[CUDA_DEVICES] = ""

@@ -1,10 +1,10 @@
 """The contract of an engine: its declarations, its checks, and restarts after lost workers.
 
 An engine starts its processes on executors, moves gradients or weights between them, and turns its
-own failures into :class:`~pipelines.errors.EngineError`. Encoder, loss, order of batches, schedule,
-checkpoints and metrics are not its business: each process calls
-:func:`pipelines.training.loop.run_worker` and passes in the functions that differ. On Spark, an
-engine derives from :class:`pipelines.engines.spark_engine.SparkEngine`.
+failures into :class:`~pipelines.errors.EngineError`. Encoder, loss, order of batches, schedule,
+checkpoints and metrics are common to all engines: each process calls
+:func:`pipelines.training.loop.run_worker` with the engine's functions. On Spark, an engine derives
+from :class:`pipelines.engines.spark_engine.SparkEngine`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfRule:
-    """A key of the Spark conf that the user's conf must not contradict.
+    """A required value of the Spark conf.
 
-    It is checked before an engine starts, printed and documented. Other arguments of spark-submit
-    follow from the configuration; see :mod:`pipelines.engines.overview`.
+    Each rule is checked before an engine starts, printed and documented. Other arguments of
+    spark-submit follow from the configuration; see :mod:`pipelines.engines.overview`.
 
     Attributes:
         value: The required value.
         why: The reason, as a predicate whose subject is the engine.
         default: Spark's default.
-        most: For an amount, the largest allowed; every smaller whole number is allowed too.
-        unless: A key that, set true, switches the rule off: the user accepts the consequences.
+        most: The largest amount; every smaller whole number is allowed too. None for no amount.
+        unless: The key by which the user, with true, switches the rule off.
     """
 
     key: str
@@ -70,14 +70,14 @@ class ConfRule:
 
     @property
     def text(self) -> str:
-        """Return the rule in a line: the key, its required value, and why."""
+        """Return the rule as a sentence: the key, its required value, and why."""
         amount = "a whole number, at most " if self.most else ""
         unless = f", or {self.unless} true" if self.unless else ""
-        return f"{self.key} {amount}{self.value}{unless}: it {self.why}"
+        return f"{self.key} must be {amount}{self.value}{unless}: the engine {self.why}."
 
     @property
     def remedy(self) -> str:
-        """Return what the user should set."""
+        """Return the fix: the values to set."""
         return f"Set {self.value}" + (f", or {self.unless} true" if self.unless else "")
 
 
@@ -86,12 +86,16 @@ NO_DYNAMIC_ALLOCATION = ConfRule(
     key="spark.dynamicAllocation.enabled", value="false", why="starts all workers at once"
 )
 LASTING_WORKERS = (NO_SPECULATION, NO_DYNAMIC_ALLOCATION)
-"""For engines whose workers all live as long as the run."""
+"""For engines with workers that last as long as the run."""
 GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
-    """Refuse a Spark conf that breaks a rule: an EngineUnavailable names the first such key."""
+    """Refuse a Spark conf that breaks a rule.
+
+    Raises:
+        EngineUnavailable: Names the key of the first broken rule.
+    """
     for rule in rules:
         if not rule.is_kept(conf):
             raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
@@ -100,10 +104,10 @@ def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) 
 logger = logging.getLogger(__name__)
 
 RETURN_SECONDS = 20.0
-"""The wait of a restart for all former workers: Spark replaces an executor that has died."""
+"""The wait of a restart for all former workers: Spark replaces dead executors."""
 # Spark offers the slots of a host that fell silent for `spark.network.timeout`, two minutes.
 RECOVERY_SECONDS = 180.0
-# Settings under `training` that few engines know; the others refuse them.
+# Settings under `training` of few engines; the others refuse them.
 OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 
 
@@ -111,7 +115,7 @@ OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 class Mode:
     """An engine's update rule for users: guarantee, use and needs, in whole sentences.
 
-    `needs` names what the mode needs of the cluster, with the keys of the Spark conf.
+    `needs` lists the requirements of the cluster, with the keys of the Spark conf.
     """
 
     guarantee: str
@@ -120,25 +124,27 @@ class Mode:
 
 
 class Engine(ABC):
-    """One way to train. An engine declares what it is, and writes only what differs.
+    """One way to train. An engine declares its properties, and implements only the differences.
 
     Attributes:
         name: Its name in the registry.
         modes: Its update rules, by the values of ``training.mode``.
-        frameworks: Frameworks that can compute its gradients.
-        feeds: Ways in which granules can reach its workers.
-        shardings: What it can split between the workers instead of replicating it.
-        options: Those of :data:`OPTIONS` that it knows.
+        best_for: Its best use, in at most 40 characters, for tables.
+        frameworks: The frameworks for its gradients.
+        feeds: Ways of granules to its workers.
+        shardings: Parts of the training state that it can split between the workers.
+        options: The supported ones of :data:`OPTIONS`.
         limits: Its limits beyond the table of :mod:`pipelines.settings.capabilities`.
-        libraries: Modules that must be installed; the extra of the engine's name installs them.
-        rules: What the Spark conf must not contradict; :meth:`check_session` refuses by them.
-        clear_text: What its library sends in clear text even where the cluster encrypts.
+        libraries: Required modules; the extra of the engine's name installs them.
+        rules: Required values of the Spark conf, checked in :meth:`check_session`.
+        clear_text: Traffic that its library cannot encrypt, even where the cluster encrypts.
         needs_spark: Whether it starts executors.
-        spark_majors: The releases of Spark that its libraries are compiled for; None for any.
+        spark_majors: The releases of Spark for its libraries; None for any.
     """
 
     name: ClassVar[str]
     modes: ClassVar[Mapping[str, Mode]]
+    best_for: ClassVar[str] = ""
     frameworks: ClassVar[tuple[str, ...]]
     feeds: ClassVar[tuple[str, ...]] = ("lanes", "memory")
     shardings: ClassVar[tuple[str, ...]] = ("none",)
@@ -151,15 +157,15 @@ class Engine(ABC):
     spark_majors: ClassVar[tuple[int, ...] | None] = None
 
     def workers(self, config: Config) -> int:
-        """Return the number of processes that train."""
+        """Return the number of training processes."""
         return config.training.workers
 
     def executors(self, config: Config) -> int:
-        """Return the number of executors that a run occupies at once; 0 without Spark."""
+        """Return the number of executors for a run, all at once; 0 without Spark."""
         return 0
 
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what a run's new session needs beyond the given conf; both by whole keys."""
+        """Return the conf for a run's new session beyond the given one; both by whole keys."""
         return {}
 
     def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
@@ -167,18 +173,17 @@ class Engine(ABC):
         return {}
 
     def preloads(self, config: Config) -> tuple[str, ...]:
-        """Return modules that Spark's Python workers of a run are forked with.
+        """Return the modules to import before Spark forks the Python workers of a run.
 
-        They must neither compute nor start threads while they are imported; see
-        :mod:`pipelines.spark.daemon`.
+        Their imports must neither compute nor start threads; see :mod:`pipelines.spark.daemon`.
         """
         return ()
 
     def check_libraries(self, config: Config) -> None:
         """Look for the libraries on the driver; called before Spark starts.
 
-        An EngineUnavailable says what to install, for a library that is missing or for another
-        Spark.
+        Raises:
+            EngineUnavailable: Names the missing library, or the required Spark.
         """
         if self.spark_majors is not None:
             check_spark(self.name, self.spark_majors)
@@ -188,37 +193,40 @@ class Engine(ABC):
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
         """Refuse settings beyond the table's limits; called once, before Spark starts.
 
-        An InputError names the key, and what would fit.
+        Raises:
+            InputError: Names the key, and fitting values.
         """
 
     def check_session(  # noqa: B027 - not all engines train in a session
         self, session: SparkSession, config: Config
     ) -> None:
-        """Refuse a session that the engine cannot train in, before anything is prepared in it.
+        """Refuse an unfit session, before the job prepares anything in it.
 
-        An InputError names the conflicting key of the conf.
+        Raises:
+            InputError: Names the conflicting key of the conf.
         """
 
     def check(self, session: SparkSession | None, config: Config) -> None:  # noqa: B027 - as above
-        """Refuse a session or a cluster in which the start would fail. Runs on the driver.
+        """Refuse a session or a cluster before a start that would fail. Runs on the driver.
 
-        Settings and libraries have been checked before. The session is not None if ``needs_spark``.
-        An InputError names the conf key that makes it run.
+        Settings and libraries are checked already. The session is not None if ``needs_spark``.
+
+        Raises:
+            InputError: Names the conf key to change.
         """
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """Train, and go on after workers are lost, at most ``training.restarts`` times.
+        """Train, and continue after lost workers, at most ``training.restarts`` times.
 
-        Runs on the driver. A failed first start is not repeated: a cluster that never had all
-        workers ready is too small. Later starts are retried for a time, since Spark may not know
-        yet which executors are gone. The session is not None if ``needs_spark``; `on_metrics` gets
-        the steps while the run goes on.
+        Runs on the driver. There is no second try after a failed first start: that cluster is too
+        small. Later starts get several tries, since Spark may still count dead executors. The
+        session is not None if ``needs_spark``; `on_metrics` gets each step at once.
 
         Raises:
             WorkerLostError: No restart is left, or no worker, or the time for a start is over.
-            EngineError: The run failed; no process of it is left.
+            EngineError: The run failed; its processes are gone.
             PipelineError: Another job has taken the run over.
         """
         step_metrics = StepMetrics(run, self.workers(run.config), on_metrics)
@@ -233,7 +241,7 @@ class Engine(ABC):
                     raise
                 # As text: an error in a log would keep alive all that the attempt held.
                 logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
-                workers = _workers_there(self, session, run.config)
+                workers = _workers_with_places(self, session, run.config)
                 rest = rest_of(run, step_metrics.next_step, workers)
                 if rest is None:
                     raise
@@ -247,32 +255,35 @@ class Engine(ABC):
     ) -> TrainingOutcome:
         """Start the workers once, and return when all are done and gone. Runs on the driver.
 
-        The session is not None if ``needs_spark``. The run may be the rest of one that lost
-        workers; `step_metrics` cover the whole run.
+        The session is not None if ``needs_spark``. After a lost worker, the run is only the rest;
+        `step_metrics` cover the whole run.
 
         Raises:
-            WorkerLostError: A worker is gone, and no process of the run is left.
-            EngineError: The run failed; no process of it is left.
+            WorkerLostError: A worker is lost; the other processes of the run are gone.
+            EngineError: The run failed; its processes are gone.
         """
 
     def room(
         self, session: SparkSession | None, config: Config, wanted: int, seconds: float
     ) -> int:
-        """Return how many workers can start now, after a wait of at most `seconds` for `wanted`.
+        """Return the number of workers that can start now.
+
+        It waits up to `seconds` for `wanted` workers.
 
         The session is not None if ``needs_spark``.
         """
         return wanted
 
     def with_any_workers(self, config: Config) -> bool:
-        """Return whether the result of a run does not depend on the number of its workers."""
+        """Return whether runs with any number of workers give the same result."""
         return True
 
 
 def check_fit(engine: Engine, config: Config) -> None:
-    """Refuse settings that the engine does not know, or has no way to follow.
+    """Refuse settings that the engine does not support.
 
-    An InputError names the key, and the values that fit.
+    Raises:
+        InputError: Names the key, and the fitting values.
     """
     choices: tuple[tuple[str, str, Iterable[str]], ...] = (
         ("training.mode", config.training.mode, engine.modes),
@@ -283,7 +294,7 @@ def check_fit(engine: Engine, config: Config) -> None:
     for key, asked, known in choices:
         if asked not in known:
             raise InputError(
-                key, f"engine {engine.name} has no `{asked}`", f"one of {', '.join(known)}"
+                key, f"engine {engine.name} has no `{asked}`", f"Choose one of {', '.join(known)}"
             )
     for name in OPTIONS:
         asked, default = getattr(config.training, name), TrainingSettings.model_fields[name].default
@@ -291,7 +302,7 @@ def check_fit(engine: Engine, config: Config) -> None:
             raise InputError(
                 f"training.{name}",
                 f"engine {engine.name} does not know it",
-                f"leave it {str(default).lower()}",
+                f"Leave it {str(default).lower()}",
             )
     check_divided(config.training)
     engine.check_settings(config)
@@ -312,9 +323,9 @@ def monitor_for(
 ) -> Monitor:
     """Return the driver's monitor with the deadlines of a run.
 
-    The executors reach the driver by `host`; it listens at `bind` instead if that is given. By
-    default ``training.workers`` are expected; `servers` are processes beside them. The identity
-    encrypts the connections; None for plain ones.
+    The executors reach the driver by `host`; it listens at `bind`, by default the same. It expects
+    `workers`, by default ``training.workers``, and `servers` beside them. The identity encrypts the
+    connections; None for plain ones.
     """
     training = run.config.training
     return Monitor(
@@ -332,23 +343,24 @@ def monitor_for(
     )
 
 
-def _workers_there(engine: Engine, session: SparkSession | None, config: Config) -> int:
-    """Return the number of workers that there is room for; wait while there is none for any."""
+def _workers_with_places(engine: Engine, session: SparkSession | None, config: Config) -> int:
+    """Return the number of workers with a place; wait for the first places, 0 without any."""
     wanted = engine.workers(config)
     fewest = config.training.placement.per_replica
     least = fewest if engine.with_any_workers(config) else wanted
-    there = engine.room(session, config, wanted, RETURN_SECONDS)
-    if there < least:
-        there = engine.room(session, config, least, config.spark.wait_seconds)
-    return there if there >= least else 0
+    places = engine.room(session, config, wanted, RETURN_SECONDS)
+    if places < least:
+        places = engine.room(session, config, least, config.spark.wait_seconds)
+    return places if places >= least else 0
 
 
 def _restarted(
     engine: Engine, rest: TrainingRun, step_metrics: StepMetrics, lost: WorkerLostError
 ) -> TrainingRun:
-    """Begin and record a new attempt at the rest of a run, whose former workers are all gone."""
+    """Begin and record a new attempt at the rest of a run, without its former workers."""
     remove_torn_checkpoints(rest.run_folder)
-    # Workers that were given up may be cut off from the driver alone, and go on for a while.
+    # A lost worker may only be cut off from the driver, and still write to the run folder. The new
+    # attempt has its own number for that reason.
     attempt = begin_attempt(rest.run_folder, rest.first_step)
     restart = Restart(
         step=rest.first_step,
@@ -364,7 +376,7 @@ def _restarted(
     add_restart(rest.run_folder, restart)
     step_metrics.go_back(restart)
     logger.warning(
-        "the run goes on from step %s of %s that were made; workers: %s",
+        "the run goes on from step %s (%s completed); workers: %s",
         restart.step,
         restart.made,
         restart.workers,
@@ -373,10 +385,11 @@ def _restarted(
 
 
 def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
-    """Return the rest of a run that lost workers; the driver has the metrics before step `made`.
+    """Return the rest of a run after lost workers; the driver has the metrics before step `made`.
 
-    It goes on from the newest checkpoint, with as many workers as before, or as many of at most
-    `most` as share a step evenly. None without such workers or such a checkpoint.
+    It starts at the newest checkpoint, with the largest number of workers, at most `most` and at
+    most the former number, for equal shares of a step. None without such workers or such a
+    checkpoint.
     """
     training = run.config.training
     of_replica = training.placement.per_replica
@@ -401,12 +414,12 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
 
 
 def engine_of(config: Config) -> Engine:
-    """Load the engine that a configuration names; see :func:`load_engine`."""
+    """Load the engine of a configuration; see :func:`load_engine`."""
     return load_engine(config.training.engine, config.training.framework)
 
 
 def load_engine(name: str, framework: str = "") -> Engine:
-    """Load the engine of a name; the framework decides where it has several implementations.
+    """Load the engine of a name; the framework chooses between several implementations.
 
     Raises:
         InputError: There is no such engine.
@@ -418,6 +431,6 @@ def load_engine(name: str, framework: str = "") -> Engine:
         raise EngineUnavailable(
             "training.engine",
             f"engine {name} cannot be loaded ({error})",
-            f'pip install "sentence-pipelines[{name}]" on the driver and every executor',
+            f'Run `pip install "sentence-pipelines[{name}]"` on the driver and every executor',
         ) from error
     return engine_class()

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedEngine(BarrierEngine):
-    """Shards the state of training between the workers, by one of ZeRO's stages."""
+    """Shards the training state between the workers, by one of ZeRO's stages."""
 
     name = "deepspeed"
+    best_for = "large encoders, sharded by ZeRO"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with PyTorch, on any number of workers.",
@@ -38,6 +39,6 @@ class DeepSpeedEngine(BarrierEngine):
 
     @override
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:
-        # DeepSpeed looks for accelerators while it is imported: a process forked after that cannot
-        # use a GPU, and all workers would have the device that the daemon found.
+        # The import of DeepSpeed looks for accelerators: a process forked after that cannot use a
+        # GPU, and all workers would have the daemon's device.
         return ("pipelines.training.steppers.sharded",)

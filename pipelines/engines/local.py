@@ -1,6 +1,6 @@
 """The reference engine: one process on the driver's machine, no Spark.
 
-Every synchronous engine must give this engine's loss curve. A separate process keeps the framework
+Its loss curve is the reference for every synchronous engine. A separate process keeps the framework
 out of the driver, and the memory and threads of one run out of the next.
 """
 
@@ -37,6 +37,7 @@ class LocalEngine(Engine):
     """Trains in a single child process of the driver."""
 
     name = "local"
+    best_for = "one machine; no Spark needed"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The reference loss curve for all other engines.",
@@ -57,7 +58,7 @@ class LocalEngine(Engine):
     @override
     def check(self, session: SparkSession | None, config: Config) -> None:
         if config.training.workers != 1:
-            logger.info("engine local trains in one process; training.workers is ignored")
+            logger.info("engine local trains in one process and ignores training.workers")
         self.check_libraries(config)
 
     @override
@@ -69,13 +70,13 @@ class LocalEngine(Engine):
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],
             stdin=subprocess.PIPE,
-            # An interrupt from the keyboard is for the driver, which ends the run in order.
+            # Ctrl-c goes to a whole session. Only the driver gets it, and ends the run in order.
             start_new_session=True,
         )
         try:
             with monitor:
                 assert process.stdin is not None
-                # The wait notices a child that has died already.
+                # The wait below reports a child that has died already.
                 with suppress(BrokenPipeError), process.stdin as pipe:
                     pickle.dump(task, pipe)
                 return monitor.wait(_Watch(process).failure)
@@ -84,7 +85,7 @@ class LocalEngine(Engine):
 
 
 def main() -> None:
-    """Run the child process: read its task from standard input, which its parent wrote."""
+    """Run the child process, with its task from standard input."""
     from pipelines.training.loop import run_worker
 
     task: WorkerTask = pickle.load(sys.stdin.buffer)
@@ -92,14 +93,14 @@ def main() -> None:
 
 
 class _Watch:
-    """Detects a process that died before it connected to the monitor, which sees others."""
+    """Detects a dead process without a connection to the monitor; the monitor sees the others."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._dead_since: float | None = None
 
     def failure(self) -> WorkerLostError | None:
-        """Return the error, once the monitor has had the time to see the end of a connection."""
+        """Return the error, after the time for the monitor to see the end of a connection."""
         code = self._process.poll()
         if code in (None, 0):
             return None

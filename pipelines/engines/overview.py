@@ -1,4 +1,4 @@
-"""The engines for people: a table of their requirements."""
+"""The engines for people: a table of all, the requirements of one, and the Spark conf of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
@@ -13,31 +14,47 @@ from pipelines.engines.base import ConfRule, Engine, load_engine
 from pipelines.settings import Config
 from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
 
+_LINE_COLUMNS = 110
+"""The width of a table with one line per engine."""
 
-def engines_overview(names: Iterable[str]) -> Table:
-    """Return each engine's requirements, mode by mode, and its rules for Spark's conf.
 
-    Columns are stacked, so that the keys stay whole on a narrow screen.
-    """
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+def engines_table(names: Iterable[str]) -> Constrain:
+    """Return one row per engine: modes, frameworks and best use."""
+    table = Table(box=None, expand=True, padding=(0, 2, 0, 0))
+    table.add_column("engine", no_wrap=True)
+    # In proportion to their longest cells. rich would narrow only the widest column, to three lines
+    # of a row in 80 columns.
+    table.add_column("modes", ratio=20)
+    table.add_column("frameworks", ratio=17)
+    table.add_column("best for", ratio=40)
+    for name in names:
+        engine = load_engine(name)
+        table.add_row(name, ", ".join(engine.modes), ", ".join(engine.frameworks), engine.best_for)
+    return Constrain(table, _LINE_COLUMNS)
+
+
+def engine_details(name: str) -> Table:
+    """Return the requirements and guarantees of an engine, mode by mode, and its conf rules."""
+    engines = variants(name)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for place, engine_name in enumerate(names):
-        engines = variants(engine_name)
-        if place:
-            table.add_row("", "")
-        frameworks = ", ".join(engines[0].frameworks)
-        table.add_row(Text(engine_name, "bold"), Text(f"with {frameworks}"))
-        for engine in engines:
-            for name, mode in engine.modes.items():
-                table.add_row(f"  {name}", _plain(mode.needs))
-        for rule in all_rules(engine_name):
-            table.add_row("  conf", _plain(rule.text))
+    table.add_row(Text(name, "bold"), f"with {', '.join(engines[0].frameworks)}")
+    for engine in engines:
+        if engine.best_for:
+            table.add_row("  best for", engine.best_for)
+        for mode_name, mode in engine.modes.items():
+            table.add_row(f"  {mode_name}", "")
+            table.add_row("    needs", _plain(mode.needs))
+            table.add_row("    guarantee", _plain(mode.guarantee))
+            table.add_row("    choose when", _plain(mode.choose_when))
+    for rule in all_rules(name):
+        table.add_row("  conf", rule.text)
     return table
 
 
 def variants(name: str) -> list[Engine]:
-    """Load the engine of a name, once for each implementation that its frameworks choose."""
+    """Load each implementation of an engine; its frameworks choose between them."""
     first = load_engine(name)
     engines = [first, *(load_engine(name, framework) for framework in first.frameworks)]
     return [*{type(engine): engine for engine in engines}.values()]
@@ -57,9 +74,9 @@ _BACKSLASH = "\\"
 
 
 def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
-    """Return the conf for spark-submit of a run; empty for an engine that needs no Spark.
+    """Return the conf for spark-submit of a run; empty without Spark.
 
-    The configuration's own keys of Spark's conf win.
+    The configuration's keys of Spark's conf take precedence.
     """
     if not engine.needs_spark:
         return {}
@@ -71,10 +88,10 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
         "spark.executor.instances": str(executors),
         "spark.cores.max": str(executors * threads),
         "spark.executor.cores": str(threads),
-        # So that an executor runs one task at a time, which all its cores are for.
+        # One task at a time on an executor, with all its cores.
         "spark.task.cpus": str(threads),
     }
-    # Amounts, and rules that the user may switch off, depend on the cluster.
+    # Amounts, and rules with a key that accepts the consequences, depend on the cluster.
     strict = (rule for rule in engine.rules if rule.most is None and not rule.unless)
     conf |= {rule.key: rule.value for rule in strict}
     conf |= engine.extra_submit_conf(config)

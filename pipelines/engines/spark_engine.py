@@ -1,6 +1,6 @@
 """The common part of engines on Spark: checks before a run, and the run itself.
 
-Everything here runs on the driver, except the workers' tasks.
+All of it runs on the driver, except the workers' tasks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 
 
 def end_with_parent() -> None:
-    """End this process with its parent, even where it is stopped and takes no other signal."""
+    """End this process with its parent, even a stopped process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -58,19 +58,19 @@ def run_in_child(
 ) -> None:
     """Run a worker in a child process, and wait for its end. Runs in a Spark task.
 
-    Errors go to the monitor and are not raised: Spark would start a failed task again. Only the
-    child keeps the `listener`: when it has died, nothing listens there.
+    Errors go to the monitor and do not fail the task: Spark would start it again. Only the child
+    keeps the `listener`, so the port closes with it.
     """
-    # fork, since a Python worker of Spark has no main module that a new interpreter could
-    # load; this one computes nothing.
+    # fork, since a Python worker of Spark has no main module for a new interpreter; this process
+    # computes nothing.
     child = multiprocessing.get_context("fork").Process(target=_work, args=(work, task))
     child.start()
     if listener is not None:
         listener.close()
-    # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
+    # Without a timeout: the monitor has the deadlines and ends the child.
     child.join()
     if child.exitcode not in (0, ABORTED):
-        # Counts only if the child did not report its own error.
+        # The monitor prefers the child's own report, if there is one.
         with suppress(OSError):
             report_lost(task, f"the worker's process died (exit code {child.exitcode})")
 
@@ -95,10 +95,10 @@ class DriverSide:
     Attributes:
         conf: Of Spark, while the job runs.
         profile: Of the tasks of the job; None for the session's.
-        host: Address by which the executors reach the driver.
-        bind: Address at which the driver listens.
+        host: The driver's address for executors.
+        bind: The driver's address for listening.
         identity: Encrypts the connections to the driver; None for plain ones.
-        resources: Opened here by an engine for its workers; closed after the job.
+        resources: An engine opens them for its workers; they close after the job.
     """
 
     context: SparkContext
@@ -122,11 +122,11 @@ class DriverSide:
 
 
 class SparkEngine(Engine):
-    """An engine whose workers run on executors, by default as the tasks of one Spark job.
+    """An engine with workers on executors, by default as the tasks of one Spark job.
 
     Attributes:
         job_name: The name of the workers' job in errors.
-        with_profiles: Whether its tasks can have resources that are not the session's.
+        with_profiles: Whether its tasks can have other resources than the session's.
     """
 
     needs_spark = True
@@ -157,14 +157,14 @@ class SparkEngine(Engine):
         if (asked := (*resources.tasks, *resources.executors)) and not self.with_profiles:
             raise InputError(
                 f"stages.train.{asked[0]}",
-                f"engine {self.name} runs library jobs, which have the session's resources",
-                "run `train` as a job of its own, or set it for all stages",
+                f"engine {self.name} runs jobs of its library, with the session's resources",
+                "Run `train` as a job of its own, or set it for all stages",
             )
         if resources.executors and NO_DYNAMIC_ALLOCATION in self.rules:
             raise InputError(
                 f"stages.train.{resources.executors[0]}",
-                f"engine {self.name} starts all workers at once, on executors that are there",
-                "run `train` as a job of its own, or set it for all stages",
+                f"engine {self.name} starts all workers at once, on running executors",
+                "Run `train` as a job of its own, or set it for all stages",
             )
         check_resources("train", resources)
         check_conf(resources.conf, self.name, self.rules)
@@ -174,15 +174,15 @@ class SparkEngine(Engine):
 
         Raises:
             EngineUnavailable: There is no room within ``spark.wait_seconds``, or the cluster lacks
-                something else that the engine needs.
+                another need of the engine.
         """
         wanted = config.training.workers
-        there = self.room(session, config, wanted, config.spark.wait_seconds)
-        if there < wanted:
+        places = self.room(session, config, wanted, config.spark.wait_seconds)
+        if places < wanted:
             raise EngineUnavailable(
                 "training.workers",
-                f"engine {self.name} needs {wanted} tasks at once and there is room for {there}",
-                "ask for fewer, or give the cluster more executors (spark.executor.instances); "
+                f"engine {self.name} needs {wanted} tasks at once, and there is room for {places}",
+                "Ask for fewer, or give the cluster more executors (spark.executor.instances); "
                 + if_late(config),
             )
 
@@ -200,7 +200,7 @@ class SparkEngine(Engine):
         return ("pipelines.training.loop", *stepper)
 
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        """Open on the driver what the workers need, and return the call that runs their job.
+        """Open the workers' resources on the driver, and return a call that runs their job.
 
         The call blocks until the job ends. It runs on a separate thread, while the run's thread
         listens to the monitor; its errors end the run. `task` belongs to rank 0; the others differ
@@ -209,7 +209,7 @@ class SparkEngine(Engine):
         raise NotImplementedError
 
     def python_worker_role(self, config: Config) -> str:
-        """Return the role by which runs share Spark's Python workers; see ``spark.jobs``."""
+        """Return the role for sharing Spark's Python workers between runs; see ``spark.jobs``."""
         return self.name
 
     @override
@@ -229,7 +229,7 @@ class SparkEngine(Engine):
             token=monitor.token,
             fingerprint=monitor.fingerprint,
         )
-        # Entered first: the job ends after the monitor has told the workers to leave.
+        # Exits run in reverse: first the monitor tells the workers to leave, then the job ends.
         reasons = reasons_of_losses(context, monitor.address_of)
         with reasons, ExitStack() as resources, monitor:
             role, preloads = self.python_worker_role(run.config), self.preloads(run.config)
@@ -250,7 +250,7 @@ class SparkEngine(Engine):
             try:
                 return monitor.wait(should_stop)
             except WorkerLostError as lost:
-                # One that never connected could not say where it was.
+                # Only Spark knows the host of a worker that never connected.
                 raise lost.at(job.host_of(lost.rank)) from None
 
     def _required(self, session: SparkSession | None) -> SparkSession:
@@ -260,7 +260,7 @@ class SparkEngine(Engine):
 
 
 def if_late(config: Config) -> str:
-    """Return the deadline to raise if awaited executors only came too late."""
+    """Return advice on the deadline, for executors that are only late."""
     return (
         f"if they are still starting, raise spark.wait_seconds ({config.spark.wait_seconds} s now)"
     )

@@ -9,9 +9,10 @@ from pipelines.engines.base import Mode
 
 
 class TorchEngine(BarrierEngine):
-    """Trains data parallel, fully sharded, or with the encoder divided between workers."""
+    """Trains data parallel, fully sharded, or with a divided encoder."""
 
     name = "torch"
+    best_for = "most runs; GPUs and CPUs"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with PyTorch, on any number of workers and with "

@@ -1,4 +1,4 @@
-"""Alarms about a model: doubts that good figures do not remove, and figures that judge themselves.
+"""Alarms about a model: a failed training, contaminated sets, a checkpoint chosen by its own judge.
 
 Each doubt is a function of ``metrics.json``, with a bound. Console, report and model card show it,
 and a promotion refuses it unless ``promotion.accept`` names it.
@@ -38,13 +38,13 @@ FEWEST_DIRECTIONS = 1.5
 LEAST_LOSS = 0.01
 """A loss with in-batch negatives, in every step: the positive has 99 % of the probability."""
 NO_LOSS = 1e-9
-"""Any other loss, whose scale is not known: only rounding."""
+"""Any other loss has an unknown scale: only rounding."""
 LEAST_SPREAD = 1e-4
 """Standard deviation of the cosines of pairs. Encoders in use have 0.05 and more."""
 
 _PICKED = ("pairs", "triplets")
-"""Requirements of losses whose examples pick a positive among negatives. SimCSE is none of them:
-its positive is the same text under dropout, so a loss near 0 is usual.
+"""Requirements of losses with a positive among negatives. SimCSE is none of them: its positive is
+the same text under dropout, so a loss near 0 is usual.
 """
 _FEWEST_TEXTS = 5
 _MOST_TEXTS = 1_000
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason against a model that only people can overrule, by its ``name``."""
+    """A reason against a model; only people can overrule it, by its ``name``."""
 
     name: Name
     sentence: str
@@ -65,12 +65,12 @@ class Doubt:
 def doubts(figures: Mapping[str, Any]) -> list[Doubt]:
     """Return every doubt about the model of a run."""
     about_figures = [seen_in_training(figures), chosen_by_judge(figures)]
-    return alarms(figures) + [one for one in about_figures if one is not None]
+    return alarms(figures) + [doubt for doubt in about_figures if doubt is not None]
 
 
 def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
     """Return the doubts about the training and the model itself."""
-    # A model that keeps the start's weights was asked for.
+    # The settings may ask for the start's own weights, with `training.start_share` at 1.
     is_start = figures.get("model", {}).get("start_share") == WHOLE
     found = (
         None if is_start else _unmoved_weights(figures.get("weight_change")),
@@ -78,15 +78,15 @@ def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
         _collapsed_embeddings(figures.get("signs", {})) or _one_place(figures.get("after", {})),
         _constant_scores(figures.get("signs", {})),
     )
-    return [one for one in found if one is not None]
+    return [doubt for doubt in found if doubt is not None]
 
 
 def keep_doubts(run_folder: Location) -> None:
     """Write the doubts into ``metrics.json``, and warn of each."""
     found = records.built(RunFolder(run_folder).metrics, doubts)
-    for one in found:
-        logger.warning("ALARM (%s): %s", one.name, one.sentence)
-    update_run_metrics(run_folder, {"doubts": [asdict(one) for one in found]})
+    for doubt in found:
+        logger.warning("ALARM (%s): %s", doubt.name, doubt.sentence)
+    update_run_metrics(run_folder, {"doubts": [asdict(doubt) for doubt in found]})
 
 
 def signs_of(observed: Mapping[str, Observed]) -> dict[str, dict[str, float]]:
@@ -106,7 +106,7 @@ def signs_of(observed: Mapping[str, Observed]) -> dict[str, dict[str, float]]:
 def embedding_signs(embeddings: np.ndarray) -> dict[str, float]:
     """Return `mean_cosine` of two different texts, and `effective_rank`.
 
-    ``embeddings`` are [texts, width]; only the first thousand texts count.
+    ``embeddings`` are [texts, width]. Only the first thousand texts count.
 
     Source: Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO
     2007.
@@ -117,6 +117,7 @@ def embedding_signs(embeddings: np.ndarray) -> dict[str, float]:
     count = len(rows)
     squared = float((rows.sum(axis=0) ** 2).sum())
     shares = np.linalg.svd(rows, compute_uv=False)
+    # Without zeros: 0 log 0 counts as 0, and numpy gives NaN.
     shares = shares[shares > 0] / max(shares.sum(), np.finfo(np.float64).tiny)
     return {
         "mean_cosine": (squared - float((rows**2).sum())) / (count * (count - 1)),
@@ -129,8 +130,8 @@ def _unmoved_weights(change: float | None) -> Doubt | None:
         return None
     return Doubt(
         "unmoved_weights",
-        f"The weights did not move: they changed by {change:.1e} of their length, and "
-        f"{LEAST_CHANGE:.0e} is the least.",
+        f"The weights did not move: they changed by {change:.1e} of their length, less than "
+        f"{LEAST_CHANGE:.0e}.",
     )
 
 
@@ -139,16 +140,16 @@ def _easy_negatives(training: Mapping[str, Any]) -> Doubt | None:
     known = [LOSSES.load(name) for name in objectives if name in LOSSES]
     if largest is None or not known:
         return None
-    has_picks = all(one.uses_negatives and one.needs in _PICKED for one in known)
+    has_picks = all(loss.uses_negatives and loss.needs in _PICKED for loss in known)
     if not largest <= (LEAST_LOSS if has_picks else NO_LOSS):
         return None
     reason = "all negatives are easy"
-    if any(one.needs not in _PICKED for one in known):
-        reason = "the targets of the examples are all alike, or are met already"
+    if any(loss.needs not in _PICKED for loss in known):
+        reason = "the examples have equal targets, or the start meets them already"
     return Doubt(
         "easy_negatives",
-        f"There was nothing to learn, since {reason}: the loss was {largest:.2g} or less from the "
-        "first step on.",
+        f"The model had nothing to learn, since {reason}: the loss was {largest:.2g} or less from "
+        "the first step on.",
     )
 
 
@@ -158,26 +159,26 @@ def _collapsed_embeddings(signs: Mapping[str, Any]) -> Doubt | None:
         if cosine is None or (cosine < MOST_ALIKE and rank >= FEWEST_DIRECTIONS):
             continue
         before = signs.get("before", {}).get(name, {}).get("mean_cosine")
-        was = "" if before is None else f" (before training {before:.3f})"
+        was = "" if before is None else f" ({before:.3f} before training)"
         return Doubt(
             "collapsed_embeddings",
-            f"The embeddings have collapsed: two queries of {name} have a mean cosine of "
-            f"{cosine:.4f}{was}, and all of them have an effective rank of {rank:.1f}.",
+            f"The embeddings have collapsed: the queries of {name} have a mean cosine of "
+            f"{cosine:.4f}{was} and an effective rank of {rank:.1f}.",
         )
     return None
 
 
 def _one_place(after: Mapping[str, Any]) -> Doubt | None:
     """Judge by the uniformity of held-out pairs, where no queries were ranked."""
-    # As of texts that all have that cosine; see `uniformity` in the evaluation of geometry.
+    # The uniformity of texts with that cosine between all; see the evaluation of geometry.
     bound = -2 * (2 - 2 * MOST_ALIKE)
     for name, found in after.items():
         uniformity = found.get("uniformity")
         if uniformity is not None and uniformity >= bound:
             return Doubt(
                 "collapsed_embeddings",
-                f"The embeddings have collapsed: the uniformity of {name} is {uniformity:.4f}, and "
-                "0 is that of a single point.",
+                f"The embeddings have collapsed: the uniformity of {name} is {uniformity:.4f}; a "
+                "single point has 0.",
             )
     return None
 
@@ -195,13 +196,13 @@ def _constant_scores(signs: Mapping[str, Any]) -> Doubt | None:
 
 
 def seen_in_training(figures: Mapping[str, Any]) -> Doubt | None:
-    """Return the doubt about sets that the model was trained on."""
-    told = [
+    """Return the doubt about sets among the training pairs."""
+    overlaps = [
         told_overlap(figures, name)
-        for name, one in figures.get("sets", {}).items()
-        if one["role"] in (Role.JUDGED, Role.GUARD)
+        for name, known in figures.get("sets", {}).items()
+        if known["role"] in (Role.JUDGED, Role.GUARD)
     ]
-    found = [one for one in told if one]
+    found = [overlap for overlap in overlaps if overlap]
     return Doubt("seen_in_training", _sentence(found)) if found else None
 
 
@@ -213,8 +214,8 @@ def told_overlap(figures: Mapping[str, Any], name: str) -> str:
 
 def told_overlaps(record: Mapping[str, Any]) -> list[str]:
     """Tell the overlap of each set of a preparation's ``overlap.json``."""
-    told = (_told_seen(name, known) for name, known in record.get("sets", {}).items())
-    return [one for one in told if one]
+    overlaps = (_told_seen(name, known) for name, known in record.get("sets", {}).items())
+    return [overlap for overlap in overlaps if overlap]
 
 
 def _told_seen(name: str, known: Mapping[str, Any]) -> str:
@@ -233,13 +234,13 @@ def unmatched_sets(figures: Mapping[str, Any]) -> list[str]:
 
 
 def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:
-    """Return the doubt about a checkpoint that was chosen by all sets that judge it."""
+    """Return the doubt about a checkpoint whose judges are the sets that chose it."""
     choosing = choosing_sets(figures)
     by_role: dict[str, list[str]] = {}
-    for name, one in figures.get("sets", {}).items():
-        by_role.setdefault(one["role"], []).append(name)
+    for name, known in figures.get("sets", {}).items():
+        by_role.setdefault(known["role"], []).append(name)
     deciding = by_role.get(Role.JUDGED) or by_role.get(Role.HELD_OUT, [])
-    # A set that is too small to be judged by cannot stand in for the one that has chosen.
+    # A set too small for an interval cannot stand in for the one that chose.
     deciding = [name for name in deciding if figures.get("interval", {}).get(name)] or deciding
     if not choosing.intersection(deciding) or set(deciding) - choosing:
         return None
@@ -256,17 +257,20 @@ def choosing_sets(figures: Mapping[str, Any]) -> set[str]:
     if name not in sets:
         return set()
     if sets[name]["role"] == Role.HELD_OUT:
-        return {one for one, told in sets.items() if told["role"] == Role.HELD_OUT}
+        return {held_out for held_out in sets if sets[held_out]["role"] == Role.HELD_OUT}
     digests = figures.get("measured", {}).get("sets", {})
-    return {name} | {one for one in sets if digests.get(one, one) == digests.get(name)}
+    # Sets of equal digests hold the same texts; one without a digest equals only itself.
+    digest = digests.get(name)
+    return {name} | {equal for equal in sets if digests.get(equal, equal) == digest}
 
 
 def told_choosing(figures: Mapping[str, Any]) -> str:
-    """Tell what has chosen the checkpoint; empty where the newest one is the model."""
+    """Name the metric that chose the checkpoint; empty where the newest one is the model."""
     metric = figures.get("model", {}).get("best_by")
+    # Begins with an article, since `_sentence` capitalises the first letter.
     return f"the checkpoint was chosen by {metric} (training.keep_best)" if metric else ""
 
 
 def _sentence(parts: Sequence[str]) -> str:
-    told = "; ".join(parts)
-    return f"{told[:1].upper()}{told[1:]}."
+    joined = "; ".join(parts)
+    return f"{joined[:1].upper()}{joined[1:]}."

@@ -1,6 +1,6 @@
 """An evaluation, and its figures.
 
-All code that lists, names, checks, measures, compares or shows evaluations goes through
+Code finds evaluations, to list, check, measure or show them, only through
 :data:`pipelines.catalog.EVALUATIONS`.
 """
 
@@ -25,10 +25,10 @@ Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, 
 """Returns the intervals of differences between two models, by figure, at a confidence."""
 
 FEWER = " among held-out"
-"""Ends the names of sets on which checkpoints are measured with fewer documents than a model."""
+"""Ends the names of a checkpoint's sets with fewer documents than the model's."""
 
 WHOLE = 0
-"""Stands for the whole width among the widths to which embeddings are truncated."""
+"""Stands for the whole width among the widths of truncated embeddings."""
 
 
 class Form(NamedTuple):
@@ -42,15 +42,15 @@ class Form(NamedTuple):
     hybrid: bool = False
 
     def named(self, name: str) -> str:
-        """Return the name in ``metrics.json`` of a set that is measured in this form."""
+        """Return the name in ``metrics.json`` of a set in this form."""
         at_width = name if self.width == WHOLE else f"{name}@{self.width}"
         return f"{at_width}+bm25" if self.hybrid else at_width
 
 
 class Forms(NamedTuple):
-    """The further measurements where documents are ranked.
+    """The further measurements of rankings.
 
-    ``widths`` not below the model's are left out. If ``hybrid``, each width is also fused with
+    Widths that are not below the model's are left out. If ``hybrid``, each width is also fused with
     BM25. ``metrics`` are added to the usual ones.
     """
 
@@ -60,7 +60,7 @@ class Forms(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Forms:
-        """Return the forms that the settings ask for."""
+        """Return the forms of the settings."""
         asked = config.evaluation
         return cls(config.trained_widths(), asked.hybrid, asked.retrieval_metrics)
 
@@ -89,8 +89,8 @@ class Measured(NamedTuple):
 class Figure:
     """A figure of an evaluation.
 
-    ``better`` is its better direction; None for a figure that says nothing of quality. A figure
-    that ``is_count`` says on how much was measured.
+    ``better`` is its better direction; None for a figure without a say on quality. A count
+    (``is_count``) is the size of the set.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Figure:
 
     @classmethod
     def count(cls, name: str) -> Figure:
-        """Return a figure that says on how much was measured, such as the number of pairs."""
+        """Return a figure for the size of a set, such as the number of pairs."""
         return cls(name, name, better=None, is_count=True)
 
 
@@ -125,19 +125,19 @@ class Evaluation:
 
     Attributes:
         part: The progress bar's text.
-        figures: Its figures, in the order in which they are shown.
+        figures: Its figures, in the order of tables.
         sets: Returns the files or folders to measure on; none where the settings turn it off.
         short_name: Returns a set's name in ``metrics.json``, unless another has that name too. A
             set of held-out pairs has the name of the evaluation, and that of its source.
         check: Checks a set as far as possible without Spark; raises InputError.
         read: Reads and checks a set; raises InputError.
-        read_fewer: Reads the set with fewer documents, for checkpoints, which one process is to
-            measure in minutes. Its figures differ, and have names of their own.
+        read_fewer: Reads the set with fewer documents, for checkpoints: one process is to measure
+            each in minutes. Its figures differ, and have names of their own.
         arrange: Turns these tables into those of `measure`, on Spark.
-        measure: Returns the figures; in the forms that are asked for, if it `has_forms`.
+        measure: Returns the figures; in the requested forms, if it `has_forms`.
         has_forms: Whether it measures at several widths, with BM25 and by further metrics.
         intervals: Compares two models; by means over the items unless given.
-        held_out: Whether it measures on held-out pairs, which do not exist before the preparation.
+        held_out: Whether it measures on held-out pairs. These exist only after the preparation.
     """
 
     name: str
@@ -156,20 +156,19 @@ class Evaluation:
 
     def figures_of(self, config: Config) -> Sequence[Figure]:
         """Return its figures under these settings."""
-        more = config.evaluation.retrieval_metrics if self.has_forms else ()
+        further = config.evaluation.retrieval_metrics if self.has_forms else ()
         named = {figure.name: figure for figure in self.figures}
-        return [*({name: ranked_figure(name) for name in more} | named).values()]
+        return [*({name: ranked_figure(name) for name in further} | named).values()]
 
     def checkpoint_name(self, name: str) -> str:
-        """Return the name of a set, in some form, where checkpoints are measured on it."""
+        """Return the name of a set, in some form, in the figures of a checkpoint."""
         return name if self.read_fewer is None else f"{name}{FEWER}"
 
 
 def figure_named(name: str) -> Figure:
     """Return a figure by its name in ``metrics.json``.
 
-    A run folder may hold figures that no evaluation of this release gives; of those higher is taken
-    for better.
+    A run folder may hold figures of another release. For unknown ones, higher is better.
     """
     evaluation: Evaluation
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):

@@ -37,19 +37,20 @@ logger = logging.getLogger(__name__)
 
 SETS = "evaluation.retrieval_sets"
 SPLITS = ("test", "dev", "train")
-"""The first of these splits that a set has is measured on."""
+"""The first of these splits in a set is the one to measure on."""
 
 NOT_FOUND = "not_found"
 _METADATA = "metadata"
 _DEFAULT = EvaluationSettings()
 _JUDGED = ("query-id", "corpus-id", "score")
 _COMPRESSED = ("", ".gz")
+# Spark puts a line that it cannot parse into this column, and leaves the others null.
 _BROKEN = "_broken"
 _TAB = "\t"
 
 
 def set_name(given: str) -> str:
-    """Return the name of a set: its folder, with the split where one is asked for."""
+    """Return the name of a set: its folder, with the split if the settings name one."""
     path = PurePath(given)
     if path.suffix == ".tsv":
         return f"{path.parent.parent.name}-{path.stem}"
@@ -65,9 +66,9 @@ def read_retrieval_set(
     """Read and check a set.
 
     A document's text is its title, a space and its text. Its id becomes a hash of 64 bits, so that
-    the driver need not know them all; ids are equal for equal texts. ``given`` is a folder, or one
-    of the files in its ``qrels``, where there are several. Of the settings it takes
-    ``query_group``, ``missing_documents``, ``missing_queries`` and ``follow_links``.
+    the driver need not know them all; equal texts have equal ids. ``given`` is a folder, or one of
+    several files in its ``qrels``. Of the settings it takes ``query_group``, ``missing_documents``,
+    ``missing_queries`` and ``follow_links``.
 
     Returns:
         `asked`: ``query_id``, ``text`` (null of a missing query), ``document_id`` and ``gain``
@@ -101,7 +102,8 @@ def read_retrieval_set(
         F.coalesce(GROUP, F.xxhash64("query")).alias(GROUP),
     )
     if settings.missing_queries == NOT_FOUND and asked.where("text is not null").isEmpty():
-        raise InputError(SETS, f"{queries_file} has no judged query", f"name the one of {qrels}")
+        remedy = f"Put the queries that {qrels} names into it"
+        raise InputError(SETS, f"{queries_file} has no judged query", remedy)
     hashed = documents.select(F.xxhash64("id").alias("document_id"), "text")
     return {"asked": asked, "documents": hashed}
 
@@ -126,7 +128,7 @@ def files_of_set(
     """Return judgements, documents and queries of a set, without reading them.
 
     Raises:
-        InputError: One is missing, or is a link out of the folder that is not to be followed.
+        InputError: One is missing, or is a link out of the folder, and following is off.
     """
     qrels = _qrels_file(given, stores)
     folder = qrels.parent.parent
@@ -143,7 +145,7 @@ def _qrels_file(given: str, stores: StorageSettings) -> Location:
     if path.suffix == ".tsv" and path.is_file():
         return path
     if not path.is_dir():
-        raise InputError(SETS, f"there is no {path}", "name a folder with corpus.jsonl in it")
+        raise InputError(SETS, f"there is no {path}", "Name a folder that holds corpus.jsonl")
     found = listed(path / "qrels", "*.tsv")
     for split in SPLITS:
         for file in found:
@@ -152,21 +154,22 @@ def _qrels_file(given: str, stores: StorageSettings) -> Location:
     if len(found) == 1:
         return found[0]
     names = ", ".join(file.name for file in found) or "no *.tsv"
-    raise InputError(SETS, f"{path / 'qrels'} holds {names}", "name the file to take, or test.tsv")
+    remedy = "Name the file of judgements itself, or call it test.tsv"
+    raise InputError(SETS, f"{path / 'qrels'} holds {names}", remedy)
 
 
 def _file(folder: Location, name: str) -> Location:
     for ending in _COMPRESSED:
         if (folder / f"{name}{ending}").is_file():
             return folder / f"{name}{ending}"
-    raise InputError(SETS, f"there is no {folder / name}", "a set has it beside the folder qrels")
+    raise InputError(SETS, f"there is no {folder / name}", "Put it beside the folder qrels")
 
 
-def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFrame:
-    """Read the lines of a file: ``id``, ``text`` and others, all strings."""
+def _read_lines(session: SparkSession, file: Location, *fields: str) -> DataFrame:
+    """Read the lines of a file: ``id``, ``text`` and further fields, all strings."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    schema = _strings(["_id", "text", *others, _BROKEN])
+    schema = _strings(["_id", "text", *fields, _BROKEN])
     local = as_local(file)
     if local is not None:
         reader = session.read.schema(schema).option("encoding", "UTF-8")
@@ -187,10 +190,11 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
         f"{textless} lines without `text`": textless,
         f"{rows - distinct} lines whose `_id` is there already": rows - distinct,
     }
-    for fault, is_there in faults.items():
-        if is_there:
-            raise InputError(SETS, f"{file} has {fault}", "mend the file")
-    return lines.select(F.col("_id").alias("id"), "text", *(F.col(_quoted(one)) for one in others))
+    for fault, has_fault in faults.items():
+        if has_fault:
+            raise InputError(SETS, f"{file} has {fault}", "Correct the file")
+    further = (F.col(_quoted(field)) for field in fields)
+    return lines.select(F.col("_id").alias("id"), "text", *further)
 
 
 def _strings(names: Sequence[str]) -> StructType:
@@ -214,7 +218,7 @@ def _rows_of(files: Iterable[Location]) -> Iterator[str]:
         lines = _lines_of([file])
         names = next(lines).split(_TAB)
         for line in lines:
-            # A line may be short, as in files that Spark reads.
+            # A short line lacks its last columns, as where Spark reads the file itself.
             values = zip(names, line.split(_TAB), strict=False)
             yield json.dumps({name: value or None for name, value in values})
 
@@ -236,25 +240,26 @@ def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
     rows = _read_rows(session, file)
     for name in _JUDGED:
         if name not in rows.columns:
-            there = ", ".join(rows.columns) or "none"
-            raise InputError(SETS, f"{file} has no column `{name}`", f"its first line has {there}")
+            columns = ", ".join(rows.columns) or "none"
+            remedy = f"Add it to the first line, which names {columns}"
+            raise InputError(SETS, f"{file} has no column `{name}`", remedy)
     judged = rows.select(
         F.col("`query-id`").alias("query"),
         F.col("`corpus-id`").alias("document"),
         F.expr("try_cast(score as double)").alias("gain"),
     )
-    # Spark orders NaN above all numbers, so it would count as relevant.
+    # Spark orders NaN above all numbers, so it would count as relevant. A null compares to null.
     is_finite = F.coalesce(F.abs("gain") < F.lit(math.inf), F.lit(False))
     is_broken = F.col("query").isNull() | F.col("document").isNull() | ~is_finite
     found = judged.agg(F.count("*"), F.count_if(is_broken), F.count_if(F.col("gain") > 0))
     count, broken, relevant = found.collect()[0]
     if not count:
-        raise InputError(SETS, f"{file} is empty", "name a file with judgements")
+        raise InputError(SETS, f"{file} is empty", "Name a file with judgements")
     if broken:
-        problem = f"{file} has {broken} lines without ids and a finite number"
-        raise InputError(SETS, problem, "mend the file")
+        problem = f"{file} has {broken} lines without both ids and a finite score"
+        raise InputError(SETS, problem, "Correct the file")
     if not relevant:
-        raise InputError(SETS, f"{file} has no score above 0", "name another one of qrels")
+        raise InputError(SETS, f"{file} has no score above 0", "Name another file of qrels")
     return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
 
 
@@ -274,7 +279,7 @@ def _check_named(
     count = missing.count()
     if missing_ones == NOT_FOUND:
         logger.warning(
-            "%s names %d %s ids that %s does not have, such as `%s`: these are not found",
+            "%s names %d %s ids that %s does not have, such as `%s`: they count as not found",
             qrels,
             count,
             what,
@@ -286,7 +291,7 @@ def _check_named(
     raise InputError(
         SETS,
         f"{qrels} names {count} {what} ids that {file.name} does not have, such as `{first[what]}`",
-        f"mend one of the two, or count them as not found with {setting}: not_found",
+        f"Correct one of the files, or set {setting} to not_found to count them as not found",
     )
 
 

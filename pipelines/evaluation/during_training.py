@@ -1,8 +1,8 @@
-"""The evaluation of checkpoints during a training, which it does not affect.
+"""The evaluation of checkpoints during a training, without an effect on it.
 
-Workers write checkpoints to the run folder anyway. A thread of the driver finds them there, and has
-each measured by a process that runs :mod:`pipelines.evaluation.measure_checkpoint`. Executors,
-engine and workers have no part in it, so the loss curve stays the same.
+Workers write checkpoints to the run folder anyway. A thread of the driver finds them there, and
+starts a process of :mod:`pipelines.evaluation.measure_checkpoint` for each. Executors, engine and
+workers have no part in it, so the loss curve stays the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def choosing_metric(config: Config) -> Metric | None:
-    """Return the metric that chooses the best checkpoint; None unless the settings ask for one.
+    """Return the metric of ``training.keep_best``; None where it is not set.
 
     Raises:
         InputError: It is not measured.
@@ -55,7 +55,7 @@ def choosing_metric(config: Config) -> Metric | None:
 
 
 def has_ended_early(config: Config, run_folder: Location) -> bool:
-    """Tell whether a run has ended early, also by the settings of now; else have it go on."""
+    """Tell whether a run has ended early, by the present settings too; else have it go on."""
     if not is_to_end(run_folder):
         return False
     metric, patience = choosing_metric(config), config.training.patience
@@ -64,8 +64,8 @@ def has_ended_early(config: Config, run_folder: Location) -> bool:
         since = measured_since(read_evaluations(run_folder), metric, best)
         if since >= patience:
             logger.info(
-                "the run has ended early, since %d evaluations brought no gain; raise"
-                " training.patience to have it go on",
+                "the run ended early: %d evaluations brought no gain. Raise training.patience to"
+                " continue",
                 since,
             )
             return True
@@ -79,24 +79,24 @@ MEASURE_SECONDS = 1800.0
 KILL_SECONDS = 5.0
 """Deadline for a killed process to end."""
 FINISH_SECONDS = 300.0
-"""How long the end of a training waits for checkpoints that are not measured yet."""
+"""How long the end of a training waits for unmeasured checkpoints."""
 
 Figures = dict[str, dict[str, float]]
 OnFigures = Callable[[int, Figures], None]
 
 
 class CheckpointEvaluation:
-    """The evaluation of every so many-th checkpoint of a run; a context manager on the driver.
+    """The evaluation of every n-th checkpoint of a run; a context manager on the driver.
 
-    The last checkpoint is left to the `evaluate` job, unless the best one is to be kept. A
-    checkpoint that is deleted before its turn is skipped. Checkpoints that an earlier driver left
-    unmeasured come first, even where no step is left to make.
+    The `evaluate` job measures the last checkpoint, unless the run keeps the best one. A checkpoint
+    deleted before its turn is skipped. Checkpoints left by an earlier driver come first, even after
+    the last step.
 
     Args:
         snapshots: The tables to measure on; without any, nothing is measured.
         run: The run, with ``evaluation.every_checkpoints`` above 0 if there are snapshots.
         on_figures: Called with the step and the figures, on a thread.
-        metric: Chooses the best checkpoint, if that is to be kept; workers are asked to end after
+        metric: Chooses the best checkpoint, if the run keeps it. Workers are asked to end after
             ``training.patience`` evaluations without a gain.
     """
 
@@ -119,6 +119,7 @@ class CheckpointEvaluation:
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Event()
         self._aborted = threading.Event()
+        # Keeps an abort and the start of a process apart: no process begins after the abort.
         self._starting = threading.Lock()
         self._has_warned = False
         self._superseded: SupersededError | None = None
@@ -147,11 +148,11 @@ class CheckpointEvaluation:
         if kind is None:
             if left := len(self._waiting()) + (self._process is not None):
                 logger.info("waiting for the evaluation of %d checkpoints", left)
-            # Even so: it may have taken the last one and not begun its process.
+            # Even with none left: the thread may have taken the last one and not begun its process.
             self._thread.join(FINISH_SECONDS)
             if self._thread.is_alive() and self._metric is not None:
                 logger.warning(
-                    "not all checkpoints could be compared by %s in %.0f s after the training",
+                    "the comparison of checkpoints by %s did not end within %.0f s of the training",
                     self._metric,
                     FINISH_SECONDS,
                 )
@@ -159,27 +160,28 @@ class CheckpointEvaluation:
             self._aborted.set()
             if self._process is not None:
                 self._process.kill()
+        # `_ask` waits up to KILL_SECONDS for its killed process.
         self._thread.join(2 * KILL_SECONDS)
         if kind is None:
             self.check()
 
     def _measured_before(self) -> set[int]:
-        """Return the steps that were measured, and compared, before the run was interrupted."""
+        """Return the steps measured, and compared, before an interruption of the run."""
         folder = self._run.run_folder
         lines = read_evaluations(folder)
         if self._metric is None:
             steps = {line["step"] for line in lines}
         else:
             steps = compared_steps(lines, self._metric, read_best(folder, str(self._metric)))
-        # The best may be of a step that is made again.
+        # A resumed run repeats steps, and the best may be of one of them.
         return {step for step in steps if step <= self._run.first_step}
 
     def _waiting(self) -> list[int]:
-        there = checkpoint_steps(self._run.run_folder)
-        return [step for step in there if step not in self._tried and self._is_measured(step)]
+        steps = checkpoint_steps(self._run.run_folder)
+        return [step for step in steps if step not in self._tried and self._is_measured(step)]
 
     def _is_measured(self, step: int) -> bool:
-        """Tell whether the checkpoint of the state before a step is to be measured."""
+        """Tell whether to measure the checkpoint of the state before a step."""
         if step == self._last:
             return step > 0 and self._metric is not None
         every = self._run.config.training.checkpoint_every
@@ -200,7 +202,7 @@ class CheckpointEvaluation:
     def _work(self) -> None:
         """Measure the checkpoints in turn until the training has ended: the thread's function."""
         while not self._aborted.is_set():
-            # Read before looking for checkpoints, so that none that was there at the end is missed.
+            # Read before the look at checkpoints, which then cannot miss the last one.
             is_last_look = self._ending.is_set()
             step = None
             try:
@@ -221,7 +223,7 @@ class CheckpointEvaluation:
     def _measure(self, step: int) -> None:
         """Have a process measure a checkpoint, and pass the figures on."""
         began = time.monotonic()
-        # Made and removed by the driver, so that a process that is killed leaves nothing behind.
+        # The driver makes and removes it, so that a killed process leaves nothing behind.
         with tempfile.TemporaryDirectory(
             prefix="sentence-pipelines-", ignore_cleanup_errors=True
         ) as folder:
@@ -248,9 +250,9 @@ class CheckpointEvaluation:
         folder, patience = self._run.run_folder, self._run.config.training.patience
         value = metric.of(figures)
         if value is None or not math.isfinite(value):
-            raise ValueError(f"{metric} is no number")
+            raise ValueError(f"{metric} is {value}, which is no finite number")
         if keep_if_best(folder, metric, step, value, written):
-            logger.info("step %d is the best so far: %s %.4g", step, metric, value)
+            logger.info("step %d is the best so far, with %s %.4g", step, metric, value)
             return
         best = read_best(folder, str(metric))
         if best is None or patience is None:
@@ -258,8 +260,8 @@ class CheckpointEvaluation:
         since = measured_since(read_evaluations(folder), metric, best)
         if since >= patience and not is_to_end(folder):
             logger.info(
-                "%s has been no better than %.4g, of step %d, in %d evaluations: the training ends"
-                " at its next checkpoint (training.patience)",
+                "%s has not improved on %.4g (step %d) in %d evaluations. The training ends at"
+                " its next checkpoint (training.patience)",
                 metric,
                 best.value,
                 best.step,
@@ -279,7 +281,7 @@ class CheckpointEvaluation:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # An interrupt from the keyboard is for the driver, which ends this process.
+                # A keyboard interrupt is for the driver, and the driver ends this process.
                 start_new_session=True,
             )
         try:
@@ -294,7 +296,7 @@ class CheckpointEvaluation:
         return answer
 
     def _warn(self, step: int | None, error: Exception) -> None:
-        """Warn that a checkpoint was not measured, or could not be looked for."""
+        """Warn of an unmeasured checkpoint, or of a failed look for checkpoints."""
         if self._aborted.is_set():
             return
         if step is not None and self._is_deleted(step):
@@ -306,7 +308,7 @@ class CheckpointEvaluation:
         elif not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "%s not measured, and training goes on (%s); see %s",
+                "%s not measured (%s). Training goes on; see %s",
                 "checkpoints were" if step is None else f"step {step} was",
                 error,
                 self._folder / "log.txt",
@@ -316,4 +318,4 @@ class CheckpointEvaluation:
         try:
             return not checkpoint_path(self._run.run_folder, step).exists()
         except OSError:
-            return False  # What is wrong with the folder was wrong before, and is told.
+            return False  # `_warn` names the error of the folder itself.

@@ -1,4 +1,4 @@
-"""A model that executors load to embed texts.
+"""A model on the executors, to embed texts.
 
 It computes in fp32, so that figures do not depend on the processor.
 """
@@ -33,7 +33,7 @@ def embedder_loader(session: SparkSession, model_folder: Location | str) -> Embe
     folder = location(model_folder).absolute()
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(
-            "run.folder", f"{folder} holds no model", "name a folder that training wrote"
+            "run.folder", f"{folder} holds no model", "Name a folder that a training wrote"
         )
     threads = task_threads(session)
 

@@ -29,14 +29,14 @@ def partners(tables: Tables) -> Tables:
     texts = tables["documents"].withColumnRenamed("text", "text_1")
     pairs = tables["asked"].withColumnRenamed("text", "text_0").join(texts, "document_id")
     first = pairs.orderBy("query_id", "document_id").limit(MAX_PAIRS)
-    # The first pairs of all are a single partition.
+    # Spark leaves the rows of `limit` in a single partition.
     return {"pairs": first.select("text_0", "text_1").repartition(cores_for(pairs))}
 
 
 def measure(tables: Mapping[str, Rows], load: EmbedderLoader, forms: Forms) -> list[Measured]:
     """Embed the pairs of :func:`partners`, and return their :func:`geometry_figures`."""
     found = tables["pairs"].map(_embedding_batches(load), "first binary, second binary")
-    # In one order, whatever the partitions were, so that sums are the same to the last bit.
+    # Sorted, so that sums are the same to the last bit however Spark divides the rows.
     sides = zip(*sorted((row["first"], row["second"]) for row in found), strict=True)
     first, second = (np.stack([np.frombuffer(row, np.float32) for row in side]) for side in sides)
     return [Measured(geometry_figures(first, second))]
@@ -62,7 +62,7 @@ def _embedding_batches(load: EmbedderLoader) -> Batches:
 
 
 def geometry_figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
-    """Return ``pairs`` (a count), ``alignment`` and ``uniformity``; of both less is better.
+    """Return ``pairs`` (a count), ``alignment`` and ``uniformity``; of both, lower is better.
 
     Alignment is the mean squared distance of partners, uniformity the mean of both sides'. Both
     arguments are [pairs, width], rows of length 1; ``second`` has the partners.

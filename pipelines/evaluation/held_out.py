@@ -27,7 +27,7 @@ def held_out_sets(config: Config) -> Sequence[str]:
 
 
 def held_out_sources(config: Config) -> Sequence[str]:
-    """Return the sources with held-out queries, by name; none of a corpus without sources."""
+    """Return the names of the sources with held-out queries; none without sources."""
     corpus = PreparedFolder.of(config).corpus
     if not config.corpus.sources or not held_out_sets(config):
         return []
@@ -47,45 +47,49 @@ def set_name(config: Config, evaluation: str, given: str) -> str:
 def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
     """Read the tables `asked` and `documents`; see :func:`held_out_tables`.
 
-    Documents of training pairs are searched too, as far as the preparation has drawn them.
-    ``given`` is the corpus' folder; or one of its sources, whose queries search only its documents.
+    Queries search documents of training pairs too, as far as the preparation has drawn them.
+    ``given`` is the corpus' folder; or a source, and its queries search only its documents.
     """
-    distractors = PreparedFolder.of(config).corpus.distractors
-    others = read_parquet(session, distractors) if distractors.exists() else None
-    return _read(session, config, given, others)
+    path = PreparedFolder.of(config).corpus.distractors
+    distractors = read_parquet(session, path) if path.exists() else None
+    return _read(session, config, given, distractors)
 
 
 def read_held_out_alone(session: SparkSession, config: Config, given: str) -> Tables:
-    """Read the held-out tables without the documents of training pairs."""
+    """Read the held-out tables, without documents of training pairs."""
     return _read(session, config, given, None)
 
 
-def _read(session: SparkSession, config: Config, given: str, others: DataFrame | None) -> Tables:
+def _read(
+    session: SparkSession, config: Config, given: str, distractors: DataFrame | None
+) -> Tables:
     corpus = PreparedFolder.of(config).corpus
     tables = held_out_tables(session, corpus.queries, corpus.documents)
     if not config.corpus.sources:
-        return _with_others(tables, others)
+        return _with_distractors(tables, distractors)
     if given not in held_out_sources(config):
         # Two sources may ask for one document by one query, and hold one document for training.
         together = {**tables, "asked": tables["asked"].distinct()}
-        return _with_others(together, None if others is None else others.drop(SOURCE).distinct())
+        distinct = None if distractors is None else distractors.drop(SOURCE).distinct()
+        return _with_distractors(together, distinct)
     queries = read_parquet(session, corpus.queries)
-    own = queries.where(queries[SOURCE] == given).drop(SOURCE).dropna().distinct()
-    wanted = own.select("document_id").distinct()
+    asked = queries.where(queries[SOURCE] == given).drop(SOURCE).dropna().distinct()
+    wanted = asked.select("document_id").distinct()
     documents = tables["documents"].join(wanted, "document_id", "left_semi")
-    of_source = None if others is None else others.where(others[SOURCE] == given).drop(SOURCE)
-    return _with_others({"asked": own, "documents": documents}, of_source)
+    if distractors is not None:
+        distractors = distractors.where(distractors[SOURCE] == given).drop(SOURCE)
+    return _with_distractors({"asked": asked, "documents": documents}, distractors)
 
 
-def _with_others(tables: Tables, others: DataFrame | None) -> Tables:
-    """Add the documents of training pairs, if any, to those that are searched.
+def _with_distractors(tables: Tables, distractors: DataFrame | None) -> Tables:
+    """Add the documents of training pairs, if any, to the documents to search.
 
-    A document of one source that is relevant in another is not trained on, so none occurs twice.
+    No document occurs twice: a held-out document of one source is left out of all training pairs.
     """
-    if others is None:
+    if distractors is None:
         return tables
     documents = tables["documents"]
-    return {**tables, "documents": documents.unionByName(others.select(documents.columns))}
+    return {**tables, "documents": documents.unionByName(distractors.select(documents.columns))}
 
 
 def held_out_tables(
@@ -95,8 +99,8 @@ def held_out_tables(
 
     Args:
         queries_path: Parquet: ``query_id`` (int64), ``text`` and ``document_id`` (int64) of a
-            relevant document; a row for each where there are several. Perhaps ``group`` (int64):
-            queries of a group gain and lose together.
+            relevant document; a row for each of several. Perhaps ``group`` (int64): queries of a
+            group gain and lose together.
         documents_path: Parquet: ``document_id`` (int64, unique) and ``text``.
 
     Raises:
@@ -112,15 +116,15 @@ def _table(
     session: SparkSession, path: Location, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> DataFrame:
     """Read the columns of a Parquet file or folder, without rows that have nulls."""
-    remedy = "run `sentence-pipelines prepare` with the same settings first"
+    remedy = "Run `sentence-pipelines prepare` with the same settings first"
     if not path.exists():
         raise InputError("prepared.folder", f"there is no {path}", remedy)
     frame = read_parquet(session, path)
     for column in columns:
         if column not in frame.columns:
             raise InputError("prepared.folder", f"{path} has no column `{column}`", remedy)
-    there = [name for name in optional if name in frame.columns]
-    frame = frame.select(*columns, *there).dropna()
+    optional_columns = [name for name in optional if name in frame.columns]
+    frame = frame.select(*columns, *optional_columns).dropna()
     if frame.isEmpty():
         raise InputError("prepared.folder", f"{path} is empty", remedy)
     return frame

@@ -1,12 +1,12 @@
 """The significance of a difference between two models: an interval, and a test of no difference.
 
 Both models are measured on the same queries (or pairs of texts). Queries of one package, document
-or thread gain and lose together, so whole groups are drawn and flipped. Without known groups, each
-query is a group.
+or thread gain and lose together, so both methods draw and flip whole groups. Without known groups,
+each query is a group.
 
-- The interval is a paired bootstrap: groups are resampled with replacement, and each resample gives
-  a difference of the figure. For queries like these, the true difference lies in the interval with
-  a probability of :data:`CONFIDENCE`.
+- The interval is a paired bootstrap over groups: each resample, with replacement, gives a
+  difference of the figure. For queries like these, the true difference lies in the interval with a
+  probability of :data:`CONFIDENCE`.
 - The test flips the sign of each group's difference, as a model of equal quality might. It is exact
   where few groups differ; there a bootstrap is too sure.
 
@@ -14,8 +14,8 @@ Sources: Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; for ret
 Allan and Carterette, "A comparison of statistical significance tests for information retrieval
 evaluation", CIKM 2007; for groups Field and Welsh, "Bootstrapping clustered data", JRSS B 69(3),
 2007. The percentiles are those of Hesterberg, "What teachers should know about the bootstrap", The
-American Statistician 69(4), 2015 ("expanded percentile"), without which intervals of a few dozen
-queries are too narrow.
+American Statistician 69(4), 2015 ("expanded percentile"). Plain ones make intervals of a few dozen
+queries too narrow.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 
 
+# `eq=False`: arrays have no single truth value, so a generated `__eq__` would raise.
 @dataclass(frozen=True, eq=False)
 class Observations:
     """A model's numbers for each item of a set.
@@ -63,7 +64,7 @@ class Observed(Protocol):
 
 _COLUMNS = ("set", "name", "item", "value")
 GROUP = "group"
-"""A column that tables of earlier releases lack; null where an item is a group by itself."""
+"""A column, missing in tables of earlier releases; null where an item is a group by itself."""
 
 
 def write_observations(path: Location, by_set: Mapping[str, Observations]) -> None:
@@ -92,7 +93,7 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
 
 
 def digest_observations(path: Location) -> str | None:
-    """Return the SHA-256 of the file, which ties figures and observations to one evaluation."""
+    """Return the SHA-256 of the file: it ties figures and observations to one evaluation."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -114,11 +115,11 @@ def read_observations(path: Location) -> dict[str, Observations]:
     found = {}
     for of_set, by_name in rows.items():
         of_items = table.take(next(iter(by_name.values())))
-        told = of_items.column(GROUP) if GROUP in table.column_names else None
+        groups = of_items.column(GROUP) if GROUP in table.column_names else None
         found[of_set] = Observations(
             of_items.column("item").to_numpy(),
-            {name: values[some] for name, some in by_name.items()},
-            None if told is None or told.null_count else told.to_numpy(),
+            {name: values[of_name] for name, of_name in by_name.items()},
+            None if groups is None or groups.null_count else groups.to_numpy(),
         )
     return found
 
@@ -126,29 +127,31 @@ def read_observations(path: Location) -> dict[str, Observations]:
 CONFIDENCE = 0.95
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 FEWEST_ITEMS = 10
-"""With fewer, the spread of the differences is not known well enough."""
+"""With fewer, the estimate of the spread is too poor."""
 FEWEST_DIFFERING = 6
 """Groups that differ: of five, all in one direction, a test gives 2/32, which is no evidence."""
 UNSEEN = 0.005
-"""Points: a difference that two decimals do not show counts as none, however sure."""
+"""Points: a difference below two decimals counts as none, however sure."""
 POWER = 0.8
 """The power (probability of detection) at the smallest detectable difference."""
 _RESAMPLES, _FEWEST_RESAMPLES = 9999, 1999
 _DRAWN_AT_A_TIME = 2_000_000
 _DRAWN = 200_000_000
 """Draws of all resamples together: a second or two, however many queries there are."""
-# A correlation takes as long as thousands of means do.
+# A correlation takes as long as thousands of means.
 _MOST_OF_PAIRS, _FEWEST_OF_PAIRS = 999, 200
 _DRAWN_OF_PAIRS = 5_000_000
+# 16,384 flips of means, 512 of correlations.
 _EXACT, _EXACT_OF_PAIRS = 14, 9
-"""Groups that differ, up to which all flips are tried."""
+"""Up to so many differing groups, the test tries all flips."""
 _EQUAL = 1e-9
 # Two evaluations of one model give cosines that differ in their last bits.
 _EQUAL_COSINES = 1e-6
+# Fixed, so that a repeated evaluation gives the same verdict.
 _SEED = 17
 
 Measure = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
-"""Figures of the cosines of pairs and of the scores that people gave them."""
+"""Figures of the cosines of pairs and of their human scores."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,8 @@ class Interval:
             probability of :data:`POWER`.
         p: How often models of equal quality differ as much, by the sign-flip test; None in records
             of releases without it.
-        differing: Groups of items that differ at all; None in the same records.
-        groups: Groups of the items, where several share one; None where each is a group.
+        differing: Groups of items with any difference; None in the same records.
+        groups: Groups of the items; None where each item is a group.
     """
 
     low: float
@@ -183,7 +186,7 @@ class Interval:
             return 1.0 if middle == 0 else 0.0
         return float(2 * norm.sf(abs(middle) / half * norm.ppf((1 + CONFIDENCE) / 2)))
 
-    def told(
+    def verdict(
         self,
         *,
         lower_is_better: bool = False,
@@ -193,8 +196,8 @@ class Interval:
         """Return `better`, `worse` or `not significant`: the basis of every verdict and gate.
 
         Args:
-            gain_p: The probability that judges a gain, from :func:`holm`, where there are several
-                chances of one. A loss counts by itself: overlooking it costs more.
+            gain_p: The p value of a gain, from :func:`holm`, where there are several chances of
+                one. A loss counts by itself: overlooking it costs more.
         """
         if self.low <= 0 <= self.high:
             return NOT_SIGNIFICANT
@@ -202,12 +205,12 @@ class Interval:
             return NOT_SIGNIFICANT
         word = BETTER if (self.low > 0) != lower_is_better else WORSE
         p = gain_p if word == BETTER and gain_p is not None else self.p
-        # Adjusted ones are sums of what was 0.05 in decimals.
+        # `holm` multiplies p values, and the product may miss 0.05 by a rounding error.
         return NOT_SIGNIFICANT if p is not None and p > 1 - confidence + _EQUAL else word
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """Adjust the p values of several tests, so that any error among them is as rare as in one test.
+    """Adjust the p values of several tests: any error among them is as rare as in one test.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
     Statistics 6(2), 1979. It holds however the tests depend on each other.
@@ -225,16 +228,16 @@ def mean_intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of the differences of means over the items, by the name of the values.
 
-    Values with a NaN are left out. Nothing is returned for fewer than :data:`FEWEST_ITEMS`, or
-    where all are of one group.
+    Values with a NaN are left out. Fewer than :data:`FEWEST_ITEMS`, or a single group, have no
+    interval.
     """
     groups = _Groups.of(before, after)
     both = [name for name in before.values if name in after.values]
     differences = {name: after.values[name] - before.values[name] for name in both}
-    known = {name: one for name, one in differences.items() if np.isfinite(one).all()}
+    known = {name: values for name, values in differences.items() if np.isfinite(values).all()}
     if not groups.suffice or not known:
         return {}
-    sums = np.stack([groups.sums(one) for one in known.values()])
+    sums = np.stack([groups.sums(values) for values in known.values()])
     drawn = _Drawn(groups, _drawn_means(sums, groups.sizes), sums.sum(1) / groups.items)
     differing, probabilities = _flipped_means(sums)
     return drawn.named(list(known), probabilities, differing, confidence)
@@ -246,13 +249,13 @@ def pair_intervals(
     after: Observations,
     confidence: float = CONFIDENCE,
 ) -> dict[str, Interval]:
-    """Return the intervals of figures that are no means, such as correlations.
+    """Return the intervals of figures other than means, such as correlations.
 
-    ``measure`` takes the values `cosine` and `score`. Nothing is returned where all scores of some
-    draw are equal, since too few of them differ.
+    ``measure`` takes the values `cosine` and `score`. There are none if the scores of any draw are
+    all equal, since too few of them differ.
     """
     groups, scores = _Groups.of(before, after), before.values["score"]
-    cosines = np.stack([one.values["cosine"] for one in (before, after)])
+    cosines = np.stack([model.values["cosine"] for model in (before, after)])
     if not groups.suffice or not np.isfinite(cosines).all():
         return {}
     names = list(measure(cosines[0], scores))
@@ -260,7 +263,7 @@ def pair_intervals(
     def differences(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         if np.ptp(numbers) == 0:
             return np.full(len(names), np.nan)
-        old, new = (measure(one, numbers) for one in values)
+        old, new = (measure(of_model, numbers) for of_model in values)
         return np.array([new[name] - old[name] for name in names])
 
     rng = np.random.default_rng(_SEED)
@@ -275,8 +278,8 @@ def pair_intervals(
     # The figures do not depend on the scale of the cosines, and exchanged ones need to share it.
     alike = (cosines - cosines.mean(1, keepdims=True)) / (cosines.std(1, keepdims=True) + 1e-12)
     flipped = [_exchanged(alike, groups, differing[flip]) for flip in flips]
-    others = np.stack([differences(values, scores) for values in flipped])
-    probabilities = _share_as_large(others, found, is_exact=len(differing) <= _EXACT_OF_PAIRS)
+    by_chance = np.stack([differences(values, scores) for values in flipped])
+    probabilities = _share_as_large(by_chance, found, is_exact=len(differing) <= _EXACT_OF_PAIRS)
     count = np.full(len(names), len(differing))
     return _Drawn(groups, draws, found).named(names, probabilities, count, confidence)
 
@@ -292,11 +295,11 @@ class _Groups:
     def of(cls, before: Observations, after: Observations) -> _Groups:
         """Return the groups of either model's observations: one may be of an earlier release."""
         if not np.array_equal(before.items, after.items):
-            raise ValueError("the two models were not measured on the same items")
-        told = after.groups if after.groups is not None else before.groups
-        if told is None:
+            raise ValueError("the two models were measured on different items")
+        known = after.groups if after.groups is not None else before.groups
+        if known is None:
             return cls(np.arange(len(before.items)), np.ones(len(before.items)))
-        _, group_of, sizes = np.unique(told, return_inverse=True, return_counts=True)
+        _, group_of, sizes = np.unique(known, return_inverse=True, return_counts=True)
         return cls(group_of, sizes.astype(np.float64))
 
     @property
@@ -309,7 +312,7 @@ class _Groups:
 
     @property
     def effective(self) -> float:
-        """The number of equal-sized groups that say as much. Kish, "Survey Sampling", 1965."""
+        """The effective number of equal-sized groups. Kish, "Survey Sampling", 1965."""
         return float(self.items**2 / (self.sizes**2).sum())
 
     def sums(self, values: np.ndarray) -> np.ndarray:
@@ -365,9 +368,10 @@ class _Drawn:
 
         count = self.groups.effective
         errors = self.draws.std(0, ddof=1)
+        # The expanded percentile of Hesterberg, by the effective number of groups.
         quantile = t.ppf((1 + confidence) / 2, max(count - 1, 1)) * math.sqrt(count / (count - 1))
         if count < FEWEST_ITEMS:
-            # Percentiles cannot lie outside of what so few groups give.
+            # Percentiles cannot lie beyond the few values of so few groups.
             return self.found - quantile * errors, self.found + quantile * errors, errors
         shares = 100 * norm.cdf([-quantile, quantile])
         low, high = np.percentile(self.draws, shares, axis=0)
@@ -377,6 +381,7 @@ class _Drawn:
 def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return means of groups drawn with replacement, [draws, figures], from [figures, groups]."""
     rng, count = np.random.default_rng(_SEED), len(sizes)
+    # The draws of figures and sizes are one product: a mean divides by the items of its own draw.
     together = np.vstack([sums, sizes]).T
     found = []
     for rows in _batches(count):
@@ -390,17 +395,17 @@ def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def _flipped_means(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return by figure how many groups differ, and how often flipped ones differ as much."""
     scale = np.abs(sums).max(initial=0.0)
-    is_other = np.abs(sums) > _EQUAL * max(scale, 1.0)
-    differing = is_other.sum(1)
+    has_changed = np.abs(sums) > _EQUAL * max(scale, 1.0)
+    differing = has_changed.sum(1)
     probabilities = np.ones(len(sums))
     for place in np.flatnonzero((differing > 0) & (differing <= _EXACT)):
-        few = sums[place, is_other[place]]
+        few = sums[place, has_changed[place]]
         flips = _flips(len(few), 0, _EXACT, np.random.default_rng(_SEED))
-        others = np.stack([few.sum() - 2 * (flips @ few)], axis=1)
-        probabilities[place] = _share_as_large(others, few.sum()[None], is_exact=True)[0]
+        by_chance = np.stack([few.sum() - 2 * (flips @ few)], axis=1)
+        probabilities[place] = _share_as_large(by_chance, few.sum()[None], is_exact=True)[0]
     many = np.flatnonzero(differing > _EXACT)
     if len(many):
-        columns = sums[np.ix_(many, np.flatnonzero(is_other[many].any(0)))].T
+        columns = sums[np.ix_(many, np.flatnonzero(has_changed[many].any(0)))].T
         rng, total = np.random.default_rng(_SEED), columns.sum(0)
         batches = _batches(len(columns))
         flipped = [total - 2 * (_coins(rows, len(columns), rng) @ columns) for rows in batches]
@@ -416,7 +421,7 @@ def _batches(count: int) -> list[int]:
 
 
 def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.ndarray:
-    """Return which groups are flipped, [tries, groups]: all combinations if these are few."""
+    """Return the flipped groups of each try, [tries, groups]: all combinations if these are few."""
     if count > exact:
         return _coins(tries, count, rng).astype(bool)
     numbers, places = np.arange(2**count, dtype=np.int64), np.arange(count, dtype=np.int64)
@@ -431,11 +436,12 @@ def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     return coins
 
 
-def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:
+def _share_as_large(by_chance: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:
     """Return by figure the share of differences as large as those found, in either direction."""
-    as_large = (np.abs(others) >= np.abs(found) * (1 - _EQUAL) - _EQUAL).sum(0)
-    # Of drawn ones the one that was found is one more: Phipson and Smyth, 2010.
-    return np.asarray(as_large / len(others) if is_exact else (as_large + 1) / (len(others) + 1))
+    as_large = (np.abs(by_chance) >= np.abs(found) * (1 - _EQUAL) - _EQUAL).sum(0)
+    count = len(by_chance)
+    # Among random flips, the observed difference counts as one more: Phipson and Smyth, 2010.
+    return np.asarray(as_large / count if is_exact else (as_large + 1) / (count + 1))
 
 
 def _exchanged(values: np.ndarray, groups: _Groups, flipped: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Measures one checkpoint: ``python -m pipelines.evaluation.measure_checkpoint``, job as JSON.
 
 During a training its workers hold the executors, so a process beside the driver measures
-checkpoints without Spark. Spark has read and checked the tables, and written them as Parquet,
-before the training. The process takes the lowest CPU priority. Its last line on standard output is
-the figures as JSON; it ends with its driver, and at its deadline.
+checkpoints without Spark. Before the training, Spark has read and checked the tables, and written
+them as Parquet. The process takes the lowest CPU priority. Its last line on standard output is the
+figures as JSON; it ends with its driver, and at its deadline.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
     """
     return [
         Snapshot(
-            one.name,
-            one.evaluation.name,
-            one.evaluation.arrange(one.read_for_checkpoints(session, config)),
+            named.name,
+            named.evaluation.name,
+            named.evaluation.arrange(named.read_for_checkpoints(session, config)),
             Forms.of(config),
         )
-        for one in named_sets(config)
+        for named in named_sets(config)
     ]
 
 
@@ -94,11 +94,10 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
 
 
 def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float]]:
-    """Measure a model in this process, with the figures that the cluster gives on these tables.
+    """Measure a model in this process, with the cluster's figures on these tables.
 
     ``folder`` is that of :func:`write_snapshots`. Figures are as in
-    :func:`pipelines.evaluation.sets.evaluate`; sets with fewer documents to search have other
-    names.
+    :func:`pipelines.evaluation.sets.evaluate`; sets with fewer documents have names of their own.
     """
     embedder = load()
     figures: dict[str, dict[str, float]] = {}
@@ -126,17 +125,17 @@ def _batches(table: Location) -> Iterator[pa.RecordBatch]:
 
 NICENESS = 19
 STATE = "state"
-"""The subfolder of ``folder`` where the measured state is left."""
+"""The subfolder of ``folder`` for the measured state."""
 PARENT_CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Measure the checkpoint that a JSON object on standard input names.
+    """Measure the checkpoint of a job, a JSON object on standard input.
 
-    Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``storage``, how stores
-    are reached; ``folder``, an empty one for intermediate files; ``keep``, whether the state is
-    left there, in ``STATE``; ``driver``, the id of the process that asks; and ``seconds``, after
-    which the driver no longer waits for the answer.
+    Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``. ``storage`` are the
+    settings of stores. ``folder`` is an empty one for intermediate files, with ``keep`` also for
+    the state, in ``STATE``. ``driver`` is the id of the asking process, and ``seconds`` its
+    deadline for the answer.
     """
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Output of libraries must not mix with the answer, so it goes to the log.
@@ -146,7 +145,7 @@ def main() -> None:
     folder = Path(job["folder"])
     _end_with(job["driver"], job["seconds"], folder)
     stores = StorageSettings(**job["storage"])
-    # Loaded before all else, since the training may delete the checkpoint soon.
+    # First of all, since the training may delete the checkpoint soon.
     checkpoint = load_checkpoint(location(job["run_folder"], stores), job["step"])
     model = folder / "model"
     write_encoder(
@@ -157,6 +156,7 @@ def main() -> None:
         (folder / STATE).mkdir()
         write_files(folder / STATE, state)
         del state
+    # Freed before `measure` loads the model, so that the process holds its weights once.
     del checkpoint
     snapshots = location(job["snapshots"], stores)
     figures = measure(snapshots, lambda: load_embedder(model, precision="fp32"))
@@ -167,7 +167,7 @@ def main() -> None:
 def _end_with(driver: int, seconds: float, folder: Path) -> None:
     """End this process when its driver is gone, or after so many seconds, and remove the folder.
 
-    A scheduler that kills a job tries again, and otherwise two would measure at once. The driver
+    A scheduler repeats a killed job, and otherwise two processes would measure at once. The driver
     may not be there to remove the folder.
     """
     deadline = time.monotonic() + seconds
@@ -176,6 +176,7 @@ def _end_with(driver: int, seconds: float, folder: Path) -> None:
         while os.getppid() == driver and time.monotonic() < deadline:
             time.sleep(min(PARENT_CHECK_SECONDS, seconds))
         shutil.rmtree(folder, ignore_errors=True)
+        # Not `sys.exit`: in a thread, it ends only the thread.
         os._exit(1)
 
     threading.Thread(target=watch, name="driver-watch", daemon=True).start()

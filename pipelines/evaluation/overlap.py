@@ -1,8 +1,8 @@
 """The overlap of evaluation sets with the training pairs.
 
 Texts match as in `corpus.exclude`: by their letters and digits, exactly or nearly. Spark matches
-them where they lie; the driver receives only counts. A preparation keeps these beside the pairs, a
-training in its run folder, and an evaluation beside its figures.
+them on the executors; the driver receives only counts. A preparation keeps these beside the pairs,
+a training in its run folder, and an evaluation beside its figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 QUERIES, PAIRS = "queries", "pairs"
 _NOT_OF_SETS = {"retrieval", "hybrid", "geometry", "every_checkpoints", "samples"}
-"""Settings of the section that do not affect how sets are read."""
+"""Settings of the section without an effect on the reading of sets."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Overlap:
         of: `queries`, seen if a training pair has the text; or `pairs`, seen if one training pair
             has both texts.
         items: Queries or pairs of the set.
-        seen: Those among the training pairs.
+        seen: The seen ones of these.
         relevant: Queries with each of their relevant documents; or pairs.
-        seen_relevant: Those of which both texts are in one training pair.
+        seen_relevant: The ones of these with both texts in one training pair.
     """
 
     digest: str
@@ -64,14 +64,14 @@ class Overlap:
     seen_relevant: int
 
     def __str__(self) -> str:
-        told = f"{self.seen:,} of {self.items:,} {self.of} are among the training pairs"
+        items = f"{self.seen:,} of {self.items:,} {self.of} are among the training pairs"
         if self.of == PAIRS:
-            return told
-        return f"{told}, {self.seen_relevant:,} of {self.relevant:,} with a relevant document"
+            return items
+        return f"{items}, {self.seen_relevant:,} of {self.relevant:,} with a relevant document"
 
 
 class _Record(TypedDict, total=False):
-    """The parts of ``overlap.json`` that are read again."""
+    """The fields of ``overlap.json`` for later jobs."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -82,15 +82,15 @@ class _Record(TypedDict, total=False):
 def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None:
     """Match the evaluation sets with the training pairs, unless nothing has changed since.
 
-    A set that cannot be read yet is left out, with a warning: evaluating refuses it. ``session``
-    starts Spark, and is called only where it is needed.
+    An unreadable set is left out, with a warning: an evaluation refuses it. ``session`` starts
+    Spark, only where needed.
     """
     corpus, named = PreparedFolder.of(config).corpus, _foreign_sets(config)
     fingerprint = _fingerprint(config, named)
     if not named or _read(corpus.overlap).get("fingerprint") == fingerprint:
         return
     found = measure_overlap(session(), config, named, PreparedFolder.of(config).path)
-    record = {name: asdict(one) for name, one in found.items()}
+    record = {name: asdict(overlap) for name, overlap in found.items()}
     storage.write_json(corpus.overlap, {"fingerprint": fingerprint, "sets": record})
 
 
@@ -99,61 +99,63 @@ def measure_overlap(
 ) -> dict[str, Overlap]:
     """Match sets with the training pairs, log the overlaps, and return them by name.
 
-    Sets that cannot be read, or are of another kind, are left out. ``folder`` is the job's, for
+    Unreadable sets, and those of another kind, are left out. ``folder`` is the job's, for
     intermediate files.
     """
     from pipelines.spark.frames import Scratch
 
     corpus = PreparedFolder.of(config).corpus
     found: dict[str, Overlap] = {}
-    # What a process that is killed leaves there is removed by the next job.
+    # The name marks it for removal by the next job, should this process be killed.
     with Scratch(storage.aside_name(folder / "overlap", ".part")) as scratch:
-        for one in named:
+        for named_set in named:
+            name = named_set.name
             try:
-                tables = one.read(session, config)
+                tables = named_set.read(session, config)
             except InputError as error:
-                logger.warning("%s is not compared with the training pairs: %s", one.name, error)
+                logger.warning("%s is not compared with the training pairs: %s", name, error)
                 continue
             overlap = _overlap(session, corpus, tables, config.corpus, scratch)
             if overlap is not None:
-                found[one.name] = overlap
+                found[name] = overlap
                 log = logger.warning if overlap.seen else logger.info
-                log("%s: %s", one.name, overlap)
+                log("%s: %s", name, overlap)
     return found
 
 
 def keep_overlap(prepared: PreparedFolder, run: RunFolder) -> None:
     """Copy the overlap record of the training pairs to a run folder, and warn of overlaps."""
+    # A record of an earlier training in this folder would be of other pairs.
     run.overlap.unlink(missing_ok=True)
     if prepared.corpus.overlap.is_file():
         storage.write_json(run.overlap, records.read_object(prepared.corpus.overlap))
-        for name, one in _read(run.overlap).get("sets", {}).items():
-            if one.seen:
-                logger.warning("%s: %s", name, one)
+        for name, overlap in _read(run.overlap).get("sets", {}).items():
+            if overlap.seen:
+                logger.warning("%s: %s", name, overlap)
 
 
 def overlap_of_run(
     session: SparkSession, config: Config, run: RunFolder, digests: Mapping[str, str]
 ) -> dict[str, Overlap]:
-    """Return by set how much of it the run was trained on, as far as that is known.
+    """Return the known overlaps of the run's training pairs, by set.
 
-    Sets that its preparation did not match are matched now, if its pairs are still there.
-    ``digests`` are those of the sets as they are measured on now.
+    Sets without a match by its preparation are matched now, if its pairs are still there.
+    ``digests`` are the present ones of the sets.
     """
     known = {
-        name: one
-        for name, one in _read(run.overlap).get("sets", {}).items()
-        if digests.get(name) == one.digest
+        name: overlap
+        for name, overlap in _read(run.overlap).get("sets", {}).items()
+        if digests.get(name) == overlap.digest
     }
-    missing = [one for one in _foreign_sets(config) if one.name not in known]
+    missing = [named for named in _foreign_sets(config) if named.name not in known]
     if missing and _has_its_pairs(config, run):
         known |= measure_overlap(session, config, missing, run.path)
     return known
 
 
 def _foreign_sets(config: Config) -> list[NamedSet]:
-    """Return the sets that are not held out of the corpus, which has left out texts like them."""
-    return [one for one in named_sets(config) if not one.evaluation.held_out]
+    """Return the sets from outside the corpus: its preparation keeps held-out texts apart."""
+    return [named for named in named_sets(config) if not named.evaluation.held_out]
 
 
 def _has_its_pairs(config: Config, run: RunFolder) -> bool:
@@ -169,15 +171,19 @@ def _has_its_pairs(config: Config, run: RunFolder) -> bool:
 
 
 def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
-    told = [[one.name, one.evaluation.name, *_stamps(config, one.given)] for one in named]
+    sets = [
+        [named_set.name, named_set.evaluation.name, *_stamps(config, named_set.given)]
+        for named_set in named
+    ]
     settings = [config.corpus.near_duplicates, config.corpus.redact]
     reading = config.evaluation.model_dump(mode="json", exclude=_NOT_OF_SETS)
-    content = json.dumps([__version__, told, settings, reading])
+    # Another release may read and match differently.
+    content = json.dumps([__version__, sets, settings, reading])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
-    """Return the name of a set, and the stamps of its files, as far as there are any."""
+    """Return the name of a set, and the stamps of its files, if any."""
     follow, files = config.evaluation.follow_links, list[Location]()
     try:
         if is_pair_file(given):
@@ -185,7 +191,7 @@ def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
         else:
             files += files_of_set(given, config.storage, follow_links=follow)
     except InputError:
-        # Reading it says so.
+        # `measure_overlap` warns of it when it reads the set.
         return [given]
     return [given, *map(stamp_of, files)]
 
@@ -229,9 +235,9 @@ def _overlap(
     texts = judged.select(F.explode(F.array(*sides)).alias("text")).where("text is not null")
     seen = scratch.keep(_seen(session, corpus, texts.distinct(), settings, scratch))
     firsts = keyed.join(seen.toDF("first", "row", "place"), "first")
-    # One text may be like both.
-    both = firsts.join(seen.toDF("second", "row", "other"), ["second", "row"])
-    both = both.where("place != other")
+    # One training text may be like both texts of a pair, so their places must differ.
+    both = firsts.join(seen.toDF("second", "row", "second_place"), ["second", "row"])
+    both = both.where("place != second_place")
     relevant = both.select("item", "second").distinct().count()
     distinct = F.countDistinct("item")
     counted = keyed.agg(distinct.alias("items"), F.count("*").alias("relevant")).collect()[0]
@@ -265,7 +271,7 @@ def _seen(
     kept = scratch.keep_counted(comparable(named, settings))
     cleaned = kept.frame
     negatives = F.coalesce("negatives", F.array().cast("array<string>"))
-    own = (
+    trained = (
         read_parquet(session, corpus.pairs)
         .select("id", F.posexplode(F.concat(F.array("anchor", "positive"), negatives)))
         .toDF("row", "place", "text")
@@ -273,13 +279,13 @@ def _seen(
     )
     keys = cleaned.select("reference", text_key(F.col("text")).alias("key"))
     keys = F.broadcast(keys) if kept.rows <= MOST_BROADCAST else keys
-    exact = own.withColumn("key", text_key(F.col("text"))).join(keys, "key")
+    exact = trained.withColumn("key", text_key(F.col("text"))).join(keys, "key")
     found = exact.select("reference", "row", "place")
     similarity = exclude_threshold(settings)
     if similarity:
         hashed = F.xxhash64("text").alias("key")
         reference = scratch.keep_counted(cleaned.select(hashed, "text").dropDuplicates(["key"]))
-        by_key = own.select(hashed, "text", "row", "place")
+        by_key = trained.select(hashed, "text", "row", "place")
         near = near_match_pairs(by_key, reference, similarity, scratch)
         back = cleaned.select(hashed, "reference").withColumnRenamed("key", "other")
         nearly = by_key.join(near.join(back, "other"), "key")

@@ -1,10 +1,9 @@
 """Scored pairs of texts: similarity, and paraphrase classification.
 
 Figures compare the cosines of pairs with the scores of a file, as in sentence-transformers.
-`EmbeddingSimilarityEvaluator` asks whether cosines order pairs as people do; Reimers, Beyer and
-Gurevych, "Task-oriented intrinsic evaluation of semantic textual similarity", COLING 2016, say why
-Spearman's comes first. `BinaryClassificationEvaluator` asks whether one threshold on the cosine
-separates them.
+`EmbeddingSimilarityEvaluator` correlates cosines with human scores; Reimers, Beyer and Gurevych,
+"Task-oriented intrinsic evaluation of semantic textual similarity", COLING 2016, say why Spearman's
+comes first. `BinaryClassificationEvaluator` separates the labels by one threshold on the cosine.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _COMPRESSED = (".gz", ".bz2")
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The kind of pair files that the setting ``key`` names.
+    """The kind of pair files of the setting ``key``.
 
-    ``columns`` are the names of the first text, the second text and the number; the setting
-    ``KEY_columns`` has them.
+    ``columns`` are the names of the first text, the second text and the number, from the setting
+    ``KEY_columns``.
     """
 
     key: str
@@ -55,7 +54,7 @@ class PairFiles:
 
     @property
     def columns_key(self) -> str:
-        """The setting that names the columns."""
+        """The setting of the columns."""
         return f"{self.key}_columns"
 
 
@@ -85,8 +84,8 @@ def pair_evaluation(
     """Return an evaluation on files of pairs.
 
     Args:
-        key: The setting that names the files, such as `evaluation.similarity`; ``KEY_columns``
-            names the columns.
+        key: The setting of the files, such as `evaluation.similarity`; ``KEY_columns`` names the
+            columns.
         read: Reads and checks a file into ``text_0``, ``text_1`` and ``score``.
         measure: Returns the figures of the cosines and the scores, both float64 [pairs].
         check: Looks for requirements before Spark starts; raises InputError.
@@ -138,7 +137,7 @@ def is_pair_file(given: str) -> bool:
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """Read the pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
 
-    The ending says Parquet, CSV (or TSV) or JSON lines. The file is read once, before a model
+    The ending says Parquet, CSV (or TSV) or JSON lines. Spark reads the file once, before a model
     loads.
 
     Raises:
@@ -157,7 +156,9 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
         unread = rows.where("quarantined is not null").orderBy("offset").first()
         if unread is not None:
             raise InputError(
-                kind.key, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
+                kind.key,
+                f"{file} has an unreadable row ({unread['quarantined']})",
+                "Correct the file",
             )
         pairs = rows.select("text_0", "text_1", F.expr(number_in("score")).alias("score"))
         _check(file, pairs, kind)
@@ -175,11 +176,11 @@ def check_file(file: str, kind: PairFiles) -> None:
 
     follow = kind.follow_links
     for path in find_files([file], "columns", kind.key, kind.stores, follow_links=follow):
-        _, there = columns_in(path, kind.key, kind.dialect)
-        missing = next((name for name in kind.columns if name not in there), None)
+        _, columns = columns_in(path, kind.key, kind.dialect)
+        missing = next((name for name in kind.columns if name not in columns), None)
         if missing is not None:
             problem = f"{path} has no column `{missing}`"
-            raise InputError(kind.columns_key, problem, has_columns(there, "evaluation"))
+            raise InputError(kind.columns_key, problem, has_columns(columns, "evaluation"))
 
 
 def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
@@ -190,7 +191,9 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     if form is None:
         endings = ", ".join(_FORMATS)
         raise InputError(
-            kind.key, f"`{file}` says no format", f"its name must end in one of {endings}"
+            kind.key,
+            f"the name of `{file}` shows no format",
+            f"Give it one of the endings {endings}",
         )
     settings = CorpusSettings.model_validate(
         {
@@ -209,7 +212,7 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
         return read_rows(session, settings, kind.stores)
     except InputError as error:
         by_name = "corpus.format" in error.remedy
-        remedy = "give it the ending of its format" if by_name else error.remedy
+        remedy = "Give the file the ending of its format" if by_name else error.remedy
         for name in ("csv_", "follow_links"):
             remedy = remedy.replace(f"corpus.{name}", f"evaluation.{name}")
         raise InputError(keys.get(error.key, kind.key), error.problem, remedy) from None
@@ -226,14 +229,14 @@ def _check(file: str, pairs: DataFrame, kind: PairFiles) -> None:
     ).collect()[0]
     first, second, number = kind.columns
     if rows < 2:
-        raise InputError(kind.key, f"{file} holds {rows} pairs", "at least 2")
+        raise InputError(kind.key, f"{file} holds {rows} pairs", "Name a file of at least 2")
     faults = {
         f"{textless} rows of {file} have no `{first}` or `{second}`": textless,
         f"`{number}` of {scoreless} rows of {file} is no number": scoreless,
     }
     for fault, count in faults.items():
         if count:
-            raise InputError(kind.columns_key, fault, "fill or remove them")
+            raise InputError(kind.columns_key, fault, "Fill or remove them")
 
 
 def _stem_and_suffix(file: str) -> tuple[str, str]:
@@ -253,7 +256,7 @@ def arranged(tables: Tables) -> Tables:
 def cosines_of(pairs: Rows, load: EmbedderLoader) -> Compared:
     """Return the model's cosines of pairs, and their scores, in the order of their hashes."""
     found = pairs.map(_cosine_batches(load), "pair long, score double, cosine double")
-    # Equal pairs have equal cosines but for their last bits, and perhaps different numbers.
+    # By score before cosine: the cosines of equal pairs may differ in their last bits.
     rows = sorted((row["pair"], row["score"], row["cosine"]) for row in found)
     hashes, scores, cosines = zip(*rows, strict=True)
     return Compared(np.array(hashes, np.int64), np.array(cosines), np.array(scores))
@@ -294,7 +297,7 @@ def scored_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame
         raise InputError(
             kind.columns_key,
             f"every `{kind.columns[2]}` of {file} is {lowest:g}",
-            "name a column of different scores",
+            "Name a column of different scores",
         )
     return pairs
 
@@ -309,14 +312,14 @@ def similarity_figures(cosines: np.ndarray, scores: np.ndarray) -> dict[str, flo
 
 
 def pearson(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Pearson's correlation; 0 where a vector is constant, which says nothing of order."""
+    """Return Pearson's correlation; 0 for a constant vector."""
     from scipy.stats import pearsonr
 
     return 0.0 if _is_constant(left, right) else float(pearsonr(left, right).statistic)
 
 
 def spearman(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Spearman's rank correlation, ties at their mean rank; 0 where one is constant."""
+    """Return Spearman's rank correlation, ties at their mean rank; 0 for a constant vector."""
     from scipy.stats import spearmanr
 
     return 0.0 if _is_constant(left, right) else float(spearmanr(left, right).statistic)
@@ -360,14 +363,14 @@ def labelled_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFra
     if strange:
         raise InputError(
             kind.columns_key,
-            f"`{kind.columns[2]}` of {file} has {strange[0]:g}",
-            "labels are 0 and 1",
+            f"`{kind.columns[2]}` of {file} holds {strange[0]:g}",
+            "Use only the labels 0 and 1",
         )
     if len(labels) == 1:
         raise InputError(
             kind.columns_key,
             f"every `{kind.columns[2]}` of {file} is {labels[0]:g}",
-            "some pairs must be 0 and some 1",
+            "Add pairs with the other label",
         )
     return pairs
 
@@ -376,8 +379,8 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
     """Return how well a threshold on the cosines gives the labels (0 and 1, both present).
 
     Figures are ``pairs`` (a count), ``average_precision``, ``f1`` and ``accuracy`` (times 100, the
-    latter two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines). All
-    but the count are NaN where a cosine is NaN, since NaN has no order.
+    latter two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines). A
+    NaN among the cosines has no order, and makes all but the count NaN.
     """
     from sklearn.metrics import average_precision_score
 
@@ -399,7 +402,7 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
 
 
 def best_f1(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return the highest F1 that a threshold on the scores gives, and that threshold.
+    """Return the highest F1 of any threshold on the scores, and its threshold.
 
     Labels are 0 or 1, at least one of them 1. The highest of equally good thresholds counts; it
     lies half way to the next score below.
@@ -409,10 +412,10 @@ def best_f1(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
 
 def best_accuracy(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return the highest accuracy that a threshold on the scores gives, and that threshold.
+    """Return the highest accuracy of any threshold on the scores, and its threshold.
 
-    As :func:`best_f1`; if no threshold is better than calling all pairs unlike, it lies above the
-    highest score.
+    As :func:`best_f1`. If no threshold beats "all pairs are unlike", it lies above the highest
+    score.
     """
     found, extracted, distinct = _cumulated(scores, labels)
     negatives = len(labels) - found[-1]

@@ -81,7 +81,7 @@ def _discounted(gains: Iterable[float]) -> float:
 
 
 def reciprocal_rank_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
-    """Return one over the rank of the first relevant item; 0 where none is in the first k.
+    """Return one over the rank of the first relevant item; 0 for none in the first k.
 
     Source: Voorhees, "The TREC-8 question answering track report", TREC 1999.
     """
@@ -90,16 +90,16 @@ def reciprocal_rank_at(ranked: Sequence[int], relevant: Relevant, k: int) -> flo
 
 
 def recall_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
-    """Return the share of the relevant items that are among the first k."""
+    """Return the share of the relevant items among the first k."""
     return sum(item in relevant for item in ranked[:k]) / len(relevant)
 
 
 def average_precision_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
     """Return the mean, over all relevant items, of the precision at their ranks; 0 beyond k.
 
-    This is trec_eval's `map_cut`, and so BEIR's. sentence-transformers divides by k where more
-    items are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability",
-    SIGIR 2000.
+    This is trec_eval's `map_cut`, and so BEIR's. sentence-transformers divides by k if more items
+    are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability", SIGIR
+    2000.
     """
     ranks = [rank for rank, item in enumerate(ranked[:k], 1) if item in relevant]
     return sum(found / rank for found, rank in enumerate(ranks, 1)) / len(relevant)
@@ -155,10 +155,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The documents that a model finds, the best first.
-
-    By query id there are :data:`DEPTH`, or as many as a metric counts.
-    """
+    """A model's documents by query id, the best first: :data:`DEPTH`, or as a metric needs."""
 
     queries: Queries
     ranked: Mapping[int, Sequence[int]]
@@ -168,8 +165,10 @@ class Retrieved:
     def observations(self) -> Observations:
         """Return the metrics of each query, times 100, by ascending id."""
         figures = figures_by_query(self.ranked, self.queries.relevant, self.metrics)
-        items, of = np.array(sorted(self.queries.relevant), np.int64), self.queries.groups
-        groups = None if of is None else np.array([of[key] for key in items.tolist()], np.int64)
+        items, known = np.array(sorted(self.queries.relevant), np.int64), self.queries.groups
+        groups = None
+        if known is not None:
+            groups = np.array([known[key] for key in items.tolist()], np.int64)
         return Observations(items, {name: 100 * values for name, values in figures.items()}, groups)
 
 
@@ -182,11 +181,12 @@ class Rankings:
 
     def without_themselves(self, depth: int) -> Rankings:
         """Return the first documents of each query, except the one with the query's own id."""
-        words = None if self.by_words is None else _others(self.by_words, depth)
-        return Rankings({width: _others(one, depth) for width, one in self.by_width.items()}, words)
+        words = None if self.by_words is None else _without_itself(self.by_words, depth)
+        by_width = {width: _without_itself(found, depth) for width, found in self.by_width.items()}
+        return Rankings(by_width, words)
 
     def in_forms(self, depth: int) -> dict[Form, Ranking]:
-        """Return the first documents by each width, and by it fused with BM25 if that is there."""
+        """Return the first documents by each width, alone and, if ranked by words, with BM25."""
         forms: dict[Form, Ranking] = {}
         for width, found in self.by_width.items():
             forms[Form(width)] = ranking_of(best_of(found, depth))
@@ -195,15 +195,15 @@ class Rankings:
         return forms
 
 
-def _others(found: Neighbours, depth: int) -> Neighbours:
-    is_other = found.queries != found.documents
-    kept = (found.queries[is_other], found.documents[is_other], found.scores[is_other])
+def _without_itself(found: Neighbours, depth: int) -> Neighbours:
+    is_kept = found.queries != found.documents
+    kept = (found.queries[is_kept], found.documents[is_kept], found.scores[is_kept])
     return best_of(Neighbours(*kept), depth)
 
 
 def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
     """Return both rankings fused as by `search --hybrid`; deeper ranks follow the first ones."""
-    vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
+    vectors, words = (best_of(ranking, FUSED_RANKS) for ranking in (by_vectors, by_words))
     first = ranking_of(weighted_fusion(vectors, words, depth))
     if depth <= FUSED_RANKS:
         return first
@@ -226,7 +226,7 @@ def arranged(tables: Tables) -> Tables:
     """Return judgements, query texts and documents, dealt to all cores.
 
     Args:
-        tables: `asked`, with ``query_id``, ``text`` (null of a missing query, which finds nothing),
+        tables: `asked`, with ``query_id``, ``text`` (null of a missing query: it finds nothing),
             ``document_id`` of a relevant document, perhaps its ``gain`` (1 unless given) and the
             query's ``group``; and `documents`, with ``document_id`` and ``text``. The result also
             has `queries`, a text each.
@@ -234,7 +234,7 @@ def arranged(tables: Tables) -> Tables:
     asked = tables["asked"]
     gain = "gain" if "gain" in asked.columns else "1D AS gain"
     known = [name for name in (GROUP,) if name in asked.columns]
-    # Dealt so that the groups need no further shuffle.
+    # Partitioned by query, so that `groupBy` below needs no second shuffle.
     texts = asked.where("text is not null").repartition(cores_for(asked), "query_id")
     return {
         "asked": asked.selectExpr("query_id", "document_id", gain, *known),
@@ -260,22 +260,24 @@ def measure(
     metrics = tuple(dict.fromkeys((*METRICS, *forms.metrics)))
     shown = max(int(name.rpartition("@")[2]) for name in metrics)
     depth = max(FUSED_RANKS, shown) if forms.hybrid else shown
+    # One more: the query's own document, if among them, is dropped afterwards.
     most = depth + skip_themselves
-    whole = queries.embeddings.shape[1]
-    widths = [WHOLE, *sorted({one for one in forms.widths if one < whole}, reverse=True)]
+    model_width = queries.embeddings.shape[1]
+    shorter = {width for width in forms.widths if width < model_width}
+    widths = [WHOLE, *sorted(shorter, reverse=True)]
     by_width = rank_documents(tables["documents"], queries, load, most, widths)
     rankings = Rankings(by_width, rank_by_words(tables, most) if forms.hybrid else None)
     rankings = rankings.without_themselves(depth) if skip_themselves else rankings
     counts = {"queries": len(queries.relevant), "documents": tables["documents"].count()}
-    alone = {}
+    baseline = {}
     if rankings.by_words is not None:
         by_words = retrieval_metrics(ranking_of(rankings.by_words), queries.relevant)
-        alone = {BM25_ALONE: by_words["ndcg@10"]}
+        baseline = {BM25_ALONE: by_words["ndcg@10"]}
     return [
         Measured(
             counts
             | retrieval_metrics(ranked, queries.relevant, metrics)
-            | (alone if form.hybrid else {}),
+            | (baseline if form.hybrid else {}),
             Retrieved(queries, ranked, metrics),
             form,
         )
@@ -290,7 +292,7 @@ def embed_queries(tables: Mapping[str, Rows], load: EmbedderLoader) -> Queries:
     for row in tables["asked"].collect():
         relevant.setdefault(row["query_id"], {})[row["document_id"]] = row["gain"]
         if GROUP in row:
-            # A query that two packages ask is of one of them, the same for all models.
+            # A query of two packages takes the lower group, the same one for all models.
             groups[row["query_id"]] = min(row[GROUP], groups.get(row["query_id"], row[GROUP]))
     embedded = embeddings_by_id(tables["queries"].map(query_batches(load), EMBEDDED))
     return Queries(
@@ -302,11 +304,12 @@ def embed_queries(tables: Mapping[str, Rows], load: EmbedderLoader) -> Queries:
 
 
 def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batches:
-    """Return a function that embeds ``query_id``, ``text`` into rows of :data:`EMBEDDED`."""
+    """Return a function from ``query_id``, ``text`` to rows of :data:`EMBEDDED`."""
 
     def embed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         embedder = None
         for batch in batches:
+            # Not before the first batch: a task without rows needs no model.
             embedder = embedder or load()
             embed_side = embedder.documents if as_documents else embedder.queries
             embeddings = unit_length(embed_side(batch.column("text").to_pylist()))
@@ -356,6 +359,7 @@ def _nearest_batches(
             embeddings = unit_length(embedder.documents(batch.column("text").to_pylist()))
             ids = batch.column("document_id").to_numpy()
             for width in widths:
+                # Merged batch by batch, so that memory does not grow with the documents.
                 asked, found = _cut_to(shared.value, width), _cut_to(embeddings, width)
                 best[width] = merged(best[width], nearest(asked, found, ids, depth), depth)
         for width, of_width in best.items():
@@ -391,11 +395,12 @@ class _Asked(NamedTuple):
 
 
 def rank_by_words(tables: Mapping[str, Rows], depth: int) -> Neighbours:
-    """Return the best documents of each query by BM25; fewer where fewer share a word with it."""
+    """Return the best documents of each query by BM25; only ones that share a word with it."""
     documents = tables["documents"]
     texts = {row["query_id"]: row["text"] for row in tables["queries"].collect()}
     ids = sorted(texts)
     queries = WordQueries.of([texts[key] for key in ids])
+    # A first pass: BM25 weighs words by their frequency in all documents.
     with documents.shared(queries) as words:
         counted = documents.map(_count_batches(words), "documents long, words long, having binary")
     statistics = total(

@@ -1,8 +1,8 @@
-"""The rows that an evaluation measures on: on Spark's executors, or in this process.
+"""The rows of an evaluation: on Spark's executors, or in this process.
 
 An evaluation is written once, as functions of record batches. Executors run them for
-:class:`SparkRows`. :class:`LocalRows` runs them here, for checkpoints that are measured while
-workers hold the executors.
+:class:`SparkRows`. :class:`LocalRows` runs them in this process, for checkpoints: workers hold the
+executors meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCH_ROWS = 1024
-"""Rows that are read at a time in this process."""
+"""Rows of a batch in this process."""
 
 Value = TypeVar("Value")
 Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """The argument of Spark's `mapInArrow`."""
 Tables: TypeAlias = "Mapping[str, DataFrame]"
-"""The tables of a set, by the names that its evaluation gives them."""
+"""The tables of a set, by the names of its evaluation."""
 
 
 class Row(Protocol):
@@ -49,31 +49,31 @@ class Rows(Protocol):
         ...
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return the rows that a function makes of batches, once in each task.
+        """Return a function's rows; it maps the batches of each task.
 
         The schema of its batches is written as in Spark: ``pair long, cosine double``.
         """
         ...
 
     def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
-        """Return the rows of highest ``score`` that a function makes, in any order.
+        """Return a function's rows of highest ``score``, in any order.
 
         Args:
             work: Gives the best rows of each group among its own batches.
             schema: As for :meth:`map`; has ``document_id`` and ``score``.
             groups: Columns; rows of equal values are a group.
-            depth: Rows of a group; of equal scores the lower id wins.
+            depth: Rows of a group; the lower id wins a tie.
         """
         ...
 
     def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
-        """Share a value with the functions that run inside the block."""
+        """Share a value with functions, inside the block."""
         ...
 
 
 @dataclass(frozen=True)
 class SparkRows:
-    """Rows of a data frame, which executors work on and merge; see :class:`Rows`."""
+    """Rows of a data frame on the executors; see :class:`Rows`."""
 
     frame: DataFrame
 
@@ -86,7 +86,7 @@ class SparkRows:
         return self.frame.collect()
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Collect on the driver the rows that the executors make."""
+        """Collect the executors' rows on the driver."""
         return self.frame.mapInArrow(work, schema).collect()
 
     def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
@@ -106,7 +106,7 @@ class SparkRows:
 
 @dataclass(frozen=True)
 class LocalRows:
-    """Rows that this process reads, batch by batch, as often as it needs; see :class:`Rows`."""
+    """Rows of this process, read batch by batch, as often as needed; see :class:`Rows`."""
 
     batches: Callable[[], Iterable[pa.RecordBatch]]
 
@@ -119,22 +119,22 @@ class LocalRows:
         return self.map(iter, "")
 
     def map(self, work: Batches, schema: str) -> Sequence[Row]:
-        """Return the rows that the function makes of all batches."""
+        """Return the function's rows of all batches."""
         return [row for batch in work(self.batches()) for row in batch.to_pylist()]
 
     def best(self, work: Batches, schema: str, groups: Sequence[str], depth: int) -> Sequence[Row]:
-        """Return the rows that the function makes: the best of all batches are the best of all."""
+        """Return the function's rows: the best of all batches are the best of all."""
         return self.map(work, schema)
 
     def shared(self, value: Value) -> AbstractContextManager[Shared[Value]]:
-        """Return the value itself, wrapped: there is no other process."""
+        """Return the value itself, wrapped: a single process needs no broadcast."""
         return nullcontext(Shared(value))
 
 
 def spread(table: DataFrame) -> DataFrame:
     """Return the rows in at least one partition a core: Spark reads a small file as one.
 
-    Pass a table as it is read: to count the partitions behind a shuffle, Spark would compute it.
+    Pass a table before any shuffle: Spark would compute the shuffle to count its partitions.
     """
     cores = cores_for(table)
     return table if has_partitions(table, cores) else table.repartition(cores)

@@ -1,7 +1,7 @@
 """The report's view of the held-out pairs: a map of a sample, and neighbours of a few queries.
 
-Nothing is ranked again: the retrieval evaluation has done that. Executors embed only the documents
-of the map's pairs, since the evaluation keeps no embeddings of documents.
+Rankings are those of the retrieval evaluation. It keeps no embeddings of documents, so executors
+embed the documents of the map's pairs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _SPREAD = 1e-6
 def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
     """Place texts so that neighbours by cosine stay together; long distances mean nothing.
 
-    Places are [texts, 2], between -1 and 1, the middle at 0. All are 0 where the embeddings
-    coincide, are NaN or infinite, or are too few for a map, and without scikit-learn.
-    ``embeddings`` are [texts, width]; the same ``seed`` gives the same map.
+    Places are [texts, 2], between -1 and 1, the middle at 0. All are 0 for too few, equal, NaN or
+    infinite embeddings, and without scikit-learn. ``embeddings`` are [texts, width]; the same
+    ``seed`` gives the same map.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 9, 2008, started from
     the principal components.
@@ -60,17 +60,18 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
         return np.zeros((len(vectors), 2))
     from sklearn.manifold import TSNE
 
-    # The exact method: the sums of the other one depend on the number of processors.
+    # The exact method: the sums of Barnes-Hut depend on the number of processors.
     projection = TSNE(
         init="pca",
         method="exact",
+        # scikit-learn demands less than the number of texts.
         perplexity=min(PERPLEXITY, (len(vectors) - 1) / 3),
         random_state=seed,
     )
     return _centred(projection.fit_transform(vectors.astype(np.float64)))
 
 
-def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
+def turned_onto(places: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Rotate or mirror a map, [texts, 2], to match another one of the same texts best.
 
     Source: Schönemann, "A generalized solution of the orthogonal Procrustes problem", Psychometrika
@@ -78,7 +79,7 @@ def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
     """
     from scipy.linalg import orthogonal_procrustes
 
-    turn, _ = orthogonal_procrustes(places, others)
+    turn, _ = orthogonal_procrustes(places, target)
     return _centred(places @ turn)
 
 
@@ -104,9 +105,9 @@ def write_samples(
 ) -> Location | None:
     """Write ``samples.json`` into the run folder, for the report.
 
-    ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many queries of each
-    kind (found better, found worse, random); where that is 0 the file holds no text. None, and no
-    file, where nothing was retrieved or nothing is to be shown.
+    ``evaluation.samples`` is the number of pairs, ``corpus.report_examples`` that of queries of
+    each kind (found better, found worse, random); with 0 of these, the file holds no text. Without
+    samples or retrieved documents there is no file: None.
     """
     path = RunFolder.of(config).samples
     if not config.evaluation.samples or models.keys() != retrieved.keys():
@@ -130,7 +131,9 @@ def write_samples(
     documents = _texts(session, held_out.documents, "document_id", shown)
     if held_out.distractors.exists():
         documents |= _texts(session, held_out.distractors, "document_id", shown - documents.keys())
-    pairs = {key: one for key, one in pairs.items() if key in asked and one in documents}
+    pairs = {
+        key: document for key, document in pairs.items() if key in asked and document in documents
+    }
     storage.write_json(
         path,
         {
@@ -168,14 +171,12 @@ def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
 
 
 def ranks_of(found: Retrieved) -> dict[int, int | None]:
-    """Return the rank of the first relevant document by query; None if below the ranks kept."""
-    relevant = found.queries.relevant
-    return {
-        key: next(
-            (rank for rank, one in enumerate(found.ranked.get(key, ()), 1) if one in wanted), None
-        )
-        for key, wanted in relevant.items()
-    }
+    """Return the rank of the first relevant document by query; None if below the kept ranks."""
+    first_ranks: dict[int, int | None] = {}
+    for key, wanted in found.queries.relevant.items():
+        ranked = enumerate(found.ranked.get(key, ()), 1)
+        first_ranks[key] = next((rank for rank, document in ranked if document in wanted), None)
+    return first_ranks
 
 
 def choose_queries(
@@ -187,14 +188,15 @@ def choose_queries(
     lost = [key for key in gains if gains[key] < 0]
     better = sorted(gained, key=lambda key: -gains[key])[:count]
     worse = sorted(lost, key=lambda key: gains[key])[:count]
-    others = [key for key in gains if key not in {*better, *worse}]
-    return {"better": better, "worse": worse, "random": others[:count]}
+    # Ids are hashes, so the first ids are a random choice, the same in every run.
+    remaining = [key for key in gains if key not in {*better, *worse}]
+    return {"better": better, "worse": worse, "random": remaining[:count]}
 
 
 def count_changes(
     before: Mapping[int, int | None], after: Mapping[int, int | None]
 ) -> dict[str, int]:
-    """Count the queries whose document has a better, and a worse rank than before."""
+    """Count the queries with a better, and with a worse rank of their document than before."""
     gains = _gains(before, after).values()
     return {
         "queries": len(gains),
@@ -228,7 +230,7 @@ def _pairs(
     ]
     if not lines:
         return []
-    rows = [(one, documents[one]) for one in pairs.values()]
+    rows = [(document, documents[document]) for document in pairs.values()]
     shown = SparkRows(spread(session.createDataFrame(rows, "query_id long, text string")))
     earlier: np.ndarray | None = None
     for name, folder in models.items():
@@ -239,7 +241,7 @@ def _pairs(
         places = place_on_map(np.concatenate([left, right]), config.training.seed)
         places = places if earlier is None else turned_onto(places, earlier)
         earlier = places
-        own = (left * right).sum(axis=1)
+        cosines = (left * right).sum(axis=1)
         # The cosine of each query with the document of another pair.
         strange = (left * np.roll(right, 1, axis=0)).sum(axis=1)
         for row, (key, line) in enumerate(zip(pairs, lines, strict=True)):
@@ -247,20 +249,21 @@ def _pairs(
             line[name] = {
                 "rank": ranks[name][key],
                 "places": [_rounded(place) for place in both],
-                "cosine": _rounded([own[row]])[0],
+                "cosine": _rounded([cosines[row]])[0],
                 "strange_cosine": _rounded([strange[row]])[0],
             }
     return lines
 
 
 def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
+    # The ids of `Queries` are ascending.
     rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
     return rows
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
     """Round, with null for NaN and infinities, which JSON does not have."""
-    return [round(float(one), _DECIMALS) if np.isfinite(one) else None for one in values]
+    return [round(float(value), _DECIMALS) if np.isfinite(value) else None for value in values]
 
 
 def _found(
@@ -271,8 +274,8 @@ def _found(
     return {
         "rank": ranks[key],
         "documents": [
-            {"text": documents[one], "right": one in wanted}
-            for one in found.ranked.get(key, ())[:SHOWN_DOCUMENTS]
+            {"text": documents[document], "right": document in wanted}
+            for document in found.ranked.get(key, ())[:SHOWN_DOCUMENTS]
         ],
     }
 
@@ -284,6 +287,6 @@ def _texts(
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     frame = read_parquet(session, path)
-    some = frame.where(F.col(column).isin(list(ids))).dropna()
-    rows = some.groupBy(column).agg(F.min("text").alias("text")).collect()
+    wanted = frame.where(F.col(column).isin(list(ids))).dropna()
+    rows = wanted.groupBy(column).agg(F.min("text").alias("text")).collect()
     return {row[column]: row["text"][:MAX_CHARACTERS] for row in rows}

@@ -1,4 +1,4 @@
-"""The evaluation sets that the settings name: names, checks, tables, and digests to compare by."""
+"""The evaluation sets of the settings: names, checks, tables, and digests to compare by."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A set that the settings name; ``name`` is its unique key in ``metrics.json``."""
+    """A set of the settings; ``name`` is its unique key in ``metrics.json``."""
 
     name: str
     given: str
@@ -47,7 +47,7 @@ class NamedSet:
 
     @property
     def source(self) -> tuple[Callable[..., Tables], str]:
-        """A key that sets of the same tables share, such as those of held-out pairs."""
+        """A key, equal for sets of the same tables, such as those of held-out pairs."""
         return self.evaluation.read, self.given
 
     def read(self, session: SparkSession, config: Config) -> Tables:
@@ -56,7 +56,7 @@ class NamedSet:
             return self.evaluation.read(session, config, self.given)
 
     def read_for_checkpoints(self, session: SparkSession, config: Config) -> Tables:
-        """Read the tables on which checkpoints are measured."""
+        """Read the tables for the evaluation of checkpoints."""
         with _naming_guards(config, self.given):
             read = self.evaluation.read_fewer or self.evaluation.read
             return read(session, config, self.given)
@@ -70,27 +70,27 @@ class Role(StrEnum):
     HELD_OUT = "held_out"
     """Pairs of the corpus itself, a proxy for real queries."""
     GUARD = "guard"
-    """Other subjects, on which a model should be no worse than before."""
+    """Other subjects: a model should be no worse on them than before."""
     VARIANT = "variant"
-    """One of these again, with shorter embeddings or with BM25, which decides nothing."""
+    """One of these again, with shorter embeddings or with BM25; it decides nothing."""
 
 
 def told_sets(config: Config) -> dict[str, dict[str, str]]:
     """Return the `evaluation` and `role` of each set, in each form, by its name."""
     return {
         name: {
-            "evaluation": one.evaluation.name,
-            "role": (_role(config, one) if name == one.name else Role.VARIANT).value,
+            "evaluation": named.evaluation.name,
+            "role": (_role(config, named) if name == named.name else Role.VARIANT).value,
         }
-        for one in named_sets(config)
-        for name in names_in_forms(one, config)
+        for named in named_sets(config)
+        for name in names_in_forms(named, config)
     }
 
 
-def _role(config: Config, one: NamedSet) -> Role:
-    if one.evaluation.held_out:
+def _role(config: Config, named: NamedSet) -> Role:
+    if named.evaluation.held_out:
         return Role.HELD_OUT
-    return Role.GUARD if one.given in config.evaluation.guards else Role.JUDGED
+    return Role.GUARD if named.given in config.evaluation.guards else Role.JUDGED
 
 
 def named_sets(config: Config) -> list[NamedSet]:
@@ -109,24 +109,25 @@ def named_sets(config: Config) -> list[NamedSet]:
         for evaluation in evaluations
         for given in evaluation.sets(config)
     ]
-    taken.update(one.name for one in sets if not one.evaluation.held_out)
+    taken.update(short.name for short in sets if not short.evaluation.held_out)
 
-    def name_of(one: NamedSet) -> str:
-        if one.evaluation.held_out:
-            return set_name(config, one.evaluation.name, one.given)
-        return one.name if taken[one.name] == 1 else one.given
+    def name_of(short: NamedSet) -> str:
+        if short.evaluation.held_out:
+            return set_name(config, short.evaluation.name, short.given)
+        return short.name if taken[short.name] == 1 else short.given
 
-    named = [replace(one, name=name_of(one)) for one in sets]
-    name, often = Counter(one.name for one in named).most_common(1)[0] if named else ("", 0)
+    named = [replace(short, name=name_of(short)) for short in sets]
+    counts = Counter(unique.name for unique in named)
+    name, often = counts.most_common(1)[0] if named else ("", 0)
     if often > 1:
-        raise InputError("evaluation", f"{name} is named twice", "name it once")
+        raise InputError("evaluation", f"{name} is named twice", "Name it once")
     return named
 
 
-def names_in_forms(one: NamedSet, config: Config) -> list[str]:
-    """Return the names of a set in all forms in which it is measured."""
-    forms = Forms.of(config) if one.evaluation.has_forms else WHOLE_ALONE
-    return [form.named(one.name) for form in forms.each()]
+def names_in_forms(named: NamedSet, config: Config) -> list[str]:
+    """Return the names of a set in all its measured forms."""
+    forms = Forms.of(config) if named.evaluation.has_forms else WHOLE_ALONE
+    return [form.named(named.name) for form in forms.each()]
 
 
 def intervals_between(
@@ -137,11 +138,11 @@ def intervals_between(
 ) -> dict[str, dict[str, Interval]]:
     """Return the intervals of the differences between two models, by set and figure.
 
-    ``sets`` are those of :func:`told_sets`; sets that only one model was measured on are left out.
+    ``sets`` are those of :func:`told_sets`; sets without observations of both models are left out.
     """
     return {
-        name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
-        for name, told in sets.items()
+        name: EVALUATIONS.load(known["evaluation"]).intervals(before[name], after[name], confidence)
+        for name, known in sets.items()
         if name in before and name in after
     }
 
@@ -160,7 +161,7 @@ def check_sets(config: Config) -> None:
 
 @contextmanager
 def _naming_guards(config: Config, given: str) -> Iterator[None]:
-    """Have errors about a guard name `evaluation.guards`, and not its evaluation's setting."""
+    """Raise errors about a guard under `evaluation.guards`, not under its evaluation's setting."""
     try:
         yield
     except InputError as error:
@@ -177,53 +178,52 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
     ``metrics.json``.
 
     Raises:
-        InputError: There is no such set, or no such figure that says how good a model is.
+        InputError: There is no such set, or it has no such figure of quality.
     """
     known = {
         f"{measured}.{figure.name}": Metric(
-            evaluation=one.evaluation.checkpoint_name(measured),
+            evaluation=named.evaluation.checkpoint_name(measured),
             figure=figure.name,
             sign=1 if figure.better == "higher" else -1,
             asked_as=f"{measured}.{figure.name}",
         )
-        for one in named_sets(config)
-        for measured in names_in_forms(one, config)
-        for figure in one.evaluation.figures_of(config)
+        for named in named_sets(config)
+        for measured in names_in_forms(named, config)
+        for figure in named.evaluation.figures_of(config)
         if figure.better is not None
     }
     if name not in known:
-        names = ", ".join(known) or "none, since nothing is: see the settings of evaluation"
-        raise InputError(key, f"`{name}` is not measured", f"one of {names}")
+        names = ", ".join(known) or "the metrics of a set, and name the set in `evaluation`"
+        raise InputError(key, f"`{name}` is not measured", f"Choose one of {names}")
     return known[name]
 
 
 def check_tables(session: SparkSession, config: Config) -> None:
-    """Read files and folders to measure on, except held-out pairs, which preparing makes.
+    """Read files and folders to measure on, except held-out pairs: preparing makes these.
 
     Raises:
         InputError: One is missing or malformed.
     """
-    for one in named_sets(config):
-        if not one.evaluation.held_out:
-            one.read(session, config)
+    for named in named_sets(config):
+        if not named.evaluation.held_out:
+            named.read(session, config)
 
 
 def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
-    """Return a digest of each set that :func:`evaluate` measures on, 16 hexadecimal digits.
+    """Return a digest of each set of :func:`evaluate`, 16 hexadecimal digits.
 
     Keys are the names of the sets, in all forms. A digest covers the rows, in any order, and the
-    release of this package, which decides how they are measured: two models measured under one
-    digest may be compared.
+    release of this package. Two models are comparable if measured under one digest.
 
     Raises:
         InputError: See :func:`check_tables`.
     """
     known: dict[tuple[Callable[..., Tables], str], str] = {}
     digests: dict[str, str] = {}
-    for one in named_sets(config):
-        if one.source not in known:
-            known[one.source] = digest_tables(*one.read(session, config).values())
-        digests |= dict.fromkeys(names_in_forms(one, config), known[one.source])
+    for named in named_sets(config):
+        if named.source not in known:
+            known[named.source] = digest_tables(*named.read(session, config).values())
+        digests |= dict.fromkeys(names_in_forms(named, config), known[named.source])
     return digests
 
 
@@ -234,9 +234,10 @@ def digest_tables(*tables: DataFrame) -> str:
 
 
 def _row_sum(table: DataFrame) -> Sequence[str]:
-    """Return count and sum of the rows' hashes, which do not depend on the order of the rows."""
+    """Return count and sum of the rows' hashes, independent of the order of the rows."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+    # As decimals: a sum of 64-bit hashes would overflow.
     hashes = F.xxhash64(*table.columns).cast("decimal(20,0)")
     found = table.agg(F.count("*"), F.sum(hashes)).collect()[0]
     return [str(value) for value in found]
@@ -250,17 +251,17 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Measure a model on the held-out pairs and on the files and folders of the settings.
 
-    The held-out pairs are those of ``<prepared.folder>/corpus/evaluation``, where there are any.
+    The held-out pairs, if any, are those of ``<prepared.folder>/corpus/evaluation``.
 
     Args:
         model_folder: The model, where every executor can read it.
         on_observed: Called with the name of a set and the model's observations on it, by
-            evaluations whose figures are of single items.
+            evaluations with figures of single items.
 
     Returns:
-        Figures by the names of the sets. Where an evaluation measures at several widths, it does so
-        at each of ``objective.dimensions``, of all sources' objectives; with ``evaluation.hybrid``,
-        each fused with BM25 too.
+        Figures by the names of the sets. Evaluations at several widths take each of
+        ``objective.dimensions``, of all sources' objectives; with ``evaluation.hybrid``, each fused
+        with BM25 too.
 
     Raises:
         InputError: A set or the model cannot be read.
@@ -268,22 +269,22 @@ def evaluate(
     load = embedder_loader(session, model_folder)
     if config.evaluation.retrieval and not held_out_sets(config):
         place = PreparedFolder.of(config).corpus.queries.parent
-        logger.info("no retrieval evaluation: there are no held-out pairs in %s", place)
+        logger.info("no retrieval evaluation: %s holds no held-out pairs", place)
     forms = Forms.of(config)
     known: dict[tuple[Callable[..., Tables], str], Tables] = {}
     figures: dict[str, dict[str, float]] = {}
     for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
         next_part(evaluation.part)
         of_evaluation = list(sets)
-        # All of an evaluation are checked before the first is worked on.
-        for one in of_evaluation:
-            if one.source not in known:
-                known[one.source] = one.read(session, config)
-        for one in of_evaluation:
-            arranged = evaluation.arrange(known[one.source])
+        # All sets of an evaluation are checked before the first measurement.
+        for named in of_evaluation:
+            if named.source not in known:
+                known[named.source] = named.read(session, config)
+        for named in of_evaluation:
+            arranged = evaluation.arrange(known[named.source])
             tables = {name: SparkRows(frame) for name, frame in arranged.items()}
             for found in evaluation.measure(tables, load, forms):
-                name = found.form.named(one.name)
+                name = found.form.named(named.name)
                 figures[name] = found.figures
                 if found.observed is not None:
                     on_observed(name, found.observed)

@@ -1,7 +1,7 @@
 """Folders made over several jobs, each of which continues the work of the one before.
 
-A file system has such a folder beside its final place, under a name that any job finds again. A
-store has it as a version that is not current yet.
+A file system holds such a folder beside its final place, under a predictable name. A store holds it
+as a version before its publication.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from pipelines.files.ownership import Kind, check_ours
 
 @dataclass(frozen=True)
 class Beginning:
-    """A folder that is begun.
+    """A folder under construction.
 
-    Its first files are written in ``aside``. Once all are there they lie in ``folder``, until the
-    folder is whole.
+    Its first files are written in ``aside``. Once complete they lie in ``folder``, until the folder
+    is whole.
     """
 
     aside: Location
     folder: Location
 
     def final(self, path: Location) -> Location:
-        """Return the final place of a file, which may be one of the first."""
+        """Return the final place of a file, also of one in ``aside``."""
         if not is_within(path, self.aside):
             return path
         return self.folder.joinpath(*path.parts[len(self.aside.parts) :])
 
 
 def next_folder(folder: Path) -> Path:
-    """Return where a file system holds a folder before it takes its place."""
+    """Return the path of an unfinished folder on a file system."""
     return folder.parent / f".{folder.name}.next"
 
 
 def begun_folders(folder: Location) -> list[Location]:
-    """Return the places of folders that have not taken their place yet, or have lost it."""
+    """Return the places of unfinished and replaced folders."""
     if isinstance(folder, Path):
         return [next_folder(folder)]
     return list(versions.begun(folder))
@@ -59,7 +59,7 @@ def check_places(key: str, folder: Location, kind: Kind) -> None:
 
 @contextmanager
 def beginning(folder: Location) -> Iterator[Beginning]:
-    """Yield where to begin a folder, for one job only; an error inside leaves what was there."""
+    """Yield a place to begin a folder, for one job only; an error inside leaves the old state."""
     if isinstance(folder, Path):
         final = next_folder(folder)
         with storage.built_folder(final) as aside:
@@ -69,7 +69,7 @@ def beginning(folder: Location) -> Iterator[Beginning]:
     try:
         yield Beginning(version, version)
     except BaseException:
-        # What cannot be removed now, the next job removes.
+        # The next job removes the rest: an error here would hide the one being raised.
         with suppress(OSError):
             versions.clear(version)
         raise
@@ -86,11 +86,11 @@ def take_place(made: Location, folder: Location) -> None:
 
 
 def discard_begun(folder: Location) -> None:
-    """Remove folders that were begun and are not wanted any more."""
+    """Remove unfinished and replaced folders."""
     if isinstance(folder, RemotePath):
         versions.remove_begun(folder)
     elif next_folder(folder).is_dir():
-        # As a whole: half of it would have no mark, and nobody would know whose it is.
+        # As a whole: half of it would have no mark, and so no known owner.
         storage.remove_folder(next_folder(folder))
 
 

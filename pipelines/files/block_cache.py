@@ -1,10 +1,9 @@
 """A local cache for blocks of files in object stores, shared by the processes of a machine.
 
-Each block is a file. A process locks the file that becomes the block, fetches the content, and
-gives the file its name. Others that want the block wait, so it is fetched once. One more file
-counts the kept bytes: a process that would exceed the bound first removes the least recently used
-blocks. The locks are the system's (``flock``), which end with their process, so the folder is on a
-local disk.
+Each block is a file. A process locks a ``.part`` file, fetches the content into it, and renames it
+to the block. Other readers of the block wait, so one process fetches it once. A count file holds
+the bytes in use: beyond the bound, a process first removes the least recently used blocks. The
+locks are the system's (``flock``) and end with their process, so the folder is on a local disk.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ COUNT_FILE = "bytes"
 CLAIM_SUFFIX = ".part"
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.005
-# Of the bound, when blocks have to go: fewer at once would mean to look at all of them more often.
+# Share of the bound to keep on eviction: each eviction reads the time of every block.
 _KEPT_SHARE = 0.9
-# Of what is there, when the disk is full of other things.
+# Share of the blocks to keep when other files fill the disk.
 _KEPT_SHARE_OF_FULL_DISK = 0.5
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OWN_ALONE = 0o600
+_OWNER_ONLY = 0o600
 _COUNT_DIGITS = 20
 
 
@@ -48,7 +47,7 @@ class _Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockCache:
-    """Blocks on a local disk; a block that cannot be kept is fetched all the same.
+    """Blocks on a local disk; without room, a block is fetched and not kept.
 
     Attributes:
         folder: On this machine; may be absent.
@@ -65,11 +64,11 @@ class BlockCache:
     ) -> bytes:
         """Return bytes of a block, and fetch the whole block if it is absent.
 
-        Fewer bytes come back if the block ends before ``stop``, which is exclusive and defaults to
-        the block's end. Errors of ``fetch`` reach the caller.
+        Fewer bytes come back if the block ends before ``stop`` (exclusive; by default the block's
+        end). Errors of ``fetch`` reach the caller.
         """
         path = self.folder / name
-        # What another process has written may be gone again at once, if there is little room.
+        # With little room, another process's block may be gone before it can be read.
         for _ in range(_ATTEMPTS):
             try:
                 found = _read(path, start, stop)
@@ -85,7 +84,7 @@ class BlockCache:
 
     def discard(self, name: str) -> None:
         """Remove a damaged block, if it is there."""
-        # The count is too large from now on, until blocks are removed next.
+        # The count stays too large until the next eviction counts the files again.
         (self.folder / name).unlink(missing_ok=True)
 
     def _claim(self, path: Path) -> _Claim | None:
@@ -140,7 +139,7 @@ class BlockCache:
         return True
 
     def _reserve(self, claim: _Claim, size: int) -> bool:
-        """Count a block that is to be written, and remove others for it; return whether it fits."""
+        """Count a new block, and remove others for it; return whether it fits."""
         with self._count_locked() as count:
             before = self._counted(count)
             if before + size > self.most_bytes:
@@ -149,7 +148,7 @@ class BlockCache:
             fits = before + size <= self.most_bytes
             _write_count(count, before + size * fits)
             if fits:
-                # Whoever counts the files finds it in its full length, before it is written.
+                # Another process may count the files before this one writes the content.
                 os.truncate(claim.descriptor, size)
             return fits
 
@@ -175,7 +174,7 @@ class BlockCache:
         """Remove the least recently used blocks down to ``most_bytes``; return the bytes left."""
         blocks, total = [], 0
         for path in self._files():
-            # Other processes remove what they find damaged.
+            # Other processes remove damaged blocks at any time.
             with suppress(FileNotFoundError):
                 status = path.stat()
                 if path.suffix == CLAIM_SUFFIX and _remove_abandoned(path):
@@ -193,7 +192,7 @@ class BlockCache:
     def _files(self) -> Iterator[Path]:
         for folder, _, names in os.walk(self.folder, topdown=False):
             if not names and Path(folder) != self.folder:
-                # Of lanes that nobody reads any more; not of those that were asked for just now.
+                # `rmdir` fails for a folder that another process has filled meanwhile.
                 with suppress(OSError):
                     Path(folder).rmdir()
             for name in names:
@@ -213,7 +212,7 @@ def _read(path: Path, start: int, stop: int | None) -> bytes | None:
         return None
     try:
         end = os.fstat(descriptor).st_size if stop is None else stop
-        # Not the time of access, which is not kept on every mount.
+        # Marks the use: mounts with `noatime` keep no time of access.
         os.utime(descriptor)
         return os.pread(descriptor, end - start, start)
     finally:
@@ -221,10 +220,11 @@ def _read(path: Path, start: int, stop: int | None) -> bytes | None:
 
 
 def _write(descriptor: int, content: bytes) -> None:
-    rest, place = memoryview(content), 0
+    # A system call may write fewer bytes than given.
+    rest, offset = memoryview(content), 0
     while rest:
-        written = os.pwrite(descriptor, rest, place)
-        rest, place = rest[written:], place + written
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def _opened(path: Path) -> int:
@@ -233,8 +233,8 @@ def _opened(path: Path) -> int:
         # Another process may remove the folder while it is empty.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            return os.open(path, os.O_RDWR | os.O_CREAT, _OWN_ALONE)
-    return os.open(path, os.O_RDWR | os.O_CREAT, _OWN_ALONE)
+            return os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
+    return os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
 
 
 def _lock(descriptor: int, path: Path, deadline: float) -> None:
@@ -253,6 +253,7 @@ def _locked_at_once(descriptor: int) -> bool:
 
 
 def _is_file_of(descriptor: int, path: Path) -> bool:
+    # The previous holder of the lock may have renamed or removed the file meanwhile.
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -260,7 +261,7 @@ def _is_file_of(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Remove an unfinished block that no process writes; return whether it is gone."""
+    """Remove an unfinished block without a writer; return whether it is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:
@@ -277,4 +278,4 @@ def _remove_abandoned(part: Path) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _tell_unkept(folder: Path, why: str) -> None:
-    logger.warning("%s keeps no more blocks, which are fetched when needed (%s)", folder, why)
+    logger.warning("%s cannot keep more blocks (%s); readers fetch them when needed", folder, why)

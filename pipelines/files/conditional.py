@@ -1,7 +1,7 @@
-"""Conditional writes to object stores, which pyarrow.fs lacks.
+"""Conditional writes to object stores; pyarrow.fs has none.
 
-They go through obstore, whose puts take ``If-None-Match`` and ``If-Match`` for S3, Google Cloud
-Storage and Azure. All functions raise an OSError where the store cannot be reached.
+They go through obstore, which sends ``If-None-Match`` and ``If-Match`` to S3, Google Cloud Storage
+and Azure. All functions raise an OSError for an unreachable store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipelines.files.stores import Store, first_line
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-# What servers say that speak a store's language, but for this.
+# Answers of compatible servers without conditional writes.
 _UNABLE = re.compile(r"ETag Header missing|NotImplemented|not implemented|\b501\b")
 
 
@@ -51,7 +51,7 @@ def create(path: RemotePath, content: bytes) -> bool:
 
 
 def replace(found: Found, content: bytes) -> bool:
-    """Write a file if it is still what was found, and return whether this call did."""
+    """Write a file unless it has changed since its read, and return whether this call did."""
     tags = {"e_tag": found.tag, "version": found.version}
     return _put(found.path, content, {name: tag for name, tag in tags.items() if tag is not None})
 
@@ -89,7 +89,7 @@ def delete(path: RemotePath) -> None:
 
 
 def _asked(path: RemotePath, request: Callable[[ObjectStore, str], Any]) -> Any:
-    """Make a request by obstore; turn its errors, except those of conditions, into an OSError."""
+    """Make a request by obstore; turn all errors but failed conditions into an OSError."""
     from obstore.exceptions import (
         AlreadyExistsError,
         BaseError,

@@ -1,7 +1,7 @@
-"""Local copies of folders and files in object stores, for libraries that read files.
+"""Local copies of folders and files in object stores, for libraries that read only files.
 
-All processes of a machine share a copy. Nobody knows how long a copy is needed, so the next copy
-removes those without recent use; processes with an open file keep it.
+All processes of a machine share a copy. No reader reports its end, so the next copy removes those
+without recent use; processes with an open file keep it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipelines.settings.spark import StorageSettings
 
 UNUSED_SECONDS = 3600.0
 _WRITTEN_BY_OTHERS = 0o022
-# What :func:`_copied` calls copies: of nothing else in a folder that the user names.
+# Only names of :func:`_copied`: the user may name a folder with other content.
 _COPY = re.compile(r"[0-9a-f]{24}")
 
 
 def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
-    """Return a local folder with a folder's content; in a store that of its current version.
+    """Return a local folder with a folder's content; in a store, its current version.
 
     A folder of a file system is returned itself. ``check`` inspects a new copy before its use; its
     errors reach the caller.
@@ -47,7 +47,7 @@ def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: 
         versions.get_folder(source, aside)
         check(aside)
 
-    # A version never changes; of other folders the files tell.
+    # A version never changes; other folders may, so their sizes and times identify the content.
     content = "" if source.place is not None else str(source.entries())
     return _copied(source, content, fetch)
 
@@ -73,11 +73,11 @@ def cache_folder(options: StorageSettings) -> Path:
     named = options.cache_folder
     folder = Path(named) if named else Path(gettempdir(), f"sentence-pipelines-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Of the name itself: somebody else may have put a link there, to a folder of this user.
+    # `lstat`: another user may have put a link there, to a folder of this user.
     owner, mode = folder.lstat().st_uid, folder.stat().st_mode
     if named is None and (owner != os.getuid() or mode & _WRITTEN_BY_OTHERS):
         raise InputError(
-            "storage.cache_folder", f"{folder} can be written by other users", "name another folder"
+            "storage.cache_folder", f"other users can write to {folder}", "Name another folder"
         )
     return folder
 

@@ -1,4 +1,4 @@
-"""The folders that jobs work in: made, checked, and kept to one job at a time."""
+"""The working folders of jobs: made, checked, and locked for one job at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONTENT = b"sentence pipelines\n"
 
 
 class JobDecorator(Protocol):
-    """A decorator of jobs, whose first argument is the settings."""
+    """A decorator of jobs; their first argument is the settings."""
 
     def __call__(
         self, job: Callable[Concatenate[Config, _P], _T], /
@@ -40,7 +40,7 @@ class JobDecorator(Protocol):
 
 
 def around_job(enter: Callable[[str, Config], AbstractContextManager[object]]) -> JobDecorator:
-    """Run a job inside of a context, which gets its name and the settings."""
+    """Run a job inside a context made from its name and the settings."""
 
     def decorate(
         job: Callable[Concatenate[Config, _P], _T], /
@@ -62,7 +62,7 @@ def working_in(
 
     Args:
         keys: Settings such as `run.folder`.
-        reading: Settings of folders that it only reads, as many jobs may while none works there.
+        reading: Settings of folders to read; many jobs may, while none works there.
         check: Inspects the folders before anything is written into them.
     """
 
@@ -84,19 +84,20 @@ def working_in(
 def work_folder(
     key: str, folder: Location, job: str, lock_file: Location | None = None
 ) -> Iterator[None]:
-    """Make a folder, test what it can do, and keep other jobs out of it.
+    """Make a folder, test its file operations, and keep other jobs out of it.
 
-    If the job fails before it has written anything, the folders made for it are removed. The lock
-    file is `.lock` in the folder by default.
+    A job that fails before its first file leaves none of these folders. The lock file is `.lock` in
+    the folder by default.
 
     Raises:
-        InputError: The folder cannot do what jobs need.
+        InputError: The folder lacks an operation that jobs need.
         PipelineError: Another job works there, or has taken over its lock.
     """
     place = folder if lock_file is None else lock_file.parent
     made: list[Path] = []
     try:
         if isinstance(place, Path):
+            # Innermost first, in the order of their removal.
             made += takewhile(lambda path: not path.exists(), (place, *place.parents))
             _make(key, place)
         with _locked(key, folder, lock_file or folder / locks.LOCK_FILE, job):
@@ -105,7 +106,7 @@ def work_folder(
                 storage.sweep(folder)
             yield
     finally:
-        # Those that hold something stay.
+        # `rmdir` fails for folders with content, which stay.
         with suppress(OSError):
             for path in made:
                 path.rmdir()
@@ -114,7 +115,7 @@ def work_folder(
 @contextmanager
 def _read_folder(key: str, folder: Location, job: str) -> Iterator[None]:
     with ExitStack() as stack:
-        # A folder that cannot be written needs no lock; one that is missing, the job reports.
+        # A read-only folder needs no lock, and the job itself reports a missing one.
         with suppress(OSError):
             stack.enter_context(_locked(key, folder, folder / locks.LOCK_FILE, job, shared=True))
         yield
@@ -130,14 +131,14 @@ def _locked(
         except locks.ForeignLockError as error:
             raise InputError(
                 key,
-                f"{error.file} was not written by a job, and has the name of a lock",
-                "move it elsewhere, or name another folder",
+                f"{error.file} has the name of a lock, and no job wrote it",
+                "Move it elsewhere, or name another folder",
             ) from None
         except locks.LockedError as error:
-            # No fault of the settings: it passes by itself.
+            # Not an InputError: the settings are right, and a later attempt may succeed.
             raise PipelineError(
-                f"{key}: {folder} is in use by {error.holder}, "
-                "wait for its end, or name another folder"
+                f"{key}: {folder} is in use by {error.holder}. "
+                "Wait for its end, or name another folder."
             ) from None
         except OSError as error:
             if shared:
@@ -149,19 +150,19 @@ def _locked(
 
 
 def check_able(key: str, folder: Location) -> None:
-    """Try all file operations of jobs in a folder, so that an unfit mount fails at the start.
+    """Try all file operations of jobs in a folder, to detect an unfit mount at the start.
 
     Raises:
         InputError: An operation fails; the error names it.
     """
-    aside, what = storage.aside_name(folder / "probe", ".part"), ""
+    aside, operation = storage.aside_name(folder / "probe", ".part"), ""
     attempts = _tried(aside) if isinstance(aside, Path) else _tried_in_store(folder)
     try:
-        # Each is named before it is tried: the last name is that of what has failed.
+        # Each name comes before its attempt, so the last name is that of the failed operation.
         while attempt := next(attempts, None):
-            what = attempt
+            operation = attempt
     except OSError as error:
-        raise _unable(key, folder, what, error) from None
+        raise _unable(key, folder, operation, error) from None
     else:
         if isinstance(aside, Path):
             storage.clear_abandoned(aside.with_name("probe"), aside)
@@ -175,23 +176,23 @@ def _tried_in_store(folder: Location) -> Iterator[str]:
     probe = folder / f"{PROBE}{uuid.uuid4().hex}"
     storage.write_text(probe, _CONTENT.decode())
     if probe.read_bytes() != _CONTENT or probe not in set(probe.parent.iterdir()):
-        raise OSError(errno.EIO, "it does not give what was written")
+        raise OSError(errno.EIO, "it does not return the bytes written")
     probe.unlink()
 
 
 def _tried(place: Path) -> Iterator[str]:
-    """Do all that jobs need in a new folder; yield the name of each operation before it."""
+    """Do all file operations of jobs in a new folder; yield the name of each before it."""
     yield "make folders"
     place.mkdir()
     yield "write files"
     (place / "file").write_bytes(_CONTENT)
     yield "replace the content of a file"
     (place / "file").write_bytes(_CONTENT * 2)
-    yield "make a file for one process alone"
+    yield "create a file exclusively"
     (place / "once").touch(exist_ok=False)
     with suppress(FileExistsError):
         (place / "once").touch(exist_ok=False)
-        raise OSError(errno.ENOTSUP, "two processes could make the same file")
+        raise OSError(errno.ENOTSUP, "two processes can create the same file")
     yield "rename files"
     (place / "once").replace(place / "file")
     yield "rename folders"
@@ -204,21 +205,21 @@ def _tried(place: Path) -> Iterator[str]:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
         if mapped[:] != _CONTENT:
-            raise OSError(errno.EIO, "it gives other bytes than were written")
+            raise OSError(errno.EIO, "it does not return the bytes written")
 
 
 def check_place(key: str, folder: Location) -> None:
-    """Do as :func:`check_able` with a folder that may be absent, and stays so."""
-    there = folder
+    """Do as :func:`check_able` with a folder, without making it where it is absent."""
+    existing = folder
     if isinstance(folder, Path):
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if not there.is_dir():
-            raise InputError(key, f"{there} is a file", "name a folder")
-    check_able(key, there)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir():
+            raise InputError(key, f"{existing} is a file", "Name a folder")
+    check_able(key, existing)
 
 
 def check_room(key: str, folder: Location, needed: int, what: str) -> None:
-    """Refuse a disk on which ``needed`` bytes do not fit; ``what`` names their use.
+    """Refuse a disk without room for ``needed`` bytes; ``what`` names their use.
 
     Raises:
         InputError: They do not fit.
@@ -226,12 +227,13 @@ def check_room(key: str, folder: Location, needed: int, what: str) -> None:
     if isinstance(folder, RemotePath):
         return
     disk = shutil.disk_usage(folder)
-    # Mounts without a size of their own say zero.
+    # Mounts without a size of their own report zero.
     if disk.total and disk.free < needed:
         raise InputError(
             key,
-            f"{folder} has room for {disk.free / 1e6:.0f} MB, and {what} take {needed / 1e6:.0f}",
-            "make room, or name another folder",
+            f"{folder} has room for {disk.free / 1e6:.0f} MB, and {what} take "
+            f"{needed / 1e6:.0f} MB",
+            "Make room, or name another folder",
         )
 
 
@@ -242,14 +244,14 @@ def _folder(config: Config, key: str) -> Location:
 def _make(key: str, folder: Path) -> None:
     for path in (*reversed(folder.parents), folder):
         if path.exists() and not path.is_dir():
-            raise InputError(key, f"{path} is a file", "name a folder")
+            raise InputError(key, f"{path} is a file", "Name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if error.errno in _FULL + _CLOSED:
             raise _unable(key, folder, "make folders", error) from None
         raise InputError(
-            key, f"{folder} cannot be made ({error.strerror})", "name another folder"
+            key, f"the job cannot make {folder} ({error.strerror})", "Name another folder"
         ) from None
 
 
@@ -268,21 +270,21 @@ def named_when_full(key: str, folder: Location) -> Iterator[None]:
         raise
 
 
-def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
+def _unable(key: str, folder: Location, operation: str, error: OSError) -> InputError:
     if isinstance(folder, RemotePath):
         return InputError(
             key,
-            f"{folder} cannot be written, read and listed ({first_line(error)})",
-            "mend the address, storage.*_endpoint or the credentials; see docs/guides/buckets.md",
+            f"the job cannot write, read and list {folder} ({first_line(error)})",
+            "Correct the address, storage.*_endpoint or credentials; see docs/guides/buckets.md",
         )
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return InputError(key, f"{folder} is full ({reason})", "make room, or name another folder")
+        return InputError(key, f"{folder} is full ({reason})", "Make room, or name another folder")
     if error.errno in _CLOSED:
-        remedy = "let this user write there, or name another folder"
-        return InputError(key, f"{folder} cannot be written ({reason})", remedy)
+        remedy = "Let this user write there, or name another folder"
+        return InputError(key, f"this user cannot write to {folder} ({reason})", remedy)
     return InputError(
         key,
-        f"{folder} is on a file system that cannot {what} ({reason})",
-        "name a folder on one that can: a disk, NFS, Lustre; see docs/concepts/spark.md",
+        f"{folder} is on a file system that cannot {operation} ({reason})",
+        "Name a folder on a disk, NFS or Lustre; see docs/concepts/spark.md",
     )

@@ -1,8 +1,8 @@
 """Places of files: on a file system, or in an object store.
 
-A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`. The latter has the methods
-used here with the same meaning, so readers of a folder do not ask where it is. It lacks what stores
-cannot do (rename, grow a file, map one into memory): :mod:`pipelines.files.storage` writes, and
+A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`. The latter has the same
+methods with the same meaning, so readers need not ask for the kind. Stores cannot rename, grow a
+file, or map one into memory: :mod:`pipelines.files.storage` writes, and
 :mod:`pipelines.files.copies` makes local copies.
 """
 
@@ -99,7 +99,7 @@ class RemotePath:
     """A file or folder in an object store; a folder exists as long as anything is in it.
 
     ``key`` is the path below the root of the store. A version of a folder
-    (:func:`pipelines.files.versions.current`) has that folder as its ``place``.
+    (:func:`pipelines.files.versions.current`) keeps the folder as its ``place``.
     """
 
     store: Store
@@ -108,7 +108,7 @@ class RemotePath:
 
     @classmethod
     def parse(cls, address: str, options: StorageSettings | None = None) -> RemotePath:
-        """Return the place that an address names.
+        """Return the place of an address.
 
         Raises:
             ValueError: It is no address, or its path goes up.
@@ -159,16 +159,17 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that it is in; a root is its own parent."""
+        """The folder around it; a root is its own parent."""
         return RemotePath(self.store, self.key.parent)
 
     @property
     def parents(self) -> tuple[RemotePath, ...]:
-        """All folders that it is in, innermost first."""
+        """All folders around it, innermost first."""
         return tuple(RemotePath(self.store, key) for key in self.key.parents)
 
     def __truediv__(self, name: str | PurePosixPath) -> RemotePath:
         key = self.key / name
+        # For pathlib, an absolute name replaces the whole path.
         if key.is_absolute():
             raise ValueError(f"{name} is not below {self}")
         return RemotePath(self.store, key)
@@ -257,20 +258,21 @@ class RemotePath:
         return (self / name for name, _ in self.entries(recursive=False))
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield what matches a pattern, at its depth; ``**`` stands for any depth."""
+        """Yield the matches of a pattern, at its depth; ``**`` stands for any depth."""
         wanted = pattern.split("/")
         for name, _ in self.entries(recursive=len(wanted) > 1 or "**" in wanted):
             if fits(name.split("/"), wanted):
                 yield self / name
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield what matches a pattern at any depth."""
+        """Yield the matches of a pattern at any depth."""
         return self.glob(f"**/{pattern}")
 
     def entries(self, *, recursive: bool = True) -> list[tuple[str, Status | None]]:
         """List all content, sorted: relative paths with size and time, or None for a folder."""
         from pyarrow.fs import FileSelector
 
+        # Without listed folders, a listing of all files is needed to derive them.
         lists_folders = self.store.open().lists_folders
         selector = FileSelector(
             self.fs_path, allow_not_found=True, recursive=recursive or not lists_folders
@@ -290,7 +292,7 @@ class RemotePath:
     def open(self, mode: str = "r", buffering: int = READ_AHEAD, encoding: str = "") -> IO:
         """Open a file for reading, in mode `rb` or `r`.
 
-        A request reads at least ``buffering`` bytes; 0 requests just what each read asks for.
+        A request reads at least ``buffering`` bytes; with 0, each read is one request of its size.
         """
         if mode not in ("rb", "r", "rt"):
             raise io.UnsupportedOperation(f"{self} is not written in place")
@@ -315,16 +317,16 @@ class RemotePath:
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete a file."""
-        asked = False
+        is_retry = False
 
         def attempt() -> None:
-            nonlocal asked
-            again, asked = asked, True
+            nonlocal is_retry
+            was_tried, is_retry = is_retry, True
             try:
                 self.files.delete_file(self.fs_path)
             except FileNotFoundError:
-                # The answer to a request that was carried out may be lost.
-                if not (missing_ok or again):
+                # An earlier attempt may have deleted it, and its answer was lost.
+                if not (missing_ok or was_tried):
                     raise
 
         self.store.retried(f"deleting {self}", attempt)
@@ -370,9 +372,9 @@ def is_remote(given: str) -> bool:
 
 
 def as_local(path: Location) -> Path | None:
-    """Return the path on a file system, for what only a file system can do; None in a store.
+    """Return the path on a file system, for its extra operations; None in a store.
 
-    For what both can do, this module and :mod:`pipelines.files.storage` have functions.
+    This module and :mod:`pipelines.files.storage` have functions for the common operations.
     """
     return path if isinstance(path, Path) else None
 
@@ -407,13 +409,14 @@ def is_within(path: Location, folder: Location) -> bool:
 
 
 def listed(folder: Location, pattern: str) -> list[Location]:
-    """Return what a pattern matches in a folder, at its depth, sorted by name."""
+    """Return the matches of a pattern in a folder, at its depth, sorted by name."""
     found: list[Location] = list(folder.glob(pattern))
     return sorted(found, key=str)
 
 
 def arrow_source(path: Location) -> Path | IO:
-    """Return a file in the form that pyarrow's readers take."""
+    """Return a file as an argument of pyarrow's readers."""
+    # Without a buffer: Parquet readers ask for exact ranges, and read-ahead would be waste.
     return path if isinstance(path, Path) else path.open("rb", buffering=0)
 
 
@@ -423,7 +426,7 @@ def version_of(place: RemotePath, name: str) -> RemotePath:
 
 
 def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether the parts of a relative path match those of a pattern; ``**`` is any depth."""
+    """Return whether a relative path matches a pattern, part by part; ``**`` is any depth."""
     if not wanted:
         return not names
     if wanted[0] == "**":
@@ -435,7 +438,7 @@ def _with_folders(
     named: Mapping[str, Status | None], *, recursive: bool
 ) -> dict[str, Status | None]:
     """Add the folders of files found at any depth, or return only the top level."""
-    folders = {str(way): None for name in named for way in PurePosixPath(name).parents[:-1]}
+    folders = {str(path): None for name in named for path in PurePosixPath(name).parents[:-1]}
     all_named = folders | dict(named)
     return {name: found for name, found in all_named.items() if recursive or "/" not in name}
 
@@ -455,5 +458,5 @@ def is_compressed(file: Location) -> bool:
 
 
 def plain_suffix(file: Location) -> str:
-    """Return the suffix before that of the compression, in lower case: `.txt` of `a.TXT.gz`."""
+    """Return the suffix before the compression's, in lower case: `.txt` of `a.TXT.gz`."""
     return PurePath(file.stem if is_compressed(file) else file.name).suffix.lower()

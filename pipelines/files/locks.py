@@ -6,11 +6,11 @@ its file changes; after some minutes without a change its lock is taken over. Th
 exclusive creation and the atomic replacement of a file. Shared file systems of all kinds have
 both, unlike kernel locks, and so have most object stores (:mod:`pipelines.files.conditional`).
 
-The package ``filelock`` does not do. It uses kernel locks, which shared file systems lack or keep
-to one machine, or a bare file without an owner, which stays when a job is killed.
+The package ``filelock`` does not suffice. Its kernel locks are absent from shared file systems or
+end at one machine, and its bare file without an owner stays after a killed job.
 
-Each holder of a shared lock has its own file beside that of the lock. A process makes its own file
-first and then looks for others', so at most one of two that exclude each other gets the lock.
+Each holder of a shared lock has its own file beside the lock's. A process makes its own file first
+and then looks for others', so at most one of two processes in conflict gets the lock.
 """
 
 from __future__ import annotations
@@ -155,8 +155,9 @@ class StoreLockFiles(LockFiles[RemotePath]):
 
     @override
     def remove(self, path: RemotePath, known: bytes) -> None:
-        # It is emptied first, on condition that it has not changed: who does that, deletes it. A
-        # file that is empty stands for an unknown holder, so others leave it alone.
+        # A deletion takes no condition. So the file is emptied first, on condition that it has not
+        # changed, and only the process that did so deletes it. An empty file counts as that of an
+        # unknown holder, so others leave it alone.
         found = conditional.read(path)
         if found is not None and _is_same(found.content, known) and conditional.replace(found, b""):
             conditional.delete(path)
@@ -215,11 +216,11 @@ class Holder:
         return Owner.parse(str(self.owner))
 
     def is_gone(self) -> bool | None:
-        """Return whether the process is gone; None if that is unknown."""
+        """Return whether the process is gone; None if unknown."""
         process = self.process
         if process is None:
             return None
-        # What this process could not remove, while a store was away, is nobody's any more.
+        # A lock that this process could not remove while a store was away has no holder any more.
         return (process == Owner.here() and self.key not in _keys_here) or process.is_gone()
 
     def __str__(self) -> str:
@@ -228,7 +229,7 @@ class Holder:
 
 
 class LockedError(PipelineError):
-    """Another process holds the lock; ``holder`` is None where the file does not name it."""
+    """Another process holds the lock; ``holder`` is None if its file names none."""
 
     def __init__(self, path: Location, holder: Holder | None) -> None:
         self.holder: Holder | str = holder or "an unknown job"
@@ -236,7 +237,7 @@ class LockedError(PipelineError):
 
 
 class ForeignLockError(LockedError):
-    """A file that no job wrote has the name of a lock; it stays."""
+    """A user's file has the name of a lock; it stays."""
 
     def __init__(self, path: Location, file: Location) -> None:
         super().__init__(path, None)
@@ -244,7 +245,7 @@ class ForeignLockError(LockedError):
 
 
 class Lock:
-    """A lock that is held, kept up by a thread."""
+    """A held lock, kept up by a thread."""
 
     def __init__(self, path: Location, holder: Holder, *, shared: bool) -> None:
         self.shared = shared
@@ -264,16 +265,16 @@ class Lock:
             PipelineError: One has, as this one was suspended for too long, or the file is gone.
         """
         with self._turn, suppress(OSError):
-            # A network file system that is unreachable for a moment decides nothing.
+            # A network file system may be unreachable for a moment, and then decides nothing.
             self._lost = self._lost or not self._is_ours()
         if self._lost:
             raise PipelineError(
-                f"{self._path} was taken over or removed by another process, "
-                "so that this job cannot go on beside it"
+                f"another process took over or removed {self._path}, "
+                "so this job cannot go on beside it"
             )
 
     def release(self) -> None:
-        """Release the lock; the next process that wants it takes over what cannot be removed."""
+        """Release the lock; the next process takes over a file that resists removal."""
         self._ended.set()
         self._thread.join(timeout=SILENT_SECONDS)
         if self._lost:
@@ -281,8 +282,8 @@ class Lock:
         try:
             self._files.remove(self._path, _line(self._holder))
         except OSError as error:
-            # Of a job that fails as its store is away, that is what has to be seen.
-            logger.warning("the lock %s cannot be removed: %s", self._path, error)
+            # Not raised: it would hide the job's own error, often of the same unreachable store.
+            logger.warning("this job cannot remove its lock %s: %s", self._path, error)
 
     def _is_ours(self) -> bool:
         content = self._files.content(self._path)
@@ -293,7 +294,7 @@ class Lock:
         holder = self._holder
         while not self._ended.wait(self._files.beat_seconds) and not self._lost:
             holder = replace(holder, beat=holder.beat + 1)
-            # A network file system that is away for a moment: the next beat may get through.
+            # A network file system may be away for a moment: the next beat may get through.
             with self._turn, suppress(OSError):
                 if self._is_ours():
                     self._files.change(self._path, _line(holder))
@@ -305,10 +306,10 @@ class Lock:
 def held(
     path: Location, job: str, *, shared: bool = False, wait_seconds: float = 0.0
 ) -> Iterator[Lock | None]:
-    """Hold a lock while the block runs; yield None where a store has no conditional writes.
+    """Hold a lock while the block runs; yield None in a store without conditional writes.
 
-    That case is logged, and the block runs without a lock. A nested block of the same thread has
-    the lock already, unless it wants exclusively what the outer one shares.
+    There a warning is logged, and the block runs without a lock. A nested block of the same thread
+    has the lock already, unless it wants a shared lock exclusively.
 
     Args:
         path: The file, in an existing folder.
@@ -320,14 +321,14 @@ def held(
         OSError: The folder cannot be written.
     """
     path = path.parent.resolve() / path.name
-    around = _held.get().get(path)
-    if around is not None and around.shared <= shared:
-        yield around
+    outer = _held.get().get(path)
+    if outer is not None and outer.shared <= shared:
+        yield outer
         return
     problem = _unable(path.parent) if isinstance(path, RemotePath) else None
     if problem:
         logger.warning(
-            "%s is not locked (%s): see to it that one job works there at a time",
+            "%s has no lock (%s). Run one job at a time there",
             path.parent,
             problem,
         )
@@ -364,55 +365,54 @@ def _unable(folder: RemotePath) -> str | None:
     except conditional.NoConditionalWritesError as error:
         return str(error)
     finally:
-        # What could not be written says more than that it cannot be removed, and says it before
-        # a store that is away has been asked for minutes.
+        # The error of the write says more than that of the removal.
         with suppress(OSError):
             conditional.delete(probe)
-    return None if able else "its server does not follow conditions"
+    return None if able else "its server ignores the conditions of writes"
 
 
 def is_lock(name: str) -> bool:
-    """Return whether a file name is that of a folder's lock, or of one of its sharers."""
+    """Return whether a file name belongs to a folder's lock, or to one of its sharers."""
     return name == LOCK_FILE or bool(name.startswith(LOCK_FILE) and SHARED.fullmatch(name))
 
 
 def is_left(name: str) -> bool:
-    """Return whether a process that was killed while it released a lock left this file."""
+    """Return whether a file name belongs to an interrupted release of a lock."""
     return LOCK_FILE in name and GONE.fullmatch(name) is not None
 
 
 def held_here() -> tuple[Lock, ...]:
-    """Return the locks that the blocks around the caller hold."""
+    """Return the locks of the blocks around the caller."""
     return tuple(_held.get().values())
 
 
 def check_held() -> None:
-    """Do :meth:`Lock.check` for each lock that the blocks around the caller hold."""
+    """Do :meth:`Lock.check` for each lock of the blocks around the caller."""
     for lock in held_here():
         lock.check()
 
 
 def _acquired(path: Location, holder: Holder, *, shared: bool, wait_seconds: float) -> Lock:
     deadline = time.monotonic() + wait_seconds
-    own = path.with_name(f"{path.name}.{holder.key}") if shared else path
+    file = path.with_name(f"{path.name}.{holder.key}") if shared else path
     while True:
         try:
-            return _tried(path, own, holder)
+            return _tried(path, file, holder)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(files_for(path).poll_seconds)
 
 
-def _tried(path: Location, own: Location, holder: Holder) -> Lock:
+def _tried(path: Location, file: Location, holder: Holder) -> Lock:
     files = files_for(path)
-    while not files.make(own, _line(holder)):
-        _refuse_if_alive(path, own)
-    lock = Lock(own, holder, shared=own != path)
+    while not files.make(file, _line(holder)):
+        _refuse_if_alive(path, file)
+    lock = Lock(file, holder, shared=file != path)
     try:
         # A shared holder excludes exclusive ones only.
-        for other in [path] if lock.shared else files.beside(path):
-            _refuse_if_alive(path, other)
+        for rival in [path] if lock.shared else files.beside(path):
+            _refuse_if_alive(path, rival)
         if not lock.shared:
             files.sweep(path)
     except BaseException:
@@ -422,7 +422,7 @@ def _tried(path: Location, own: Location, holder: Holder) -> Lock:
 
 
 def _refuse_if_alive(path: Location, file: Location) -> None:
-    """Remove the file of a holder that is gone; refuse if the holder is alive."""
+    """Remove the file of a dead holder; refuse a live one."""
     files = files_for(file)
     first, began = files.content(file), time.monotonic()
     logged = False
@@ -440,11 +440,12 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
             return
         if silent > _LOG_SECONDS and not logged:
             logged = True
-            logger.info("waiting for a sign of life of who holds %s: %s", file, found or "unknown")
+            logger.info("waiting for a heartbeat of the holder of %s: %s", file, found or "unknown")
         time.sleep(files.poll_seconds)
 
 
 def _is_same(content: bytes, known: bytes) -> bool:
+    # Heartbeats change the content of a holder's file, and never its key.
     found, holder = Holder.parse(content), Holder.parse(known)
     return content == known or bool(found and holder and found.key == holder.key)
 

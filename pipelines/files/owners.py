@@ -1,12 +1,11 @@
-"""Owners of things on a shared file system: processes, and checks that a folder is still theirs.
+"""Owners of files on a shared file system: processes, and checks of their ownership of a folder.
 
 A process number is ambiguous: containers count their own, and numbers are used again. Together with
-the machine's boot, the process namespace and the start time it is unique for ever. Nothing is known
-of a process elsewhere; signs of life decide about its things.
+the machine's boot, the process namespace and the start time it is unique for ever. A process
+elsewhere is invisible; heartbeats decide about its files.
 
-A job that was suspended or cut off may go on after another has taken its folder over. So each job
-registers a check of its folder. It runs right before every rename or put that makes something
-appear there.
+A suspended job, or one cut off, may go on after another has taken its folder over. So each job
+registers a check of its folder. It runs right before every rename or put into that folder.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _ENDED = "ZXx"
 class Owner:
     """A process.
 
-    ``realm`` is a digest of the boot and the namespace in which its number is valid. ``started``
-    counts clock ticks from the boot to its start; 0 where the system does not say.
+    ``realm`` is a digest of the boot and of the namespace of its number. ``started`` counts clock
+    ticks from the boot to its start; 0 if unknown.
     """
 
     realm: str
@@ -49,7 +48,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Read what :meth:`__str__` wrote; None for anything else."""
+        """Read the text of :meth:`__str__`; None for anything else."""
         found = _WRITTEN.fullmatch(text)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
@@ -57,7 +56,7 @@ class Owner:
         return f"{self.realm}-{self.process}-{self.started}"
 
     def is_gone(self) -> bool | None:
-        """Return whether the process has ended; None if that is unknown here."""
+        """Return whether the process has ended; None if unknown here."""
         if self.realm != _realm():
             return None
         try:
@@ -65,7 +64,7 @@ class Owner:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # It is there, of another user.
+            pass  # It exists, as another user's.
         # A /proc that was mounted for another namespace lists other processes.
         if not self.started or _link("/proc/self") != str(os.getpid()):
             return False
@@ -76,10 +75,10 @@ class Owner:
 
 @cache
 def _realm() -> str:
-    """Return twelve hexadecimal digits, the same for a whole host where the system does not say.
+    """Return twelve hexadecimal digits of boot and namespace, or else of the host's name.
 
-    A running process never changes its namespace, nor do those it forks. Only `unshare` changes
-    that of its children, which are started anew.
+    A running process never changes its namespace, nor do its forks. Only `unshare` gives its
+    children another one, and they are new processes.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
@@ -126,7 +125,7 @@ def fence(folder: Location, check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_own(path: Location) -> None:
-    """Check that a place is still ours, before something appears there or goes.
+    """Check the ownership of a place before a change there.
 
     Raises:
         PipelineError: Another job has taken over the folder.

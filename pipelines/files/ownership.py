@@ -1,9 +1,8 @@
-"""Ownership of folders: no command deletes what no command has written.
+"""Ownership of folders: commands delete only files of commands.
 
-A folder of ours has a mark, a record that only our command writes: a JSON file with certain keys.
-Inside it, names that the command does not write belong to the user. Before anything is written,
-:func:`check_ours` refuses a folder without a mark, and the user's files in what is about to be
-replaced.
+A folder of ours has a mark, a record of our command: a JSON file with certain keys. All other names
+inside it belong to the user. Before a job writes, :func:`check_ours` refuses a folder without a
+mark, and the user's files in a folder about to be replaced.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ _BY_SYSTEMS = (
     *(".nfs*", ".fuse_hidden*", "lost+found"),
     *(".DS_Store", "._*", "Thumbs.db", "desktop.ini"),
 )
+# A user's file with the name of a record may be of any size.
 _MOST_BYTES = 64 << 20
 
 _TABLE = (
@@ -40,16 +40,16 @@ _TABLE = (
 _UNITS = ("[0-9]*/rows/part-*", "[0-9]*/totals.parquet", "[0-9]*/sources.json")
 
 
-def _below(folder: str, ways: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{folder}/{way}" for way in ways)
+def _below(folder: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{folder}/{pattern}" for pattern in patterns)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of folder that a command takes over.
+    """A kind of folder, written by one command.
 
     Attributes:
-        files: What the command writes there: relative paths, whose parts may be patterns.
+        files: The command's files there: relative paths, whose parts may be patterns.
         marks: Records with their keys; one is enough. A folder beside one of ours has none.
         parts: Subfolders with marks of their own, without which nothing in them is ours.
         unmarked: Files that appear before the mark.
@@ -62,12 +62,12 @@ class Kind:
     taken: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        taken = frozenset(way.partition("/")[0] for way in self.files)
+        taken = frozenset(pattern.partition("/")[0] for pattern in self.files)
         object.__setattr__(self, "taken", taken)
 
-    def writes(self, way: Sequence[str], *, is_folder: bool) -> bool:
+    def writes(self, parts: Sequence[str], *, is_folder: bool) -> bool:
         """Return whether a file, or an empty folder, may be the command's."""
-        return any(_is_named(way, pattern.split("/"), is_folder) for pattern in self.files)
+        return any(_is_named(parts, pattern.split("/"), is_folder) for pattern in self.files)
 
 
 _STAGE = ("fingerprint", "seconds")
@@ -174,7 +174,7 @@ def is_run(run: RunFolder) -> bool:
 
 
 def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
-    """Return the sorted relative paths of what no command has written.
+    """Return the sorted relative paths of the user's files and folders.
 
     With ``whole``, all of the folder is about to go. Otherwise a folder of ours may hold more,
     beside the command's files.
@@ -183,35 +183,35 @@ def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
         return _foreign_in_ours(folder, kind, whole=whole)
     return sorted(
         {
-            way[0]
-            for way, is_folder in _ways(folder)
-            if way[0] not in kind.unmarked or not kind.writes(way, is_folder=is_folder)
+            parts[0]
+            for parts, is_folder in _paths(folder)
+            if parts[0] not in kind.unmarked or not kind.writes(parts, is_folder=is_folder)
         }
     )
 
 
 def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
-    """Refuse a folder whose takeover might cost the user a file.
+    """Refuse a folder if its takeover might cost the user a file.
 
     Raises:
-        InputError: It is a file, or a link that would be replaced, or holds other files.
+        InputError: It is a file, or a link in need of replacement, or holds other files.
     """
     if whole and folder.is_symlink():
-        raise InputError(key, f"{folder} is a link", f"name {folder.resolve()}")
+        raise InputError(key, f"{folder} is a link", f"Name {folder.resolve()}")
     if folder.exists() and not folder.is_dir():
-        raise InputError(key, f"{folder} is a file", "name a folder")
+        raise InputError(key, f"{folder} is a file", "Name a folder")
     if found := foreign(folder, kind, whole=whole):
         raise holds_other_files(key, folder, found)
 
 
 def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
-    """Return the error of a folder that holds what no command has written."""
+    """Return the error of a folder with files of the user."""
     problem = f"{folder} holds other files ({shown(found)})"
-    return InputError(key, problem, "move them elsewhere, or name an empty folder")
+    return InputError(key, problem, "Move them elsewhere, or name an empty folder")
 
 
 def check_free(key: str, folder: Location, kind: Kind) -> None:
-    """Refuse a folder with files that a command would replace; other files may stay.
+    """Refuse a folder with files in the way of a command; other files may stay.
 
     Raises:
         InputError: The folder is not ours and holds such files, or the user's are among them.
@@ -219,16 +219,16 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
     if is_ours(folder, kind):
         found = foreign(folder, kind, whole=False)
     else:
-        there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        found = sorted(name for name in there if _is_asked(folder, name, kind.taken))
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        found = sorted(name for name in names if _is_asked(folder, name, kind.taken))
     if found:
         raise holds_other_files(key, folder, found)
 
 
-def shown(ways: Sequence[str]) -> str:
+def shown(paths: Sequence[str]) -> str:
     """Return the first few of the paths found, for a message."""
-    more = len(ways) - _SHOWN
-    return ", ".join(ways[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    hidden = len(paths) - _SHOWN
+    return ", ".join(paths[:_SHOWN]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
@@ -236,31 +236,31 @@ def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
         name.partition("/")[0] for name, keys in kind.marks.items() if _has_keys(folder, name, keys)
     }
     found = []
-    for way, is_folder in _ways(folder, None if whole else kind.taken):
-        without_mark = way[0] in kind.parts and way[0] not in marked
-        if without_mark or not kind.writes(way, is_folder=is_folder):
-            found.append("/".join(way))
+    for parts, is_folder in _paths(folder, None if whole else kind.taken):
+        without_mark = parts[0] in kind.parts and parts[0] not in marked
+        if without_mark or not kind.writes(parts, is_folder=is_folder):
+            found.append("/".join(parts))
     return sorted(found)
 
 
-def _ways(
+def _paths(
     folder: Location, taken: frozenset[str] | None = None
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield the files and empty folders below a folder, each with whether it is a folder.
 
-    Links count as files. Leaves out what the storage of folders, or Spark, puts there.
+    Links count as files. Leaves out the auxiliary files of folder storage and of Spark.
     """
     if isinstance(folder, RemotePath):
-        for way in _ways_in_store(folder):
-            if way and not any(map(_is_of_storage, way)) and _is_asked(folder, way[0], taken):
-                yield way, False
+        for parts in _paths_in_store(folder):
+            if parts and not any(map(_is_of_storage, parts)) and _is_asked(folder, parts[0], taken):
+                yield parts, False
         return
     for path in _listed(folder):
         if not _is_of_storage(path.name) and _is_asked(folder, path.name, taken):
-            yield from _ways_of(path, (path.name,))
+            yield from _paths_below(path, (path.name,))
 
 
-def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
+def _paths_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
     """Yield relative paths; a folder's current version counts without its name."""
     pointed: dict[tuple[str, ...], str] = {}
     for name, status in folder.entries():
@@ -278,17 +278,17 @@ def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
             yield place + parts[depth + 1 :]
 
 
-def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _paths_below(path: Path, parts: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
     if path.is_symlink() or not path.is_dir():
-        yield way, False
+        yield parts, False
         return
     # A folder of another user that cannot be read is not ours to delete either.
     below = _listed(path) if os.access(path, os.R_OK | os.X_OK) else []
     if not below:
-        yield way, True
+        yield parts, True
     for found in below:
         if not _is_of_storage(found.name):
-            yield from _ways_of(found, (*way, found.name))
+            yield from _paths_below(found, (*parts, found.name))
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -321,10 +321,10 @@ def _is_of_storage(name: str) -> bool:
     )
 
 
-def _is_named(way: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:
+def _is_named(parts: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:
     if not is_folder:
-        return fits(way, pattern)
-    return any(fits(way, pattern[:depth]) for depth in range(1, len(pattern) + 1))
+        return fits(parts, pattern)
+    return any(fits(parts, pattern[:depth]) for depth in range(1, len(pattern) + 1))
 
 
 def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
@@ -334,6 +334,7 @@ def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
     for part in folders:
         place = current(place / part)
     path = place / file
+    # A user's file may be no JSON, or nested too deeply for the parser.
     with suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
             found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """The layout of a preparation's folder, `prepared.folder`.
 
 A stage writes its folder aside, and then replaces the previous one. So each stage has its own
-class, which stands for a folder under either name.
+class, for a folder under either name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEFORE: Mapping[str, tuple[str, ...]] = {
     "lanes": ("tokens", "teacher"),
 }
 """The stages in order, each with the stages that it is made of."""
-AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+AGAIN = "Run `sentence-pipelines prepare` with the same settings first"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TokensFolder:
 
 @dataclass(frozen=True)
 class TeacherFolder:
-    """The output of the stage `teacher`, where the settings name a teacher."""
+    """The output of the stage `teacher`, if the settings name one."""
 
     path: Location
 
@@ -148,14 +148,14 @@ class PreparedFolder:
 
     @property
     def deleted_digest(self) -> str | None:
-        """Digest of the list of deleted keys; None where nothing was deleted."""
+        """Digest of the list of deleted keys; None without deletions."""
         path = self.deleted_keys
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
 
     def name_stages(self) -> None:
-        """Name the content of stages of earlier releases, which count as in step.
+        """Name the content of stages of earlier releases, as if in step.
 
-        Otherwise, once one of them is made anew, nobody could tell which others are out of step.
+        Without names, a later run of one stage would leave the state of the others unknown.
         """
         made: dict[str, str] = {}
         for stage in BEFORE:
@@ -163,18 +163,18 @@ class PreparedFolder:
             if record is None:
                 continue
             if not record.made:
-                # One by one: a process may have been killed between two of them.
+                # One by one, since an earlier process may have died between two of them.
                 deleted = self.deleted_digest if stage == "corpus" else None
-                after = {one: made[one] for one in BEFORE[stage] if one in made}
+                after = {before: made[before] for before in BEFORE[stage] if before in made}
                 record = replace(record, made=uuid.uuid4().hex, after=after, deleted=deleted)
                 storage.write_json(self.stage_record(stage), asdict(record))
             made[stage] = record.made
 
     def check_in_step(self) -> None:
-        """Refuse stages of which one was made of an earlier content of another.
+        """Refuse a stage made from an earlier content of another.
 
         A preparation or a deletion that died between two stages leaves them so. Stages of earlier
-        releases do not say what they were made of, and pass.
+        releases have no names of their sources, and pass.
 
         Raises:
             InputError: Training would learn what the corpus no longer holds.
@@ -183,14 +183,15 @@ class PreparedFolder:
         is_named = any(record and record.made for record in known.values())
         if is_named and known["lanes"] is None and (self.path / "lanes").is_dir():
             raise self._out_of_step("lanes", "tokens")
-        # Whatever the lanes are made of: a teacher of an earlier preparation may be there besides.
+        # Only sources of the lanes: a teacher of an earlier preparation may lie beside them.
         stages = ["lanes"]
+        # The list grows in the loop, from the lanes back to the corpus.
         for stage in stages:
             record = known[stage]
             after = record.after if record else {}
-            for before in (one for one in BEFORE[stage] if one in after):
-                there = known[before]
-                is_same = there is not None and there.made == after[before]
+            for before in (name for name in BEFORE[stage] if name in after):
+                source = known[before]
+                is_same = source is not None and source.made == after[before]
                 if (self.path / before).is_dir() and not is_same:
                     raise self._out_of_step(stage, before)
                 stages.append(before)
@@ -199,13 +200,13 @@ class PreparedFolder:
     def _out_of_step(self, stage: str, before: str) -> InputError:
         return InputError(
             "prepared.folder",
-            f"the {stage} in {self.path} are not of the {before} that is there now, since a "
-            "preparation did not end",
+            f"the stage `{stage}` in {self.path} was not made from the present stage `{before}`, "
+            "since a preparation did not finish",
             AGAIN,
         )
 
     def check_deleted(self) -> None:
-        """Refuse a corpus that still has rows of deleted keys.
+        """Refuse a corpus with rows of deleted keys.
 
         Raises:
             InputError: A deletion did not end.
@@ -214,15 +215,14 @@ class PreparedFolder:
         if corpus and corpus.made and corpus.deleted != self.deleted_digest:
             raise InputError(
                 "prepared.folder",
-                f"rows of {self.path} were deleted, and are still in it, since `delete` did not "
-                "end",
+                f"{self.path} still holds rows of deleted keys, since `delete` did not finish",
                 AGAIN,
             )
 
 
 @dataclass(frozen=True)
 class StageRecord:
-    """What a stage was made from, and how long it took.
+    """The sources of a stage, and its duration.
 
     Attributes:
         fingerprint: Of inputs, settings and the stages before; None if unknown.
@@ -243,5 +243,5 @@ def read_stage_record(path: Location) -> StageRecord | None:
     try:
         return records.read_if_there(path, StageRecord)
     except DamagedFileError as error:
-        logger.warning("%s; its stage is run again", error)
+        logger.warning("%s. Its stage runs again", error)
         return None

@@ -1,7 +1,7 @@
-"""Records: the JSON files that this package writes, read back.
+"""Records: the JSON files of this package, read back.
 
-A value that is read has the expected form, or an error names the file: a full disk, a mount that
-lost a write or a person may have changed it.
+A value has the expected form, or an error names the file: a full disk, a mount's lost write or a
+person may have changed it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def to_text(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which a text may have that was read as an escape.
+        # JSON escapes can bring half of a surrogate pair into a text, which UTF-8 cannot encode.
         text = json.dumps(value, indent=2)
     return f"{text}\n"
 
@@ -58,7 +58,7 @@ def read_object(path: Location) -> dict[str, Any]:
 
 
 def built(path: Location, build: Callable[[Any], T]) -> T:
-    """Build a value from a JSON file by a function, for what has no plain type.
+    """Build a value without a plain type from a JSON file, by a function.
 
     Raises:
         DamagedFileError: It is no JSON, or the function cannot use it.
@@ -122,6 +122,7 @@ def _checked(path: Location, value: Any, kind: Any) -> Any:
         raise DamagedFileError(str(path), f"{place}: {first['msg']}") from None
 
 
+# Pydantic builds a validator for each adapter; a run reads records of few types many times.
 @cache
 def _adapter(kind: Any) -> TypeAdapter:
     return TypeAdapter(kind)

@@ -20,7 +20,7 @@ _STATE = ("*.safetensors", "state.json")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, with the files that exist so far."""
+    """The folder of a run, and the places of its files."""
 
     path: Location
 
@@ -31,14 +31,14 @@ class RunFolder:
 
     @property
     def marks(self) -> tuple[Location, ...]:
-        """The files that mark a run's folder, beside checkpoints."""
+        """The marks of a run's folder, beside checkpoints."""
         return (self.environment, self.config)
 
     @property
     def contents(self) -> tuple[Location, ...]:
-        """All other files of a run, except checkpoints and what stays when it is begun anew."""
+        """All other files of a run, except checkpoints and entries with ``stays``."""
         entries = vars(RunFolder).items()
-        names = [name for name, one in entries if isinstance(one, Entry) and not one.stays]
+        names = [name for name, entry in entries if isinstance(entry, Entry) and not entry.stays]
         return tuple(getattr(self, name) for name in names)
 
     config = Entry("config.yaml", stays=True)
@@ -99,5 +99,5 @@ class RunFolder:
 
 
 _ENTRIES = [entry for entry in vars(RunFolder).values() if isinstance(entry, Entry)]
-RUN_FILES = tuple(way for entry in _ENTRIES for way in entry.files)
+RUN_FILES = tuple(path for entry in _ENTRIES for path in entry.files)
 """Relative paths of a run's files, whose parts may be patterns."""

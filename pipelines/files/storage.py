@@ -1,6 +1,6 @@
-"""Files and folders that are either whole or absent, on a file system or in an object store.
+"""Atomic files and folders, on a file system or in an object store: whole, or absent.
 
-A file system writes them aside and renames them. For stores see :mod:`pipelines.files.versions`.
+On a file system they are written aside and renamed. For stores see :mod:`pipelines.files.versions`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ABANDONED_SECONDS = 24 * 3600.0
 """An aside of a process elsewhere counts as abandoned after so long without a change."""
 FLUSH_SECONDS = 10.0
 """The shortest time between two writes of a :class:`LineLog` in a store."""
-# By which the log must have grown too, so that what is written in all stays within limits.
+# The log must also grow by this share: each flush writes all of it, and so the sum stays linear.
 _GROWTH = 0.02
 
 _CANNOT_GROW = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
-# What file systems say that cannot flush a folder, or have no links.
+# Errors of file systems that cannot flush a folder, or have no links.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 # Of renameat2(2); the call is new in Linux 3.15, and few network file systems exchange names.
@@ -48,13 +48,12 @@ _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 
 @contextmanager
 def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
-    """Yield a folder beside ``path`` that takes its place when the block ends well.
+    """Yield a folder beside ``path``, to take its place when the block ends well.
 
-    Executors may write it too: they see it under the same name. An error inside leaves what was at
-    ``path`` before, and nothing else. The next process removes what a killed one left: at once if
-    it knows that process to be gone. Otherwise (another container or machine) it waits for a day
-    without a change. Without ``replace``, one of several processes gets the place; the others get
-    an OSError.
+    Executors may write it too: they see it under the same name. An error inside leaves ``path`` as
+    before, and nothing else. The next process removes the rest of a killed one: at once if it knows
+    of that end. Otherwise (another container or machine) it waits for a day without a change.
+    Without ``replace``, one of several processes gets the place; the others get an OSError.
     """
     if isinstance(path, RemotePath):
         with versions.new_version(path, replace=replace) as version:
@@ -66,7 +65,7 @@ def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
 
 @contextmanager
 def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
-    """Yield a folder of this machine for :func:`new_folder`, where only this process writes."""
+    """Yield a folder of this machine for :func:`new_folder`, with this process as only writer."""
     if isinstance(path, RemotePath):
         with temporary_folder() as made:
             yield made
@@ -79,7 +78,7 @@ def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def inner_folder(path: Location) -> Iterator[Path]:
-    """Yield a folder of this machine whose files go into a subfolder of a new folder."""
+    """Yield a folder of this machine; its files go into a subfolder of a new folder."""
     if isinstance(path, RemotePath):
         with temporary_folder() as made:
             yield made
@@ -91,7 +90,7 @@ def inner_folder(path: Location) -> Iterator[Path]:
 
 @contextmanager
 def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Path]:
-    """Yield the name of a file of this machine that takes its place when the block ends well.
+    """Yield a file name on this machine; the file takes its place when the block ends well.
 
     On a file system it is written beside its place, or in ``aside_in``.
     """
@@ -115,7 +114,7 @@ def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Pat
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a folder of this machine that is removed when the block ends."""
+    """Yield a folder of this machine, removed at the end of the block."""
     with TemporaryDirectory(prefix="sentence-pipelines-") as made:
         yield Path(made)
 
@@ -128,6 +127,7 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     try:
         clear_abandoned(path, part)
         yield part
+        # Right before the rename: another job may have taken the folder over during a suspension.
         fencing.check_own(path)
         move = take_place if replace else Path.rename
         move(part, path)
@@ -138,8 +138,8 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
 def take_place(new: Path, path: Path) -> None:
     """Rename a whole folder to ``path``, and replace the folder there.
 
-    Where the kernel and the file system can exchange two names, readers find one of the two at any
-    moment. Elsewhere there is none between two renames. A process killed there leaves both, and
+    If the kernel and the file system can exchange two names, readers find one of the two at any
+    moment. Otherwise there is none between two renames. A process killed there leaves both, and
     :func:`settle` puts the replaced one back.
     """
     if not path.exists():
@@ -159,7 +159,7 @@ def take_place(new: Path, path: Path) -> None:
 
 
 def _exchanged(new: Path, path: Path) -> bool:
-    """Exchange the names of two folders; return False where that cannot be done."""
+    """Exchange the names of two folders; return False without support for it."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -174,7 +174,7 @@ def _exchanged(new: Path, path: Path) -> bool:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Return the system call; None where the C library lacks it."""
+    """Return the system call; None if the C library lacks it."""
     try:
         found: Any = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -193,14 +193,14 @@ def remove_folder(path: Location) -> None:
 
 
 def _remove_for_good(path: Path, gone: Path) -> None:
-    """Rename the folder first, so that no reader takes its rest for a whole folder."""
+    """Remove a folder under another name: half of it must not look whole to readers."""
     path.rename(gone)
     # NFS keeps files that a process on this machine has open; they are swept later.
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def discard_folder(path: Location) -> None:
-    """Remove the rest of a folder that nobody reads any more, if it is there."""
+    """Remove a folder without readers, if it is there."""
     if isinstance(path, RemotePath):
         versions.clear(path)
     else:
@@ -208,10 +208,11 @@ def discard_folder(path: Location) -> None:
 
 
 def aside_name(path: P, suffix: str) -> P:
-    """Return a name beside ``path`` for what this process puts there for a while.
+    """Return a name beside ``path`` for a temporary file or folder of this process.
 
     The suffix is `.part` (to become ``path``), `.old` (was ``path``) or `.gone` (to be removed).
     """
+    # Beside it, since a rename cannot cross file systems.
     return path.with_name(f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}")
 
 
@@ -222,7 +223,7 @@ def is_aside(name: str) -> bool:
 
 
 class _Aside(NamedTuple):
-    """A file or folder that a process has put aside, and the place that it had or was to take."""
+    """A process's temporary file or folder, with its former or intended place."""
 
     path: Path
     place: Path
@@ -247,7 +248,7 @@ class _Aside(NamedTuple):
 
 
 def _left_aside(folder: Path) -> list[_Aside]:
-    """Return what has a name of :func:`aside_name`; all else is not ours."""
+    """Return the entries with a name of :func:`aside_name`; all others are not ours."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         matched = _ASIDE.fullmatch(path.name)
@@ -261,64 +262,64 @@ def _last_change(path: Path) -> float:
     """Return the newest time of change in a folder, its own included."""
     times = []
     for found in (path, *path.rglob("*")):
-        # A file that disappears meanwhile belongs to a process that is alive.
+        # A file that disappears meanwhile has a live writer.
         with suppress(FileNotFoundError):
             times.append(found.lstat().st_mtime)
     return max(times, default=math.inf)
 
 
 def sweep(folder: Location) -> None:
-    """Remove all asides in a folder, and put back what made room for a folder that never came.
+    """Remove all asides in a folder, and put back folders whose replacement never came.
 
     The caller holds the folder's lock (:mod:`pipelines.files.locks`). The folder may be absent.
     """
     if isinstance(folder, RemotePath):
         versions.sweep(folder)
         return
-    for left in _left_aside(folder):
-        left.clear()
+    for aside in _left_aside(folder):
+        aside.clear()
 
 
 def settle(path: Location) -> None:
-    """Do as :func:`sweep` for one place, which the caller has locked.
+    """Do as :func:`sweep` for one place, locked by the caller.
 
     A store has nothing beside a folder: its versions are inside.
     """
     if isinstance(path, Path):
-        for left in _left_aside(path.parent):
-            if left.place == path:
-                left.clear()
+        for aside in _left_aside(path.parent):
+            if aside.place == path:
+                aside.clear()
 
 
-def clear_abandoned(path: Path, own: Path) -> None:
+def clear_abandoned(path: Path, new: Path) -> None:
     """Remove the abandoned asides of a place.
 
-    ``own`` is an aside that this process has just made. Its time of change gives the clock of the
-    file system, which may be another machine's.
+    ``new`` is this process's newest aside. Its time of change gives the clock of the file system,
+    often that of another machine.
     """
-    now = own.stat().st_mtime
-    for left in _left_aside(path.parent):
-        if left.place == path and left.is_abandoned(now):
-            left.clear()
+    now = new.stat().st_mtime
+    for aside in _left_aside(path.parent):
+        if aside.place == path and aside.is_abandoned(now):
+            aside.clear()
 
 
 def remove_left_aside(folder: Location, places: Collection[Location]) -> None:
-    """Remove the asides of killed processes for places in a folder, whatever they were to become.
+    """Remove the asides of killed processes for places in a folder, whatever their suffix.
 
-    The caller holds a lock under which no other process writes.
+    The caller's lock excludes other writers.
     """
     if isinstance(folder, RemotePath):
         versions.sweep(folder)
         return
-    for left in _left_aside(folder):
-        if left.place in places:
-            left.remove()
+    for aside in _left_aside(folder):
+        if aside.place in places:
+            aside.remove()
 
 
 def remove_asides(path: Location) -> None:
-    """Remove what killed processes have left beside a file.
+    """Remove the asides of killed processes beside a file.
 
-    The caller holds a lock under which no other process writes the file.
+    The caller's lock excludes other writers of the file.
     """
     if isinstance(path, RemotePath):
         return
@@ -344,7 +345,7 @@ def copy_folder(source: Location, target: Location) -> None:
 
 
 def _first_failure(error: shutil.Error) -> OSError:
-    """Return the first failure of `shutil.copytree`, which lists all failures as text."""
+    """Return the first failure of `shutil.copytree`; its error lists all failures as text."""
     _, target, reason = error.args[0][0]
     number = re.match(r"\[Errno (\d+)\]", str(reason))
     if number is None:
@@ -377,7 +378,7 @@ def link(file: Location, target: Location) -> None:
 
 
 def link_or_copy(file: Location, target: Location) -> None:
-    """Give a file a second name, or copy it where there are no links."""
+    """Give a file a second name, or copy it without support for links."""
     if isinstance(file, Path) and isinstance(target, Path):
         with suppress(OSError):
             target.hardlink_to(file)
@@ -395,7 +396,7 @@ def move_folder(source: Location, target: Location) -> None:
 
 
 def point(pointer: Location, content: str) -> None:
-    """Make a place name another: by a link, or by a file with the name where there are no links."""
+    """Make a place name another: by a link, or else by a file with the name."""
     if isinstance(pointer, RemotePath):
         write_text(pointer, f"{content}\n")
         return
@@ -415,11 +416,11 @@ def point(pointer: Location, content: str) -> None:
 def file_names(folder: Location) -> list[str]:
     """Return the relative paths of the files at any depth of a folder, sorted by their parts."""
     if isinstance(folder, RemotePath):
-        ways = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
+        paths = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
     else:
-        found = (path for path in folder.rglob("*") if path.is_file())
-        ways = [PurePosixPath(path.relative_to(folder).as_posix()) for path in found]
-    return [str(way) for way in sorted(ways)]
+        files = (path for path in folder.rglob("*") if path.is_file())
+        paths = [PurePosixPath(file.relative_to(folder).as_posix()) for file in files]
+    return [str(path) for path in sorted(paths)]
 
 
 def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
@@ -438,12 +439,12 @@ def can_grow(path: Location) -> bool:
 
 
 def signs_of_life(folder: Location) -> dict[str, object]:
-    """Return, by name, what changes in a folder while processes write files there."""
+    """Return values by file name that change while processes write files in a folder."""
     if isinstance(folder, RemotePath):
         return dict(folder.entries(recursive=False))
     states: dict[str, object] = {}
     for file in folder.iterdir():
-        # A file that is whole has been renamed in the meantime.
+        # Its writer may have finished and renamed a file meanwhile.
         with suppress(FileNotFoundError):
             states[file.name] = file.stat().st_size
     return states
@@ -452,7 +453,7 @@ def signs_of_life(folder: Location) -> dict[str, object]:
 def flush(path: Location) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk.
 
-    An object store answers only after that.
+    An object store answers only afterwards.
     """
     if isinstance(path, RemotePath):
         return
@@ -468,7 +469,7 @@ def flush(path: Location) -> None:
 
 
 def flush_tree(folder: Location) -> None:
-    """Wait until all that is in a folder is on the disk."""
+    """Wait until all files and names in a folder are on the disk."""
     if isinstance(folder, Path):
         for path in [*sorted(folder.rglob("*")), folder]:
             flush(path)
@@ -477,8 +478,8 @@ def flush_tree(folder: Location) -> None:
 def create_file(path: Location, content: bytes) -> bool:
     """Write a file unless it exists, and return whether this call did.
 
-    Of several processes one succeeds. In a store without conditional writes, and so without locks,
-    two that write at the same moment may both succeed.
+    One of several processes succeeds. In a store without conditional writes, and so without locks,
+    two simultaneous writers may both succeed.
     """
     if isinstance(path, RemotePath):
         if conditional.can_condition(path.store) is None:
@@ -504,7 +505,7 @@ def create_file(path: Location, content: bytes) -> bool:
 
 
 def write_text(path: Location, text: str, *, durable: bool = False) -> None:
-    """Write a file aside and rename it, so that readers never see half of it.
+    """Write a file aside and rename it: readers never see half of it.
 
     A ``durable`` file is on the disk when this returns, whole after a power cut too.
     """
@@ -530,7 +531,7 @@ def read_json(path: Location) -> Any:
 
 
 def add_line(path: Location, line: str) -> None:
-    """Add a line to a file; rewrite it where files cannot grow, as in object stores."""
+    """Add a line to a file; rewrite the file in object stores, whose files cannot grow."""
     if isinstance(path, RemotePath):
         _write_with_line(path, line)
         return
@@ -550,7 +551,7 @@ def _write_with_line(path: Location, line: str) -> None:
 
 
 class LineLog:
-    """The lines of a file, which may be absent and has one writing process."""
+    """The lines of a file with one writing process; it may be absent."""
 
     def __init__(self, path: Location) -> None:
         self._path = path
@@ -576,7 +577,7 @@ class LineLog:
         self._write()
 
     def flush(self) -> None:
-        """Write the lines that a store does not have yet."""
+        """Write the lines not yet in the store."""
         is_behind = self._held is not None and len(self._held) != self._flushed_lines
         if is_behind and not can_grow(self._path):
             self._write()

@@ -2,8 +2,8 @@
 
 :mod:`pyarrow.fs` reads and writes: its file systems for S3, Google Cloud Storage, Azure and HDFS
 find credentials as each store's SDK does. Other stores go through fsspec. Conditional writes go
-through obstore, which takes credentials from the environment, from the machine's role, and by boto3
-from profiles.
+through obstore, with credentials from the environment, from the machine's role, and by boto3 from
+profiles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONNECT_SECONDS = 10.0
 # The SDK's own attempts are for a request that is lost; ours are for a store that is away.
 _SDK_ATTEMPTS = 4
 
-_TOLD_ATTEMPT = 4
+_WARNED_ATTEMPT = 4
 
 _AWAY: set[Store] = set()
 """Stores that stayed away for their whole retry time in this process, and are not back since."""
@@ -47,7 +47,7 @@ _DEFINITE = re.compile(
     r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
     r"|SIGNATURE|EXPIRED|ExpiredToken|UNRECOGNIZED_CLIENT|INVALID_TOKEN|InvalidToken"
     r"|PERMISSION_DENIED|UNAUTHENTICATED|Authenti?cation|Authorization|ContainerNotFound"
-    # Too slow, in each other's way, too early, too often: all others of this kind are for good.
+    # 408, 409, 425 and 429 (timeout, conflict, too early, too many) pass; other 4xx are permanent.
     r"|HTTP status 4(?!08|09|25|29)\d\d",
     re.IGNORECASE,
 )
@@ -59,7 +59,7 @@ _REFUSED = re.compile(
     r"|Authenti?cation|Authorization|HTTP status 40[13]",
     re.IGNORECASE,
 )
-"""Errors that other credentials would mend."""
+"""Errors that other credentials would resolve."""
 
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:.*?<Message>([^<]+)</Message>)?", re.DOTALL)
 """Code and message in the XML answers of S3 and Azure."""
@@ -86,12 +86,12 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """The name that all schemes of one kind of store share, such as `s3`."""
+        """The common name of all schemes of one kind of store, such as `s3`."""
         return STORES[self.scheme].kind if self.scheme in STORES else self.scheme
 
     def open(self) -> OpenStore:
         """Return the file system, one for the whole process."""
-        # A client does not survive a fork: its threads are gone.
+        # By process: a client does not survive a fork, which ends its threads.
         return _opened(self, os.getpid())
 
     def conditional(self) -> ObjectStore | None:
@@ -134,10 +134,10 @@ class Store:
 
 @dataclass(frozen=True)
 class OpenStore:
-    """A file system, and where in it a store begins.
+    """A file system, and the root of a store in it.
 
-    ``base`` is the path of the store's root: the bucket, or nothing. ``lists_folders`` says whether
-    listings include folders that exist only by their content.
+    ``base`` is the path of that root: the bucket, or nothing. ``lists_folders`` says whether
+    listings include folders without an object of their own.
     """
 
     files: FileSystem
@@ -153,7 +153,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def credentials_remedy(error: OSError) -> str:
-    """Say how to mend a request refused for its credentials; return nothing for other errors."""
+    """Return the remedy for a request refused for its credentials; empty for other errors."""
     if error.errno is not None or not _REFUSED.search(str(error)):
         return ""
     return "; renew the store's credentials, or let them read and write there, and run it again"
@@ -161,14 +161,14 @@ def credentials_remedy(error: OSError) -> str:
 
 def _tell(what: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    # Most requests succeed the second time. Of one that does not, any program is told once, since
-    # what follows may take minutes.
-    level = logging.WARNING if state.attempt_number == _TOLD_ATTEMPT else logging.INFO
+    # Most requests succeed the second time. A request that does not may take minutes, so one
+    # attempt warns.
+    level = logging.WARNING if state.attempt_number == _WARNED_ATTEMPT else logging.INFO
     logger.log(level, "%s: attempt %d failed (%s)", what, state.attempt_number, first_line(error))
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return an error in one line: code and message where a store answered in XML."""
+    """Return an error in one line: code and message of an answer in XML."""
     text = str(error)
     line = next(iter(text.splitlines()), "") or type(error).__name__
     answer = _ANSWER.search(text)
@@ -204,13 +204,13 @@ def _obstore_options(store: Store, endpoint: str | None) -> dict[str, Any]:
     http = bool(endpoint and endpoint.startswith("http://"))
     return {
         "client_options": {"allow_http": http, "timeout": timeout},
-        # The time is the bound: the library's ten, whose pauses are drawn, may take a second.
+        # Time is the bound. The default of ten retries with random pauses may end in a second.
         "retry_config": {"retry_timeout": timeout, "max_retries": 1000},
     }
 
 
 def _s3_endpoint(options: StorageSettings) -> str | None:
-    """Return a server other than AWS's, by the settings or variables that Arrow does not read."""
+    """Return a server other than AWS's, by the settings or by variables unknown to Arrow."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     known = next((os.environ[name] for name in named if os.environ.get(name)), None)
     return options.s3_endpoint or known
@@ -222,7 +222,7 @@ def _s3(store: Store) -> OpenStore:
     options = store.options
     endpoint = _s3_endpoint(options)
     if endpoint:
-        # Servers other than AWS's may know no checksum behind a body: Ceph 16 refuses it. Arrow
+        # Servers other than AWS's may not know a checksum behind a body: Ceph 16 refuses it. Arrow
         # has no other way to turn it off.
         os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     files = S3FileSystem(
@@ -257,7 +257,7 @@ def _s3_conditional(store: Store) -> ObjectStore:
 
 
 def _aws_profile(store: Store) -> Any:
-    """Return a profile's credentials, by boto3, where the environment holds none."""
+    """Return a profile's credentials, by boto3, if the environment holds none."""
     if store.options.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
         return None
     if importlib.util.find_spec("boto3") is None:
@@ -288,7 +288,7 @@ def _google_conditional(store: Store) -> ObjectStore:
     endpoint = store.options.gs_endpoint
     given: dict[str, Any] = {"base_url": endpoint} if endpoint else {}
     if store.options.anonymous:
-        # `skip_signature` alone asks for a token all the same.
+        # With `skip_signature` alone, obstore still asks for a token.
         account = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
         given["service_account_key"] = json.dumps({**account, "disable_oauth": True})
     options = _obstore_options(store, endpoint)

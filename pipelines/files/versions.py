@@ -1,9 +1,9 @@
-"""Files and folders of object stores, each of which appears as a whole.
+"""Atomic files and folders in object stores.
 
 A store has no rename. A job writes into a *version*, a subfolder with its own name. The object
 ``current.json``, written last and by one request, names the folder's version. So a reader finds a
 whole version, the new one or the one before. The latter stays until the next but one, for readers
-that have begun.
+in progress.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def put_bytes(path: RemotePath, content: bytes) -> None:
     """Write a file by one request."""
 
     def attempt() -> None:
+        # At each attempt: a retry may come minutes after the first one.
         fencing.check_own(path)
         with path.files.open_output_stream(path.fs_path) as sink:
             sink.write(content)
@@ -60,7 +61,7 @@ def _copy(source: Path, path: RemotePath) -> None:
         with source.open("rb") as file, path.files.open_output_stream(path.fs_path) as sink:
             shutil.copyfileobj(file, sink, _CHUNK)
     except BaseException:
-        # Arrow completes an upload when an error closes it: what there is then is half a file.
+        # Arrow completes an upload when an error closes it, and leaves half a file.
         with suppress(OSError):
             path.files.delete_file(path.fs_path)
         raise
@@ -108,9 +109,9 @@ def get_folder(folder: RemotePath, target: Path) -> None:
 
 
 def current(folder: Location) -> Location:
-    """Return the current version of a folder that is written as a whole.
+    """Return the current version of a folder with versions.
 
-    On a file system, and where nothing was written, that is the folder itself.
+    On a file system, and before the first version, it is the folder itself.
     """
     if isinstance(folder, Path) or folder.place is not None:
         return folder
@@ -124,7 +125,7 @@ def home(folder: P) -> P:
 
 
 class HasPath(Protocol):
-    """A value that stands for a folder."""
+    """A value with a folder."""
 
     @property
     def path(self) -> Location:
@@ -133,33 +134,33 @@ class HasPath(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in the folder that a value stands for, as an attribute of the value.
+    """A file or folder in a value's folder, as an attribute of the value.
 
     Attributes:
-        way: The relative path from that folder.
+        path: The relative path from that folder.
         holds: For a folder: relative paths of the files that its job writes; parts may be patterns.
         is_version: Whether it is a folder written as a whole; reading gives its current version.
         stays: Whether it stays when the rest of its job's files is deleted.
     """
 
-    way: str
+    path: str
     holds: tuple[str, ...] = ()
     is_version: bool = False
     stays: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file, or those in the folder, as relative paths."""
-        return tuple(f"{self.way}/{way}" for way in self.holds) or (self.way,)
+        """The file, or all files of the folder, as relative paths."""
+        return tuple(f"{self.path}/{pattern}" for pattern in self.holds) or (self.path,)
 
     def __get__(self, folder: HasPath, owner: type | None = None) -> Location:
-        place = folder.path / self.way
+        place = folder.path / self.path
         return current(place) if self.is_version else place
 
 
 @contextmanager
 def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemotePath]:
-    """Yield a version of a folder that becomes the current one when the block ends well.
+    """Yield a new version of a folder; it becomes current when the block ends well.
 
     Raises:
         FileExistsError: There is one already, and ``replace`` is false.
@@ -176,7 +177,7 @@ def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemoteP
         owner = _owner(path.name)
         if owner is None or path.name in {version.name, *known[:1]}:
             continue
-        # Processes that are alive may be at work on versions of their own.
+        # Live processes may be writing versions of their own.
         if owner == Owner.here() or owner.is_gone():
             _remove_quietly(path)
 
@@ -215,7 +216,7 @@ def publish(version: RemotePath) -> None:
 
 
 def is_version(name: str) -> bool:
-    """Return whether a name in a folder is that of a version."""
+    """Return whether a name in a folder belongs to a version."""
     return _owner(name) is not None
 
 
@@ -226,12 +227,13 @@ def _owner(name: str) -> Owner | None:
 def remove(folder: RemotePath) -> None:
     """Remove a folder, its pointer first."""
     place = home(folder)
+    # No reader then finds a version with half of its files.
     (place / POINTER).unlink(missing_ok=True)
     clear(place)
 
 
 def forget_earlier(folder: Location) -> None:
-    """Remove the earlier versions that a store keeps for their readers."""
+    """Remove the earlier versions, kept in a store for their readers."""
     if isinstance(folder, Path):
         return
     place = home(folder)
@@ -243,17 +245,17 @@ def forget_earlier(folder: Location) -> None:
 
 
 def sweep(folder: RemotePath) -> None:
-    """Remove the versions that are not current, of all subfolders; no other job works there."""
+    """Remove unpublished and obsolete versions of all subfolders; no other job works there."""
     for place in folder.iterdir():
         if place.name != POINTER:
             remove_begun(place)
 
 
 def clear(folder: RemotePath) -> None:
-    """Remove all that is below a folder."""
+    """Remove all files below a folder."""
 
     def attempt() -> None:
-        # Of a folder that is not there, each of Arrow's file systems raises another error.
+        # For an absent folder, each of Arrow's file systems raises another error.
         if folder.files.get_file_info(folder.fs_path).type:
             folder.files.delete_dir(folder.fs_path)
 
@@ -265,22 +267,22 @@ def _remove_quietly(folder: RemotePath) -> None:
     try:
         clear(folder)
     except OSError as error:
-        logger.warning("%s is left in the store: %s", folder, error)
+        logger.warning("%s stays in the store: %s", folder, error)
 
 
 def _point(place: RemotePath, *names: str, may_replace: bool = True) -> None:
     if not may_replace:
-        raise FileExistsError(f"{place} is there already")
+        raise FileExistsError(f"{place} exists already")
     put_bytes(place / POINTER, json.dumps(names).encode())
 
 
 def _pointed(place: RemotePath) -> list[str]:
-    """Return the current version and the one before; refuse a pointer that names anything else."""
+    """Return the current version and the one before; refuse other content of a pointer."""
     pointer = place / POINTER
     try:
         names = records.read(pointer, list[str])
     except FileNotFoundError:
         return []
     if not all(map(is_version, names)):
-        raise DamagedFileError(str(pointer), f"{names} are no versions")
+        raise DamagedFileError(str(pointer), f"{names} are not versions")
     return names

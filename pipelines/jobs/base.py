@@ -51,13 +51,13 @@ def job(
 
 
 def say_report(page: Location | None) -> None:
-    """Print where a report is, unless it was left out."""
+    """Print the place of a report, if there is one."""
     if page is not None and not left_out("the report is", REPORT):
         say(f"report  {page}")
 
 
 def say_model(config: Config, model: Location) -> None:
-    """Print where a run's model is, and any limit to serving it."""
+    """Print the place of a run's model, and any limit to serving it."""
     say(f"model   {model}")
     if config.encoder.lsa.dimensions:
         say(f"limit   {LIMIT}")

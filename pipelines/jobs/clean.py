@@ -20,7 +20,7 @@ def clean(config: Config) -> Cleaned:
 
 
 def command(config: Config) -> Results:
-    """Remove old runs, and print which are gone and which are kept."""
+    """Remove old runs, and print the names of removed and kept ones."""
     cleaned = clean(config)
     for name in cleaned.removed:
         say(f"removed  {name}")

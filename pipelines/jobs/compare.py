@@ -1,4 +1,4 @@
-"""`compare`: measures every engine in turn on the user's own data, and says which to take."""
+"""`compare`: measures every engine in turn on the user's data, and recommends one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def command(config: Config, data: str | None, **options: Any) -> None:
     """
     for library in COMPARISON:
         check_installed("compare", library, where=DRIVER)
-    # It measures with libraries that may be missing.
+    # Its libraries may be missing.
     from pipelines.compare.command import measure
 
     with progress.job("compare", ("compare",)), progress.activity("compare"):

@@ -1,8 +1,8 @@
 """`delete`: removes the rows of keys from the prepared folder and the table of vectors, for good.
 
-The folder keeps a list of the keys, and is prepared again without their rows. What depends on other
-texts (duplicates, pairs, held-out texts, places in the lanes) is decided anew. Each stage replaces
-its former folder as a whole. Files without such rows are not read.
+The folder keeps a list of the keys, and the job prepares it again without their rows. It decides
+anew on relations between texts (duplicates, pairs, held-out texts, places in the lanes). Each stage
+replaces its former folder as a whole. The job skips files without such rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY_CHARACTERS = 60
 
 
 class _Statistics(TypedDict, total=False):
-    """The statistics of a corpus that are read here."""
+    """The statistics of a corpus for this job."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -51,12 +51,12 @@ class Deletion:
     """The outcome of a deletion.
 
     Attributes:
-        keys: How many keys are listed now, earlier ones included.
-        rows: Input rows that were left out for their keys.
+        keys: Number of listed keys, earlier ones included.
+        rows: Input rows without a place in the corpus, for their keys.
         vectors: Rows removed from the table in `embedding.output`; None if no table has the key
             column.
-        unmatched: Keys of this deletion that no row of `corpus.inputs` has.
-        not_covered: Where such texts, or what was learnt of them, may still be; a line each.
+        unmatched: Keys of this deletion without a row in `corpus.inputs`.
+        not_covered: Other places of such texts, or of models trained on them; a line each.
     """
 
     keys: int
@@ -73,7 +73,7 @@ def delete(config: Config, keys: Sequence[str]) -> Deletion:
     `config` is that of the preparation; `keys` are values of `corpus.key_column`, as text.
 
     Raises:
-        InputError: No column has keys, nothing has been prepared, or a stage refuses.
+        InputError: No column has keys, the folder has no corpus, or a stage refuses.
     """
     with progress.job("deleting", shown_stages(config)):
         return _delete(config, keys)
@@ -83,19 +83,20 @@ def _delete(config: Config, keys: Sequence[str]) -> Deletion:
     column = config.corpus.key_column
     if column is None:
         raise InputError(
-            "corpus.key_column", "`delete` needs it", "name the column that says whose a row is"
+            "corpus.key_column", "`delete` needs it", "Name the column with the owner of a row"
         )
     folder = PreparedFolder.of(config)
     if not folder.corpus.pairs.is_dir():
         problem = f"there is no corpus in {folder.path}"
-        raise InputError("prepared.folder", problem, "name the folder of a preparation")
+        raise InputError("prepared.folder", problem, "Name the folder of a preparation")
     check_table(config)
     folder.name_stages()
+    # The list comes first: after a failure, the next preparation still leaves the rows out.
     listed = add_deleted_keys(folder, column, keys)
     try:
         prepare_stages(config, trains=False)
     except Exception:
-        still = "the keys are listed, and their rows stay in %s until a preparation ends well"
+        still = "the keys are listed, but their rows stay in %s until a preparation succeeds"
         logger.warning(still, folder.path)
         raise
     # In a store a folder keeps the version before; on NFS a file that was open may be left.
@@ -123,24 +124,23 @@ def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
 
 def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
     table = f"embeddings ({config.embedding.output}): there is no table with the column"
-    merged = f"{config.embedding.merge_into}: the rows go when `embed` is run again"
+    merged = f"{config.embedding.merge_into}: run `embed` again to remove the rows"
     return (
-        "corpus.inputs, corpus.exclude and evaluation files: they are yours, and were not changed",
-        "models that were trained before, in run folders and in promotion.target: train again",
-        "samples.json, report.html and evaluation/ of earlier runs, and what trackers have of them",
+        "corpus.inputs, corpus.exclude and evaluation files: `delete` does not change your files",
+        "earlier models in run folders and in promotion.target: train again",
+        "samples.json, report.html and evaluation/ of earlier runs, and their copies in trackers",
         *([table] if vectors is None else []),
         *([merged] if config.embedding.merge_into else []),
         f"pairs with hard negatives ({config.mining.output}): mine them again",
-        "other tables of embeddings, and copies of tables in storage.cache_folder of machines that "
-        "searched them",
+        "other tables of embeddings, and copies in storage.cache_folder after searches",
     )
 
 
 def read_keys(given: Sequence[str], file: str | None) -> list[str]:
     """Return the keys of a command line and of a file.
 
-    `given` keys are taken literally. The file is UTF-8, UTF-16 or UTF-32 text with a key on each
-    line. Blanks around a key, blank lines, byte order marks and the kind of line ends are ignored.
+    `given` keys count literally. The file is UTF-8, UTF-16 or UTF-32 text with a key on each line.
+    Blanks around a key, blank lines, byte order marks and the kind of line ends do not count.
 
     Raises:
         InputError: There is no key, or the file cannot be read.
@@ -151,16 +151,20 @@ def read_keys(given: Sequence[str], file: str | None) -> list[str]:
         keys += filter(None, found)
         if not keys:
             raise InputError(
-                "--keys", f"{file} holds no key", "name keys by --key or a file with a key a line"
+                "--keys",
+                f"{file} holds no key",
+                "Write a key on each line, or name keys with --key",
             )
     if not keys:
-        raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
+        raise InputError(
+            "--key", "the command names no key", "Name keys with --key, or a file with --keys"
+        )
     return keys
 
 
 def _text_of(file: str) -> str:
     """Return the text of a file of keys; only Unicode encodings are detected."""
-    remedy = "name a text file with a key a line"
+    remedy = "Name a text file with a key on each line"
     try:
         data = Path(file).read_bytes()
         encoding = find_encoding([data])
@@ -170,7 +174,7 @@ def _text_of(file: str) -> str:
         raise InputError("--keys", f"{file} holds no text", remedy) from None
     except UnicodeDecodeError as error:
         problem = f"{file} is not UTF-8 at byte {error.start}"
-        raise InputError("--keys", problem, "save it as UTF-8") from None
+        raise InputError("--keys", problem, "Save it as UTF-8") from None
     except OSError as error:
         raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
 
@@ -178,23 +182,23 @@ def _text_of(file: str) -> str:
 def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
     """Delete the rows of keys of a command line and of a file, and print the outcome."""
     deletion = delete(config, read_keys(key or (), keys))
-    say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    say(f"deleted  {deletion.rows} rows of the {deletion.keys} listed keys")
     if deletion.vectors is not None:
         say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
     if deletion.unmatched:
-        say(f"no row   {_told_keys(deletion.unmatched)}")
+        say(f"no row   {_first_keys(deletion.unmatched)}")
     for line in deletion.not_covered:
         say(f"not covered  {line}")
     figures = {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
     return {**figures, "unmatched": len(deletion.unmatched)}
 
 
-def _told_keys(unmatched: Sequence[str]) -> str:
-    """Name the first keys that no row has."""
+def _first_keys(unmatched: Sequence[str]) -> str:
+    """Name the first keys without a row."""
     named = [one_line(key[:_KEY_CHARACTERS]) for key in unmatched[:_NAMED_KEYS]]
-    more = len(unmatched) - len(named)
-    end = f" and {more} more" if more else ""
+    unnamed = len(unmatched) - len(named)
+    end = f" and {unnamed} more" if unnamed else ""
     return (
-        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}; compare them with "
-        "the values of corpus.key_column"
+        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}. Compare them with "
+        "the values of corpus.key_column."
     )

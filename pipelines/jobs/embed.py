@@ -16,18 +16,18 @@ from pipelines.vectors.embed import EmbeddingJob, EmbeddingSummary
 
 @job("embedding", stalls=True)
 def embed(config: Config) -> EmbeddingSummary:
-    """Embed the table of `embedding.inputs` into `embedding.output`, or what is missing of it.
+    """Embed the table of `embedding.inputs` into `embedding.output`, or its missing parts.
 
     Raises:
-        InputError: Model and input cannot be used, or the output is of something else.
-        NothingNew: The output is up to date, and only a new one was asked for.
+        InputError: Model or input are unusable, or the output has another origin.
+        NothingNew: The output is up to date, and `run.only_new` is set.
     """
     if config.embedding.served:
         config = config.changed("embedding", model=str(model_in_service(config)))
     making = EmbeddingJob.of(config)
     if config.run.only_new and making.is_up_to_date():
         output = config.embedding.output
-        raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
+        raise NothingNew(f"run.only_new: {output} has the vectors of this model and inputs already")
     making.check()
     with making.working():
         session = spark_session(config.for_stage("embed"), needs_context=False)
@@ -37,7 +37,7 @@ def embed(config: Config) -> EmbeddingSummary:
 
 
 def command(config: Config) -> Results:
-    """Embed a table, and print where it is."""
+    """Embed a table, and print its folder."""
     made = embed(config)
     say(f"table   {made.folder}")
     return asdict(made)

@@ -1,21 +1,25 @@
-"""`engines`: shows what engines need, and the Spark conf of a run."""
+"""`engines`: shows all engines, the needs of one, and the Spark conf of a run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 
+from pipelines.catalog import ENGINES
 from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import check_fit, engine_of
-from pipelines.engines.overview import conf_lines, engines_overview, submit_conf
+from pipelines.engines.overview import conf_lines, engine_details, engines_table, submit_conf
 from pipelines.progress import say
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 
-def show_engines(names: Iterable[str]) -> None:
-    """Print what engines need."""
-    Screen().print(engines_overview(names))
+def show_engines(name: str | None) -> None:
+    """Print the table of all engines, or the needs of one."""
+    if name is None:
+        Screen().print(engines_table(ENGINES))
+        say("\nsentence-pipelines engines NAME shows the needs and the Spark conf of one.")
+    else:
+        Screen().print(engine_details(name))
 
 
 def command(config: Config, *, as_file: bool) -> None:
@@ -25,5 +29,6 @@ def command(config: Config, *, as_file: bool) -> None:
     check_fit(engine, config)
     for line in conf_lines(submit_conf(engine, config), as_file=as_file):
         say(line)
+    # Standard output is the conf for spark-submit, and nothing else.
     if not engine.needs_spark:
         say(f"engine {engine.name} needs no Spark", file=sys.stderr)

@@ -67,7 +67,7 @@ class Measured:
             an :class:`~pipelines.evaluation.intervals.Interval` has them; under `sets` what each
             set is; under `signs` the signs of collapse, see
             :func:`~pipelines.evaluation.alarms.signs_of`.
-        observed: Under `before` and `after` what the figures are of, by set.
+        observed: Under `before` and `after` the observations behind the figures, by set.
     """
 
     figures: dict[str, dict[str, Any]]
@@ -83,11 +83,11 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """Measure the run's start and its model; write `metrics.json`, samples and the report.
 
     Returns:
-        The figures under `before` and `after`, under `interval` the differences as far as known,
-        and under `sets` what each set is.
+        The figures under `before` and `after`, under `interval` the known differences, and under
+        `sets` a description of each set.
 
     Raises:
-        InputError: There is no model, or its evaluation sets cannot be read.
+        InputError: There is no model, or its evaluation sets are unreadable.
         PipelineError: A training has replaced the model meanwhile.
     """
     start_of_job = Start()
@@ -95,8 +95,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     _check(config, run)
     session = spark_session(config.for_stage("evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
-        # What cannot be read is refused here, before anything is measured.
-        with activity("evaluating", "looking at what is measured on", running_tasks):
+        # It refuses unreadable sets before any measurement.
+        with activity("evaluating", "reading the evaluation sets", running_tasks):
             digests = _digests(session, config, run)
         with activity("evaluating", "comparing the sets with the training pairs", running_tasks):
             overlap = overlap_of_run(session, config, run, digests["sets"])
@@ -104,8 +104,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         with RunTracking(config, run.path) as tracking:
             measured = measure_models(session, config, run)
             if _digests(session, config, run) != digests:
-                problem = "the model, or what it is measured on, changed meanwhile"
-                raise PipelineError(f"{run.path}: {problem}; evaluate it again")
+                problem = "the model or its evaluation sets changed meanwhile"
+                raise PipelineError(f"{run.path}: {problem}. Evaluate it again.")
             write_observations(run.observations, measured.observations(AFTER))
             known = {
                 "overlap": {name: asdict(found) for name, found in overlap.items()},
@@ -115,20 +115,20 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             keep_doubts(run.path)
             _write_samples(session, config, run, measured)
             _log_figures(run, measured, tracking)
-            # The report says how long it took.
+            # The report shows the duration of the job.
             end_job(run.path, start_of_job)
             with activity("evaluating", "drawing the report"):
                 draw_report(config)
-                # That of a model that no run has made is the user's.
+                # The card of a model from elsewhere is the user's.
                 cards = [write_card(run, config)] if is_ours(run.path, RUN) else []
             tracking.keep(run.report, run.metrics, run.evaluations, *cards)
     return measured.figures
 
 
 def _check(config: Config, run: RunFolder) -> None:
-    """Refuse what can be refused before Spark starts."""
+    """Refuse missing models and wrong settings before Spark starts."""
     if not run.model.is_dir():
-        raise InputError("run.folder", f"there is no model in {run.path}", "run `train` first")
+        raise InputError("run.folder", f"there is no model in {run.path}", "Run `train` first")
     check_trackers(config.tracking)
     check_sets(config)
     # The driver of a cluster may lack what its executors have.
@@ -148,7 +148,7 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
     for name, model in _models(run).items():
         with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
             figures[name] = measure(session, config, model, observed[name].__setitem__)
-    with activity("evaluating", "intervals of the differences"):
+    with activity("evaluating", "computing intervals of the differences"):
         measured = Measured(figures, observed)
         sets = told_sets(config)
         found = intervals_between(sets, measured.observations(BEFORE), measured.observations(AFTER))
@@ -164,11 +164,11 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
 def _write_samples(
     session: SparkSession, config: Config, run: RunFolder, measured: Measured
 ) -> None:
-    """Write the held-out pairs that the report shows."""
+    """Write the held-out pairs of the report."""
     held_out = retrieval.EVALUATION.name
     retrieved = {name: by_set.get(held_out) for name, by_set in measured.observed.items()}
-    found = {name: one for name, one in retrieved.items() if isinstance(one, Retrieved)}
-    with activity("evaluating", "samples and a map of them", running_tasks):
+    found = {name: held for name, held in retrieved.items() if isinstance(held, Retrieved)}
+    with activity("evaluating", "writing samples and their map", running_tasks):
         write_samples(session, config, _models(run), found)
 
 
@@ -194,10 +194,10 @@ def command(config: Config) -> Results:
 
 
 def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the figures of a run, what they say, and where report and model are."""
+    """Print the figures of a run, the verdict, and the places of report and model."""
     folder = RunFolder.of(config)
     screen = Screen()
-    # Which state the model is, and what it was trained on, stands there and in no evaluation.
+    # Only the record names the model's state and its training data.
     recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
     known = {**recorded, **figures}
     screen.print(metrics_table(known, screen.width))

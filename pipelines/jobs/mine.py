@@ -18,12 +18,12 @@ def mine(config: Config) -> MiningSummary:
     """Search hard negatives for the pairs of `mining.inputs`; write them to `mining.output`.
 
     Raises:
-        InputError: Model and inputs cannot be used, the output is of something else, or no pair has
+        InputError: Model or inputs are unusable, the output has another origin, or no pair has
             enough negatives.
     """
     if config.mining.inputs:
         return _mine(config)
-    # Nobody prepares again while the pairs are read.
+    # The lock keeps a preparation from replacing the pairs during the job.
     return working_in(reading=("prepared.folder",))(_mine)(config)
 
 
@@ -37,7 +37,7 @@ def _mine(config: Config) -> MiningSummary:
 
 
 def command(config: Config) -> Results:
-    """Mine hard negatives, and print where they are."""
+    """Mine hard negatives, and print their folder."""
     mined = mine(config)
     say(f"table   {mined.folder}")
     return asdict(mined)

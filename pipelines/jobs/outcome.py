@@ -1,8 +1,8 @@
-"""The outcome of a job in a file, for schedulers that do not see how a job on a cluster ended.
+"""The outcome of a job in a file, for schedulers without the exit code of a job on a cluster.
 
     {"exit_code": 3, "error": "promotion.tolerance: ...", "results": {}}
 
-It is written when the job ends by itself; a killed job leaves none.
+A job writes it at its own end; a killed job leaves none.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 def noted(
     path: str | None, stores: StorageSettings = DEFAULT_STORES
 ) -> Iterator[Callable[[Results], None]]:
-    """Write the outcome of the block, whose results the yielded function takes.
+    """Write the outcome of the block; the yielded function takes its results.
 
-    Without a path nothing is written. Folders on the way to the file are made.
+    Without a path it writes nothing. It makes missing folders on the way to the file.
 
     Raises:
-        InputError: The file cannot be written, which is tried before the block begins.
+        InputError: A write before the block fails.
     """
     if path is None:
         yield lambda _results: None
@@ -54,11 +54,12 @@ def noted(
 
 
 def _clear(file: Location) -> None:
-    """Remove the outcome of an earlier job, and make sure that a new one can be written."""
+    """Remove the outcome of an earlier job, and try to write a new one."""
     if file.exists() and not _is_outcome(file):
         raise InputError(
-            KEY, f"{file} is no outcome of a job, and would be replaced", "name another file"
+            KEY, f"{file} is no outcome of a job, and the job would replace it", "Name another file"
         )
+    # A trial write: otherwise hours of work might end without an outcome.
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         storage.write_json(file, None)
@@ -66,7 +67,7 @@ def _clear(file: Location) -> None:
     except OSError as error:
         problem = f"{file} cannot be written ({error.strerror or error})"
         raise InputError(
-            KEY, problem, "name a file in a folder that the driver can write"
+            KEY, problem, "Name a file in a folder that the driver can write"
         ) from None
 
 
@@ -85,9 +86,9 @@ def _note_failure(file: Location, error: Exception) -> None:
     from pipelines.settings.redaction import without_password
 
     code = error.exit_code if isinstance(error, PipelineError) else 1
-    said = without_password(str(error) or repr(error))
+    message = without_password(str(error) or repr(error))
     try:
-        storage.write_json(file, {"exit_code": code, "error": said, "results": {}})
+        storage.write_json(file, {"exit_code": code, "error": message, "results": {}})
     except OSError as failure:
-        # The error of the job is what has to be seen.
-        logger.warning("what came of the job cannot be written to %s: %s", file, failure)
+        # Another error would hide that of the job.
+        logger.warning("the outcome of the job cannot be written to %s: %s", file, failure)

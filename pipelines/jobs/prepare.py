@@ -1,9 +1,8 @@
-"""`prepare`: turns text into lanes, in stages that run again only if their dependencies changed.
+"""`prepare`: turns text into lanes, in stages; a stage runs again after a change of its inputs.
 
-A stage writes its folder as a whole, and then `stage.json`: its duration, and a fingerprint of all
-that its content follows from (inputs with size and time of change, settings, the stages before).
-The next job keeps the finished stages of a job that died half way. The same fingerprint gives the
-same bytes, in the lanes too.
+A stage writes its folder as a whole, and then `stage.json`: its duration, and a fingerprint of its
+origin (inputs with size and time of change, settings, the stages before). The next job keeps the
+finished stages of a dead job. The same fingerprint gives the same bytes, in the lanes too.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_prepared_folder(config: Config) -> None:
-    """Refuse a `prepared.folder` that holds foreign files or inputs, before it is written."""
+    """Refuse a `prepared.folder` with foreign files or inputs, before the first write."""
     key, folder = "prepared.folder", PreparedFolder.of(config).path
     check_ours(key, folder, PREPARED, whole=False)
     evaluation = config.evaluation
@@ -74,15 +73,15 @@ def check_prepared_folder(config: Config) -> None:
 def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Read the corpus, tokenise it, and form the lanes in `prepared.folder`.
 
-    A stage whose inputs and settings have not changed is kept, unless `prepared.reuse` is false.
-    Without `trains` (this process may train afterwards), a new Spark session is a smaller one.
+    Stages with unchanged inputs and settings stay, unless `prepared.reuse` is false. Without
+    `trains` (this process may train afterwards), a new Spark session is smaller.
     """
     with progress.job("preparing", shown_stages(config)):
         return prepare_stages(config, trains=trains)
 
 
 def command(config: Config) -> Results:
-    """Prepare a corpus, and print where its report is."""
+    """Prepare a corpus, and print the place of its report."""
     manifest = prepare(config, trains=False)
     say_report(PreparedFolder.of(config).report)
     return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
@@ -94,9 +93,9 @@ class Stage:
 
     Attributes:
         run: Writes the folder; returns a summary for the log.
-        inputs: What the content follows from besides the stages before, as plain values; None if
-            that cannot be known, so that the stage runs each time.
-        choices: What the content follows from besides that, once it is there.
+        inputs: The origin of the content besides the stages before, as plain values. None is
+            unknown: the stage runs each time.
+        choices: The part of the origin with a value only after the run.
         is_asked: Whether the settings ask for it.
     """
 
@@ -113,7 +112,7 @@ class Stage:
 
 
 class _Done(NamedTuple):
-    """A stage that is up to date; `fingerprint` is None if it cannot be known next time."""
+    """An up-to-date stage; `fingerprint` is None if the next job cannot compute it."""
 
     fingerprint: str | None
     record: StageRecord
@@ -121,14 +120,14 @@ class _Done(NamedTuple):
 
 
 def shown_stages(config: Config) -> tuple[str, ...]:
-    """Return the stages of a preparation that a user sees."""
+    """Return the visible stages of a preparation."""
     return ("starting", *(stage.name for stage in STAGES if stage.is_asked(config)))
 
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
-    """Run the stages that are not up to date; write `stages.json` and the corpus report.
+    """Run the outdated stages; write `stages.json` and the corpus report.
 
-    `trains` tells whether this process trains afterwards, in the session that is started here.
+    `trains` tells whether this process trains afterwards, in the same session.
 
     Raises:
         InputError: A stage refuses.
@@ -142,11 +141,11 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         if stage.is_asked(config):
             before = {name: done[name] for name in stage.after if name in done}
             done[stage.name] = _brought_up_to_date(stage, config, before, trains=trains)
-    told = [
-        {"stage": name, "seconds": one.record.seconds, "kept": one.kept}
-        for name, one in done.items()
+    summary = [
+        {"stage": name, "seconds": stage_done.record.seconds, "kept": stage_done.kept}
+        for name, stage_done in done.items()
     ]
-    storage.write_json(folder.stages, told)
+    storage.write_json(folder.stages, summary)
     asked = config.for_stage("prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
         prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
@@ -164,7 +163,8 @@ def _brought_up_to_date(
 ) -> _Done:
     """Run a stage, or keep it if its record has the same fingerprint."""
     folder = PreparedFolder.of(config)
-    fingerprint = _fingerprint([one.fingerprint for one in before.values()], stage.inputs(config))
+    earlier = [stage_done.fingerprint for stage_done in before.values()]
+    fingerprint = _fingerprint(earlier, stage.inputs(config))
     known = read_stage_record(folder.stage_record(stage.name))
     is_same = known is not None and fingerprint is not None and known.fingerprint == fingerprint
     kept = known if is_same and config.prepared.reuse else None
@@ -173,11 +173,11 @@ def _brought_up_to_date(
     else:
         logger.info("%s: not changed, kept", stage.name)
         seconds, made = kept.seconds, kept.made
-    after = {name: one.record.made for name, one in before.items()}
+    after = {name: stage_done.record.made for name, stage_done in before.items()}
     deleted = None if stage.after else folder.deleted_digest
     record = StageRecord(fingerprint, seconds, made, after, deleted)
     if record != known:
-        # In the folder as it is now.
+        # After a run this is the new folder, still without a record.
         storage.write_json(folder.stage_record(stage.name), asdict(record))
     if fingerprint is not None:
         fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
@@ -198,10 +198,10 @@ def _run(stage: Stage, config: Config, *, trains: bool) -> float:
 
 
 def check_needs(config: Config) -> None:
-    """Refuse early what stages would refuse hours later.
+    """Refuse unmet needs of later stages, before hours of preparation.
 
     Raises:
-        InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
+        InputError: A tokenizer, a teacher or a library is missing or unusable.
     """
     for source in config.by_source():
         check_languages(source.corpus.languages)
@@ -217,8 +217,8 @@ def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
 
 
 def _corpus_inputs(config: Config) -> Any:
-    told = [input_fingerprint(source.corpus, config.storage) for source in config.by_source()]
-    files = None if None in told else told if config.corpus.sources else told[0]
+    by_source = [input_fingerprint(source.corpus, config.storage) for source in config.by_source()]
+    files = None if None in by_source else by_source if config.corpus.sources else by_source[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = settings_of_corpus(config.corpus)
     deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
@@ -226,7 +226,7 @@ def _corpus_inputs(config: Config) -> Any:
 
 
 def _held_out_choices(config: Config) -> Any:
-    """Return a digest of what is held out, which follows from the earlier corpus as well."""
+    """Return a digest of the held-out queries: they depend on the earlier corpus as well."""
     queries = PreparedFolder.of(config).corpus.queries
     return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
@@ -257,11 +257,11 @@ def _token_inputs(config: Config) -> Any:
 
 
 def _teacher_inputs(config: Config) -> Any:
-    told = [TEACHER_SCHEMA.names, teacher_digest(config), config.teacher.precision]
+    inputs = [TEACHER_SCHEMA.names, teacher_digest(config), config.teacher.precision]
     if config.teacher.model is not None:
-        # The embedding job then finds which of its tables are of others.
-        told += [config.embedding.backend, config.embedding.precision]
-    return told
+        # The embedding job then finds its tables of another backend or precision.
+        inputs += [config.embedding.backend, config.embedding.precision]
+    return inputs
 
 
 def _has_teacher(config: Config) -> bool:
@@ -269,10 +269,10 @@ def _has_teacher(config: Config) -> bool:
 
 
 def _warn_of_unused_teacher(config: Config) -> None:
-    """Warn of vectors of a teacher that this training does not read, before they are made."""
+    """Warn of unused vectors of a teacher before the stage makes them."""
     if config.teacher.is_asked and not config.objective.uses_teacher:
         logger.warning(
-            "teacher.%s is set, and objective.name=%s uses no teacher: its vectors are made, and "
+            "teacher.%s is set, but objective.name=%s uses no teacher: `prepare` makes them, and "
             "this training does not read them",
             "model" if config.teacher.model is not None else "vectors",
             config.objective.name,
@@ -280,7 +280,7 @@ def _warn_of_unused_teacher(config: Config) -> None:
 
 
 def _lane_inputs(config: Config) -> Any:
-    # Lanes are arranged for steps of this many granules.
+    # The stage arranges lanes for steps of this many granules.
     return [FORMAT, config.lanes.model_dump(mode="json"), config.training.granules_per_step]
 
 
@@ -290,4 +290,4 @@ STAGES = (
     Stage("teacher", prepare_teacher, _teacher_inputs, is_asked=_has_teacher),
     Stage("lanes", prepare_lanes, _lane_inputs),
 )
-"""In the order in which they run."""
+"""In the order of their runs."""

@@ -15,11 +15,11 @@ from pipelines.spark.session import running_tasks
 
 @job("promoting", stalls=True)
 def promote(config: Config) -> Promotion:
-    """Put the run's model in service if it is no worse than the one that is there.
+    """Put the run's model in service if it is no worse than the current one.
 
     Raises:
         InputError: See :func:`pipelines.promotion.stage.promote`.
-        PromotionRefused: It is worse; the model in service has not changed.
+        PromotionRefused: It is worse; the current model stays in service.
     """
     target = location(config.promotion.target or "", config.storage).absolute()
     shown = activity("promoting", detail=running_tasks, quiet=SHORT_SECONDS)
@@ -28,7 +28,7 @@ def promote(config: Config) -> Promotion:
 
 
 def command(config: Config) -> Results:
-    """Promote a model, and print what the gate compared."""
+    """Promote a model, and print the figures of the gate."""
     promotion = promote(config)
     for found in promotion.judgements:
         before = "nothing" if found.served is None else f"{found.served:.2f}"

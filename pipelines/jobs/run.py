@@ -36,13 +36,13 @@ def run(config: Config) -> dict[str, Metrics]:
         prepare(chosen)
         train(chosen)
         figures = evaluate(chosen)
-    # By the settings that were asked for, with which the next run looks for them.
+    # The next run looks them up by the settings of the user, without the chosen engine.
     keep_seconds(config, seconds)
     return figures
 
 
 def _check(config: Config) -> None:
-    """Start the session, and refuse what a later stage would refuse: preparing may take hours."""
+    """Start the session, and check the needs of all stages: preparing may take hours."""
     engine = engine_of(config)
     check_settings(engine, config)
     check_run_folder(config)
@@ -53,7 +53,7 @@ def _check(config: Config) -> None:
     for source in config.by_source():
         input_fingerprint(source.corpus, config.storage)
     check_sets(config)
-    # All stages share the session, so it is made for the one that asks for most.
+    # All stages share one session: with the executors of the engine, and the conf of `prepare`.
     session = session_for(engine, config, "prepare") or spark_session(
         config.for_stage("prepare"), needs_context=False
     )

@@ -1,4 +1,4 @@
-"""`search`: finds the rows of a table of vectors that are nearest to texts."""
+"""`search`: finds the nearest rows of a table of vectors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ def search(
     indexed: bool = False,
     hybrid: bool = False,
 ) -> list[Hit]:
-    """Return the k rows of `embedding.output` that are nearest to each query, the best first.
+    """Return the k nearest rows of `embedding.output` for each query, the best first.
 
-    The section `embedding` names the table, and its model if that has moved. `indexed` searches an
-    index instead of all rows, and builds a missing one. `hybrid` ranks by BM25 too, and fuses both
-    rankings. Spark starts only for a table that is too large for this process, or to build an
-    index.
+    The section `embedding` names the table, and the new place of a moved model. `indexed` searches
+    an index instead of all rows, and builds a missing one. `hybrid` ranks by BM25 too, and fuses
+    both rankings. Spark starts only for a table above this process's memory, or to build an index.
 
     Raises:
-        InputError: There is no such table, it was made with another model, there is no query, or
-            the table has no texts to rank by.
+        InputError: There is no such table or no query, the table has vectors of another model, or
+            no texts to rank by.
         PipelineError: An executor could not search.
     """
     if indexed:
@@ -43,13 +42,13 @@ def search(
     with activity("searching", detail=running_tasks, quiet=SHORT_SECONDS):
         table = open_table(config.embedding.output, stores=config.storage)
         builds = indexed and not has_index(table)
-        here = fits_in_process(table, hybrid=hybrid) and not builds
+        is_local = fits_in_process(table, hybrid=hybrid) and not builds
         asked = config.for_stage("embed")
         return find_texts(
             table,
             queries,
             k,
-            session=None if here else spark_session(asked, needs_context=False),
+            session=None if is_local else spark_session(asked, needs_context=False),
             indexed=indexed,
             hybrid=hybrid,
             backend=config.embedding.backend,

@@ -114,10 +114,10 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     `chosen` is the engine, by default that of `training.engine`.
 
     Raises:
-        InputError: Settings, lanes and engine do not fit; nothing has been written.
-        NothingNew: The model in service is what would come out, and only a new one was asked for.
+        InputError: Settings, lanes and engine do not fit; the run folder is unchanged.
+        NothingNew: The model in service has the same origin, and `run.only_new` is set.
         EngineError: The run failed; `training.resume` goes on from its last checkpoint.
-        PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
+        PipelineError: A write failed, or another job has prepared the lanes again.
     """
     start_of_job = Start()
     config = config if chosen else with_engine(config)
@@ -137,7 +137,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     if session is not None:
         resources = resource_profile(resources_in(session, config, "train"))
         await_archives(session, engine.name, resources)
-    with activity("training", "reading what checkpoints are measured on", running_tasks):
+    with activity("training", "reading the evaluation sets", running_tasks):
         snapshots = checkpoint_snapshots(config, session)
     run = open_run(config, prepared, plan, manifest, start)
     folder = RunFolder(run.run_folder)
@@ -155,7 +155,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
 
 
 def command(config: Config) -> Results:
-    """Train an encoder, draw its report, and print where both are."""
+    """Train an encoder, draw its report, and print the places of both."""
     model = train(config)
     say_report(draw_report(config))
     say_model(config, model)
@@ -164,7 +164,7 @@ def command(config: Config) -> Results:
 
 
 def check_settings(chosen: Engine, config: Config) -> None:
-    """Refuse settings that the engine or the trackers cannot follow."""
+    """Refuse settings without support in the engine or the trackers."""
     check_fit(chosen, config)
     chosen.check_libraries(config)
     if config.encoder.lsa.dimensions:
@@ -173,7 +173,7 @@ def check_settings(chosen: Engine, config: Config) -> None:
 
 
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
-    """Return the start of a run, once everything is checked that can be before Spark starts."""
+    """Return the start of a run, after all checks without Spark."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
         goes_on = has_run and config.training.resume
@@ -204,7 +204,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
 
 
 def _begun(config: Config, folder: Location) -> Config:
-    """Return the settings of a resumed run, whose start is not made again."""
+    """Return the settings of a resumed run: its folder holds the start already."""
     start = RunFolder(folder).start
     if config.encoder.keep_layers != 0 or not start.is_dir():
         return config
@@ -212,9 +212,9 @@ def _begun(config: Config, folder: Location) -> Config:
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
-    """Log how many numbers of the encoder are trained."""
-    numbers, others = (sum(array.size for array in part.values()) for part in (trained, frozen))
-    logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
+    """Log the numbers of trained and frozen parameters."""
+    learning, fixed = (sum(array.size for array in part.values()) for part in (trained, frozen))
+    logger.info("%s parameters are trained, and %s are frozen", f"{learning:,}", f"{fixed:,}")
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
@@ -223,14 +223,14 @@ def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.
     The first checkpoint holds only trained weights, the second AdamW's two moments of each as well.
     Frozen weights lie beside them.
     """
-    whole, of_checkpoint, beside = (
+    of_model, of_trained, of_frozen = (
         sum(array.nbytes for array in arrays.values()) for arrays in (weights, trained, frozen)
     )
-    return (1 + 1) * whole + (1 + 3) * of_checkpoint + beside
+    return (1 + 1) * of_model + (1 + 3) * of_trained + of_frozen
 
 
 def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> SparkSession | None:
-    """Return the session that an engine trains in, if it needs one.
+    """Return the session for an engine, if it needs one.
 
     A new session has the Spark conf of `stage`.
     """
@@ -244,10 +244,10 @@ def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> S
 
 
 def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequence[Snapshot]:
-    """Return the sets that checkpoints are measured on during training, if they are."""
+    """Return the evaluation sets of checkpoints, if training measures any."""
     if not config.evaluation.every_checkpoints:
         return ()
-    work = "reading what checkpoints are measured on"
+    work = "reading the evaluation sets"
     with executor_failures(work), stall_failures(work, config.spark):
         asked = config.for_stage("train")
         return read_snapshots(session or spark_session(asked, needs_context=False), config)
@@ -260,11 +260,11 @@ def open_run(
     manifest: LaneManifest,
     start: Checkpoint,
 ) -> TrainingRun:
-    """Open the run folder, new or to go on, and return the run with the steps that are left."""
+    """Open a new or resumed run folder, and return the run with its remaining steps."""
     folder, goes_on = open_run_folder(config, plan, manifest)
     run_begun()
-    # From here on nothing counts that an earlier driver, or its workers, may still write there; nor
-    # does what they have written since the folder was opened, if the run is a new one.
+    # From here on, late writes of an earlier driver or its workers do not count; in a new run,
+    # neither do their writes since the folder was opened.
     attempt = begin_attempt(folder, newest_checkpoint(folder) if goes_on else None)
     if not goes_on:
         save_frozen(folder, start.frozen)
@@ -299,7 +299,7 @@ def open_run(
 
 def _write_start(folder: Location, prepared: PreparedFolder) -> None:
     """Write the start of a run into its folder, where it is missing."""
-    # Another preparation may take the place of this one before the report is drawn.
+    # Another preparation may replace this one before the report needs these files.
     tokens = storage.read_json(prepared.tokens.manifest)
     storage.write_json(RunFolder(folder).tokens, tokens)
     if prepared.corpus.funnel.is_file():
@@ -326,9 +326,9 @@ def train_steps(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> None:
-    """Have the engine make the steps that are left, and write the training's figures.
+    """Let the engine make the remaining steps, and write the training's figures.
 
-    Without steps left, compare the checkpoints that `training.keep_best` has not compared yet.
+    Without any, compare the checkpoints still unknown to `training.keep_best`.
     """
     folder = run.run_folder
     measuring = _measuring(run, snapshots, tracking)
@@ -409,7 +409,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     choice = choose(folder, config.training, step, start_share(config.training, prepared.corpus))
     if config.training.keep_best and "best_by" not in choice.reasons:
         logger.warning(
-            "no checkpoint was measured by %s: the model is the last state (training.keep_best)",
+            "no evaluation measured %s: the model is the last state (training.keep_best)",
             config.training.keep_best,
         )
     made, figures = choice.checkpoint, choice.figures
@@ -422,7 +422,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     if config.encoder.lsa.dimensions:
         terms = corpus_terms(prepared, spec, config.encoder.lsa)
         spec, weights = with_terms(spec, weights, terms)
-    # What the card says of a model that is not measured yet.
+    # The first card has no figures: `evaluate` measures the model later.
     facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
     write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, model_card(facts))
     if exports_adapter(config.encoder):
@@ -431,12 +431,12 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     change = weight_change(paths.model, paths.start)
     update_run_metrics(folder, {"model": figures, "weight_change": change})
     keep_doubts(folder)
-    # Figures that are there are of this model, if a finished training was asked for again.
+    # A repeated, finished training has the figures of this very model already.
     write_card(paths, config, spec)
 
 
 def _newest_step(run: TrainingRun) -> int:
-    """Return the last step of a run that has ended, early or not."""
+    """Return the last step of an ended run, early or not."""
     if is_to_end(run.run_folder):
         return newest_checkpoint(run.run_folder)
     return max(run.first_step, run.last_step)

@@ -1,4 +1,4 @@
-"""The order of a run's steps, and checks that the lanes have what its losses need."""
+"""The order of a run's steps, and checks of the lanes against the needs of its losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.vectors.teacher import check_lanes_of_teacher
 
 
 def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
-    """Return the order of the steps; refuse what the lanes do not allow."""
+    """Return the order of the steps; refuse workers and steps at odds with the lanes."""
     training = config.training
     placement = training.placement
     if training.mode == "sync" and placement.replicas > manifest.lanes:
@@ -27,14 +27,15 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
         raise InputError(
             "training.workers",
             f"{placement.replicas} {placement.sharing} cannot share {manifest.lanes} lanes",
-            f"at most {most}, or a larger corpus",
+            f"Use at most {most}, or prepare a larger corpus",
         )
+    # A row (one granule from every lane) has to split into whole steps.
     if manifest.lanes % training.granules_per_step:
         fitting = [n for n in range(1, manifest.lanes + 1) if manifest.lanes % n == 0]
         raise InputError(
             "training.granules_per_step",
             f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
-            f"one of {', '.join(map(str, fitting))}",
+            f"Choose one of {', '.join(map(str, fitting))}",
         )
     for source, lanes in zip(config.by_source(), _lanes_by_source(config, manifest), strict=True):
         _check_lanes(source, lanes)
@@ -55,15 +56,15 @@ def _lanes_by_source(config: Config, manifest: LaneManifest) -> Sequence[LaneMan
         raise InputError(
             "corpus.sources",
             f"the lanes hold {', '.join(held) or 'none'}, and not {', '.join(asked) or 'none'}",
-            "run `sentence-pipelines prepare` with the same settings first",
+            "Run `sentence-pipelines prepare` with the same settings first",
         )
     return manifest.by_source
 
 
 def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare, ...]:
-    """Return each source's part of an epoch; refuse a weight that gives a source no step.
+    """Return each source's part of an epoch; refuse a weight without a step.
 
-    An epoch has the steps that the lanes give.
+    An epoch has as many steps as the lanes.
     """
     each = manifest.lanes // config.training.granules_per_step
     sizes = [source.rows * each for source in manifest.sources]
@@ -75,7 +76,7 @@ def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare,
             raise InputError(
                 "corpus.sources.weight",
                 f"{source.weight:g} gives source {source.name} none of {sum(sizes)} steps",
-                "raise it, or leave the source out",
+                "Raise it, or leave the source out",
             )
     return tuple(
         SourceShare(first=source.first_row * each, steps=size, per_epoch=count)
@@ -84,40 +85,40 @@ def _source_shares(config: Config, manifest: LaneManifest) -> tuple[SourceShare,
 
 
 def _check_lanes(config: Config, manifest: LaneManifest) -> None:
-    """Refuse a loss that needs what the examples do not have."""
+    """Refuse a loss with unmet needs: pairs, negatives, scores or a teacher."""
     needs = LOSSES.load(config.objective.name).needs
     if needs not in ("singles", "teacher") and not manifest.paired:
-        raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
+        raise InputError("objective.name", "the lanes hold single texts", "Set it to simcse")
     if needs == "triplets" and not manifest.negatives:
         raise InputError(
             "objective.name",
             "the lanes hold no hard negatives",
-            "set corpus.pairs to triplets and prepare again",
+            "Set corpus.pairs to triplets and prepare again",
         )
-    there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
+    has_scores = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
     columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
-    if not there.get(needs, True):
+    if not has_scores.get(needs, True):
         raise InputError(
-            "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
+            "objective.name", "the lanes hold no scores", f"Set {columns[needs]} and prepare again"
         )
     if config.objective.uses_teacher:
         check_lanes_of_teacher(config, manifest.teacher)
 
 
 def check_labels(config: Config, examples: Location) -> None:
-    """Refuse scores other than 0 and 1 where the loss takes them for labels.
+    """Refuse scores other than 0 and 1 for a loss on labels.
 
-    Of the `examples`, which the lanes are made of, only the columns of scores and sources are read.
+    `examples` are the files behind the lanes; only the columns of scores and sources are read.
     """
     losses = {number: source.objective.name for number, source in enumerate(config.by_source())}
     labelled = {number: name for number, name in losses.items() if LOSSES.load(name).labels}
     for number, scores in _scores(examples) if labelled else ():
-        others = scores[(scores != 0) & (scores != 1)]
-        if number in labelled and len(others):
+        wrong = scores[(scores != 0) & (scores != 1)]
+        if number in labelled and len(wrong):
             raise InputError(
                 "corpus.score_column",
-                f"`{labelled[number]}` needs labels, 0 or 1, and {others[0]:g} is among the scores",
-                "name a column of labels, or another loss",
+                f"`{labelled[number]}` needs labels, 0 or 1, and {wrong[0]:g} is among the scores",
+                "Name a column of labels, or another loss",
             )
 
 

@@ -6,8 +6,7 @@ nothing, and one numpy view turns a whole column into ids.
 
 ``lanes/lane-007/granules.npy`` holds the position of each granule in its part file, and its
 checksum. ``lanes/manifest.json`` holds the checksum of each index. Readers compare each granule
-with its checksum, so they get exactly the bytes that were written, and read nothing beyond the
-granule.
+with its checksum, so they get exactly the written bytes, and read nothing beyond the granule.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np
     Each value is a run of numbers of ``kind``.
     """
     _, offset_buffer, data = column.buffers()
+    # A sliced column shares its parent's buffers, so its offsets need not begin at 0.
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1] // kind.itemsize
     values = np.frombuffer(data, kind, count=offsets[-1]) if data else np.empty(0, kind)
@@ -49,7 +49,7 @@ def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np
 
 INDEX_FILE = "granules.npy"
 INDEX_TYPE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("checksum", "<u8")])
-ANEW = "`sentence-pipelines prepare` with prepared.reuse=false writes the lanes anew"
+ANEW = "Run `sentence-pipelines prepare` with prepared.reuse=false to write the lanes anew"
 
 
 class IndexEntry(NamedTuple):
@@ -95,7 +95,7 @@ def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
         PipelineError: It is not the manifest's index.
     """
     if f"{checksum(content):016x}" != expected:
-        raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest; {ANEW}")
+        raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest. {ANEW}")
     index: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
     return index
 
@@ -106,13 +106,13 @@ def checked(
     """Return the bytes of a granule, without a copy; `path` and `granule` name it in an error.
 
     Raises:
-        PipelineError: The bytes differ from those that were written.
+        PipelineError: The bytes differ from the written ones.
     """
     if len(message) < entry.length:
-        raise PipelineError(f"{path} ends before its granule {granule}; {ANEW}")
+        raise PipelineError(f"{path} ends before its granule {granule}. {ANEW}")
     if checksum(message) != entry.checksum:
         raise PipelineError(
-            f"{path}: granule {granule} is damaged: its checksum is not that of the index; {ANEW}"
+            f"{path}: granule {granule} is damaged: its checksum is not that of the index. {ANEW}"
         )
     return pa.py_buffer(message)
 
@@ -127,7 +127,7 @@ _TYPES: Mapping[Precision, str] = {"fp16": "<f2", "fp32": "<f4"}
 class TeacherVectors:
     """A teacher's vectors of the texts of all sides.
 
-    `source` is a digest of their origin: the model, or the tables they were taken from.
+    `source` is a digest of their origin: the model, or the tables.
     """
 
     width: int
@@ -176,8 +176,8 @@ class TeacherVectors:
         if not folder.manifest.is_file():
             raise InputError(
                 "prepared.folder",
-                f"there are no vectors of a teacher in {folder.path}",
-                "run `sentence-pipelines prepare` with the same settings first",
+                f"there are no teacher vectors in {folder.path}",
+                "Run `sentence-pipelines prepare` with the same settings first",
             )
         known: TeacherVectors = records.read(folder.manifest, TeacherVectors)
         return known
@@ -185,7 +185,7 @@ class TeacherVectors:
 
 @dataclass(frozen=True, kw_only=True)
 class _Projected(TeacherVectors):
-    """Vectors that are projected on `axes`, fp32 [width, fewer], when they are read."""
+    """Vectors projected on `axes`, fp32 [width, fewer], when they are read."""
 
     axes: np.ndarray
 
@@ -238,8 +238,8 @@ class LaneManifest:
         scored: Whether examples have a score.
         candidates_scored: Whether their positive and each hard negative have one.
         checksums: Of the index of each lane, 16 hexadecimal digits.
-        sources: Where there are several, in the order of their rows; what is said of examples above
-            then holds for some of them.
+        sources: Where there are several, in the order of their rows; the flags of examples above
+            then hold for some of them.
     """
 
     lanes: int
@@ -266,11 +266,11 @@ class LaneManifest:
     @property
     def by_source(self) -> tuple[LaneManifest, ...]:
         """The manifest of each source as if it were alone; with one source, this one."""
-        return tuple(replace(self, sources=(), **one.has) for one in self.sources) or (self,)
+        return tuple(replace(self, sources=(), **source.has) for source in self.sources) or (self,)
 
     def source_of(self, row: int) -> int:
         """Return the number of a row's source."""
-        first_rows = [one.first_row for one in self.sources] or [0]
+        first_rows = [source.first_row for source in self.sources] or [0]
         return bisect_right(first_rows, row) - 1
 
     @property
@@ -302,7 +302,7 @@ class LaneManifest:
             "candidate_scores": self.candidates_scored,
             "teacher": self.teacher is not None,
         }
-        return lane_schema([name for name, is_there in present.items() if is_there])
+        return lane_schema([name for name, is_present in present.items() if is_present])
 
     @property
     def digest(self) -> str:
@@ -313,8 +313,8 @@ class LaneManifest:
         padding = 100 * (1 - self.tokens / self.slots)
         shared = self.same_group_in_step
         same_group = f", {shared} in a step with one of their group" if shared else ""
-        told = ", ".join(f"{one.rows} of {one.name}" for one in self.sources)
-        rows = f"{self.rows} granules ({told})" if told else f"{self.rows} granules"
+        by_source = ", ".join(f"{source.rows} of {source.name}" for source in self.sources)
+        rows = f"{self.rows} granules ({by_source})" if by_source else f"{self.rows} granules"
         return (
             f"{self.lanes} lanes of {rows} of {self.granule} examples, "
             f"{sum(self.left_over.values())} left over{same_group}, {padding:.1f} % padding"
@@ -327,8 +327,8 @@ class LaneManifest:
     def _record(self) -> dict[str, Any]:
         # One source is written as lanes were before there could be several.
         unused = () if self.sources else ("sources",)
-        told = {name: value for name, value in asdict(self).items() if name not in unused}
-        return {"format": FORMAT} | told
+        values = {name: value for name, value in asdict(self).items() if name not in unused}
+        return {"format": FORMAT} | values
 
     @classmethod
     def load(cls, folder: Location) -> LaneManifest:
@@ -338,7 +338,7 @@ class LaneManifest:
             InputError: There are no lanes, lanes of another format, or a damaged manifest.
         """
         path = LanesFolder(folder).manifest
-        remedy = "run `sentence-pipelines prepare` with the same settings first"
+        remedy = "Run `sentence-pipelines prepare` with the same settings first"
         if not path.is_file():
             raise InputError("prepared.folder", f"there are no lanes in {folder}", remedy)
         try:
@@ -364,6 +364,7 @@ class LaneManifest:
 
 
 def _digest(record: dict[str, Any]) -> str:
+    # The digest depends on the order of the keys, which JSON keeps.
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
 
 
@@ -475,7 +476,7 @@ def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     columns = {name: column for name, column in found.items() if column is not None}
     lists = _values(batch, "negatives")
     negatives = [] if lists is None else _by_place(lists)
-    return columns | {negative_side(place): own for place, own in enumerate(negatives)}
+    return columns | {negative_side(place): column for place, column in enumerate(negatives)}
 
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -514,7 +515,7 @@ def decode(
         for name, column in texts.items()
         if sides is None or name in ("anchor", *sides)
     }
-    scores, of_candidates = (_values(batch, name) for name in ("score", "candidate_scores"))
+    scores, candidate_scores = (_values(batch, name) for name in ("score", "candidate_scores"))
     vectors = _values(batch, "teacher") if teacher is not None else None
     return Granule(
         number=number,
@@ -524,13 +525,13 @@ def decode(
         negatives=tuple(wanted.get(name) for name in texts if name not in ("anchor", "positive")),
         scores=None if scores is None else _numbers(scores),
         candidate_scores=None
-        if of_candidates is None
-        else _numbers(of_candidates.flatten()).reshape(batch.num_rows, -1),
+        if candidate_scores is None
+        else _numbers(candidate_scores.flatten()).reshape(batch.num_rows, -1),
         teacher={}
         if teacher is None or vectors is None
         else {
-            name: teacher.read(own)
-            for name, own in zip(texts, _by_place(vectors), strict=True)
+            name: teacher.read(column)
+            for name, column in zip(texts, _by_place(vectors), strict=True)
             if name in wanted
         },
     )
@@ -541,7 +542,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
     return np.from_dlpack(column)
 
 
-# What an example may be without, and the setting that names where it comes from.
+# Optional columns of an example, with the settings that name their origin.
 OPTIONAL = {
     "positive": "corpus.pair_columns",
     "score": "corpus.score_column",
@@ -581,8 +582,8 @@ def write_lanes(
     """
     schema = lane_schema(columns)
     granules = _regroup(batches, granule)
-    for lane, own in groupby(granules, lambda rows: rows.column("lane")[0].as_py()):
-        yield _write_lane(lane, own, folder, schema, rows_per_part, vocabulary, first_rows)
+    for lane, of_lane in groupby(granules, lambda rows: rows.column("lane")[0].as_py()):
+        yield _write_lane(lane, of_lane, folder, schema, rows_per_part, vocabulary, first_rows)
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
@@ -594,15 +595,16 @@ def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Record
         count += batch.num_rows
         if count < size:
             continue
+        # One chunk, so that each granule is a slice without another copy.
         table = pa.Table.from_batches(pending).combine_chunks()
-        whole = table.to_batches()[0]
+        joined = table.to_batches()[0]
         for start in range(0, count - size + 1, size):
-            yield whole.slice(start, size)
+            yield joined.slice(start, size)
         rest = count % size
-        pending = [whole.slice(count - rest)] if rest else []
+        pending = [joined.slice(count - rest)] if rest else []
         count = rest
     if count:
-        raise PipelineError(f"{count} rows are not a whole granule of {size}")
+        raise PipelineError(f"the last {count} rows do not fill a granule of {size}")
 
 
 def _write_lane(
@@ -627,8 +629,8 @@ def _write_lane(
         ):
             for row, granule in rows:
                 batch = granule.select(schema.names).cast(schema)
-                own = counts[bisect_right(first_rows, row) - 1]
-                _count(own, batch, vocabulary, f"{path}: granule {row % rows_per_part}")
+                source_counts = counts[bisect_right(first_rows, row) - 1]
+                _count(source_counts, batch, vocabulary, f"{path}: granule {row % rows_per_part}")
                 # The very bytes that the file gets, which end where it ends now.
                 message = batch.serialize()
                 file.write_batch(batch)
@@ -644,7 +646,7 @@ def _write_lane(
         "checksum": [digest] * sources,
     }
     return pa.RecordBatch.from_pydict(
-        columns | {name: [one[name] for one in counts] for name in COUNTED}
+        columns | {name: [source[name] for source in counts] for name in COUNTED}
     )
 
 
@@ -659,9 +661,9 @@ def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: 
         least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
         if least < 0 or most >= vocabulary:
             raise PipelineError(
-                f"{place} would have the token id {least if least < 0 else most}, and the "
-                f"vocabulary has {vocabulary} entries; the tokens are damaged, and "
-                "`sentence-pipelines prepare` with prepared.reuse=false writes them anew"
+                f"{place} would have the token id {least if least < 0 else most}, but the "
+                f"vocabulary has {vocabulary} entries. The tokens are damaged: run "
+                "`sentence-pipelines prepare` with prepared.reuse=false to write them anew"
             )
         counts["tokens"] += int(lengths.sum())
         counts["slots"] += len(lengths) * padded_width(lengths)

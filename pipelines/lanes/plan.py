@@ -1,10 +1,10 @@
-"""The batch plan: which examples form a granule, and which granules form a step.
+"""The batch plan: the examples of each granule, and the granules of each step.
 
 Pure functions over numbers; nothing here knows Spark, files or a framework.
 
-Examples are ordered by length bucket. A **segment** is the run of that order that fills the rows of
+Examples are ordered by length bucket. A **segment** is a run of that order and fills the rows of
 one bucket. Examples beyond a bucket's whole rows move up into the next longer bucket, at the cost
-of some padding; beyond those of the longest bucket they are left over, and counted.
+of some padding. Examples beyond the longest bucket are left over, and counted.
 
 An epoch has as many steps as the lanes give, whatever the weights of several sources; each source
 gets its weight's share of them. A small source of large weight is read several times in an epoch.
@@ -104,7 +104,7 @@ def epoch_order(shares: Sequence[SourceShare], seed: int, epoch: int) -> EpochOr
     # A last word above 0, since numpy's seeds are the same with and without zeros behind them.
     times = np.random.Generator(np.random.PCG64([seed, epoch, len(shares) + 1]))
     drawn = [_stream(share, (seed, number + 1), epoch) for number, share in enumerate(shares)]
-    spread = [(np.arange(len(one)) + times.random(len(one))) / len(one) for one, _ in drawn]
+    spread = [(np.arange(len(steps)) + times.random(len(steps))) / len(steps) for steps, _ in drawn]
     order = np.argsort(np.concatenate(spread), kind="stable")
     sources = np.repeat(np.arange(len(shares)), [share.per_epoch for share in shares])
     steps, visits = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
@@ -190,19 +190,19 @@ def plan_sources(
     """
     planned: list[tuple[Segment, ...]] = []
     first_row = first_example = 0
-    for of_source in counts:
-        own = plan_segments(of_source, lanes, granule)
+    for source_counts in counts:
+        segments = plan_segments(source_counts, lanes, granule)
         moved = (
             replace(
                 segment,
                 first_row=segment.first_row + first_row,
                 first_example=segment.first_example + first_example,
             )
-            for segment in own
+            for segment in segments
         )
         planned.append(tuple(moved))
-        first_row += sum(segment.rows for segment in own)
-        first_example += sum(of_source.values())
+        first_row += sum(segment.rows for segment in segments)
+        first_example += sum(source_counts.values())
     return tuple(planned)
 
 
@@ -239,8 +239,8 @@ def choose_lanes(
     """Return ``most``, or for a small corpus a divisor of it, as the number of lanes.
 
     A corpus needs many rows, since rows are never mixed and up to one row's examples are left over.
-    The result is the largest divisor of ``most`` that is a multiple of ``granules_per_step``, so
-    that such steps fit, and leaves ``rows`` rows. If none does, it is the smallest such multiple;
+    The result is the largest divisor of ``most`` that leaves ``rows`` rows, among the multiples of
+    ``granules_per_step``, so that such steps fit. If none does, it is the smallest such multiple;
     without any multiple, the same choice among all divisors.
     """
     divisors = [count for count in range(1, most + 1) if most % count == 0]
@@ -261,7 +261,7 @@ class Places:
 def deal(
     positions: np.ndarray, segments: Sequence[Segment], lanes: int, granules_per_step: int
 ) -> Places:
-    """Deal examples that are ordered by segment, and within a segment by group.
+    """Deal examples ordered by segment, and within a segment by group.
 
     Neighbours go to a segment's rows in turn, after each round of rows to the next step of each
     row, and after each round of steps to the next granule of each. So members of a group, being
@@ -272,7 +272,7 @@ def deal(
     `positions`, int64 [examples], are places in the order, from 0. The granules of a step are of
     adjacent lanes; ``granules_per_step`` divides ``lanes``.
     """
-    # What a source could not fill its last row with is not dealt, so that others move up.
+    # `positions` skip the left-over examples, which `Segment.first_example` counts.
     taken = np.cumsum([0, *(segment.examples for segment in segments)])
     first_example = taken[:-1]
     segment = np.searchsorted(first_example, positions, side="right") - 1
@@ -318,8 +318,8 @@ def count_same_group_in_step(members: int, steps: int) -> int:
 
     Assumes the order of :func:`deal`.
     """
-    each, steps_of_one_more = divmod(members, steps)
-    return members if each > 1 else each * 2 * steps_of_one_more
+    each, fuller_steps = divmod(members, steps)
+    return members if each > 1 else each * 2 * fuller_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from pipelines.lanes.files import (
 from pipelines.lanes.plan import GranuleAddress
 
 Work = TypeVar("Work", bound=tuple[object, Sequence[GranuleAddress]])
-"""A step, by any name, and the granules that it needs."""
+"""A step, by any name, and its granules."""
 
 Fetch = Callable[[GranuleAddress], pa.Buffer]
 
@@ -50,8 +50,8 @@ class ReadAhead(Iterator[Work]):
     Args:
         fetch: Gives a granule; the threads call it.
         requests: Threads, each of which waits for one granule.
-        most: Granules that are being fetched or wait to be taken, besides those of the step passed
-            on last; a step is always fetched as a whole.
+        most: Granules being fetched or waiting, besides the granules of the step passed on last; a
+            step is always fetched as a whole.
     """
 
     def __init__(self, steps: Iterable[Work], fetch: Fetch, requests: int, most: int) -> None:
@@ -63,6 +63,7 @@ class ReadAhead(Iterator[Work]):
         self._current: dict[GranuleAddress, Future[pa.Buffer]] = {}
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(requests, thread_name_prefix="lanes")
+        # A finalizer that referred to `self` would keep it alive.
         self._end = weakref.finalize(self, _stop, self._pool, self._stopped)
         self._fill()
 
@@ -124,7 +125,7 @@ class Fetching:
 
     Attributes:
         block_bytes: Size of a request, and of a file in the cache.
-        ahead_bytes: Limit of the granules that wait for their step, in a worker's memory.
+        ahead_bytes: Limit of the waiting granules, in a worker's memory.
         most_ahead: The same limit as a number of granules; the smaller one counts.
     """
 
@@ -135,7 +136,7 @@ class Fetching:
 
 
 class RemoteLanes:
-    """Granules of lanes in an object store, fetched ahead of the steps that need them.
+    """Granules of lanes in an object store, fetched ahead of their steps.
 
     `folder` may be a version of the lanes' folder. `cache_bytes` limits this machine's copies of
     lanes; with 0, only granules are fetched, anew in each epoch.
@@ -148,7 +149,7 @@ class RemoteLanes:
     def __init__(
         self, folder: RemotePath, manifest: LaneManifest, cache_bytes: int, fetching: Fetching
     ) -> None:
-        # Threads have this alone, so that what reads ahead ends with those who want it.
+        # Threads hold this object, not `self`: reading ahead ends with its last user.
         self._stored = _StoredLanes(folder, manifest, cache_bytes, fetching)
         self._fetching = fetching
         mean_bytes = 4 * manifest.tokens // (manifest.lanes * manifest.rows) + 1
@@ -160,7 +161,7 @@ class RemoteLanes:
 
         Raises:
             OSError: The store cannot be read.
-            PipelineError: The bytes differ from those that were written.
+            PipelineError: The bytes differ from the written ones.
         """
         return self._stored.message(address) if self._ahead is None else self._ahead.take(address)
 
@@ -248,8 +249,8 @@ def _cache(folder: RemotePath, cache_bytes: int) -> BlockCache:
     blocks = cache_folder(options) / CACHE_FOLDER
     # The files that were used least recently are removed from it, whatever they are. The count
     # may be missing: another worker may not have fetched its first block yet.
-    there = sorted(path.name for path in blocks.iterdir()) if blocks.is_dir() else []
-    if found := [name for name in there if name != COUNT_FILE and not _OF_LANES.fullmatch(name)]:
+    names = sorted(path.name for path in blocks.iterdir()) if blocks.is_dir() else []
+    if found := [name for name in names if name != COUNT_FILE and not _OF_LANES.fullmatch(name)]:
         raise holds_other_files("storage.cache_folder", blocks, found)
     return BlockCache(
         blocks,
@@ -259,7 +260,7 @@ def _cache(folder: RemotePath, cache_bytes: int) -> BlockCache:
 
 
 class _LaneFile:
-    """A file of the store that many threads read.
+    """A file of the store, read by many threads.
 
     Raises:
         OSError: It does not exist, or the store cannot be read.
@@ -275,7 +276,7 @@ class _LaneFile:
         )
         self.size = int(self._file.size())
         # A file of Arrow's own is read at any place by any thread; others are moved there first.
-        self._alone: AbstractContextManager[object] = (
+        self._exclusive: AbstractContextManager[object] = (
             threading.Lock() if isinstance(files, PyFileSystem) else nullcontext()
         )
 
@@ -291,10 +292,10 @@ class _LaneFile:
         )
 
     def _attempt(self, start: int, length: int) -> bytes:
-        with self._alone:
+        with self._exclusive:
             found: bytes = self._file.read_at(length, start)
         if len(found) < length:
-            raise OSError(f"{self._path}: {len(found):,} of {length:,} bytes came")
+            raise OSError(f"{self._path} gave {len(found):,} of {length:,} bytes")
         return found
 
 
@@ -309,14 +310,14 @@ class _OncePerKey(Generic[_Key, _Value]):
         self._made: dict[_Key, Future[_Value]] = {}
 
     def __getitem__(self, key: _Key) -> _Value:
-        own: Future[_Value] = Future()
+        pending: Future[_Value] = Future()
         # One operation of a dictionary, which other threads see as a whole.
-        first = self._made.setdefault(key, own)
-        if first is own:
+        first = self._made.setdefault(key, pending)
+        if first is pending:
             try:
-                own.set_result(self._make(key))
+                pending.set_result(self._make(key))
             except BaseException as error:
-                own.set_exception(error)
+                pending.set_exception(error)
                 raise
         return first.result()
 
@@ -329,12 +330,12 @@ class LaneSource(Protocol):
 
         Raises:
             OSError: The lane cannot be read.
-            PipelineError: The bytes differ from those that were written.
+            PipelineError: The bytes differ from the written ones.
         """
         ...
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
-        """Pass on steps, whose granules are asked for next, in this order."""
+        """Pass on steps; their granules are read next, in this order."""
         ...
 
 
@@ -359,10 +360,11 @@ class MappedLanes:
         entry = IndexEntry(*self._indices[lane][address.row].item())
         if lane not in self._open or self._open[lane][0] != part:
             self._open[lane] = (part, pa.memory_map(str(path)).read_buffer())
-        whole = self._open[lane][1]
-        start = min(entry.offset, whole.size)
-        length = min(entry.length, whole.size - start)
-        return checked(whole.slice(start, length), entry, path, granule)
+        content = self._open[lane][1]
+        # A truncated file gives a short slice, and `checked` then names the file.
+        start = min(entry.offset, content.size)
+        length = min(entry.length, content.size - start)
+        return checked(content.slice(start, length), entry, path, granule)
 
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
         """Return the steps unchanged: the operating system reads ahead."""
@@ -373,7 +375,7 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
     """Check that a folder still holds the lanes of a manifest.
 
     Raises:
-        PipelineError: They were prepared again, or the folder cannot be read, which proves nothing.
+        PipelineError: They were prepared again, or the folder cannot be read (no proof either way).
     """
     # A version never changes, but goes some time after it was replaced.
     folder = home(folder)
@@ -382,12 +384,12 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
     except (InputError, OSError) as error:
         problem = error.problem if isinstance(error, InputError) else error
         raise PipelineError(
-            f"{folder} cannot be read any more ({problem}): bring it back, then go on with "
+            f"{folder} cannot be read any more ({problem}). Restore it, then continue with "
             "training.resume=true"
         ) from error
     if digest != manifest.digest:
         raise PipelineError(
-            f"{folder} was prepared again since the run began, begin anew with run.overwrite=true"
+            f"{folder} was prepared again since the run began. Begin anew with run.overwrite=true"
         )
 
 
@@ -434,7 +436,7 @@ class LaneReader:
     def ahead(self, steps: Iterable[Work]) -> Iterator[Work]:
         """Pass steps on, in their order; the granules of the next ones may be fetched meanwhile.
 
-        A step's addresses are the granules that are asked for before the next step.
+        A step's addresses are the granules read before the next step.
         """
         return self._source.ahead(steps)
 
@@ -443,8 +445,8 @@ class LaneReader:
 
         Raises:
             OSError: The lane cannot be read.
-            PipelineError: The bytes differ from those that were written, or the lanes were removed
-                or prepared again since the manifest was read.
+            PipelineError: The bytes differ from the written ones, or the lanes were removed or
+                prepared again since the manifest was read.
         """
         try:
             return self._source.message(address)

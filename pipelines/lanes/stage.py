@@ -3,8 +3,8 @@
 Two distributed sorts of light keys give each example its lane, row and slot. Then Spark shuffles
 the examples to their lanes once, and executors write them.
 
-1. By (source, length bucket, hash): an example's position gives its segment, which decides the
-   examples that move up into a longer bucket. A row is of one source.
+1. By (source, length bucket, hash): an example's position gives its segment. Examples beyond the
+   last whole row move up into a longer bucket. A row has one source.
 2. By (segment, group, hash): the members of a group become neighbours, and neighbours are dealt to
    different rows, steps and granules of the segment, as far as these suffice.
 """
@@ -62,8 +62,8 @@ logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 2**20
 FEWEST_ROWS_OF_SOURCE = 8
-"""Rows that the smallest of several sources should have: what fills no row is left over."""
-_AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+"""Least rows of the smallest of several sources: examples beyond whole rows are left over."""
+_AGAIN = "Run `sentence-pipelines prepare` with the same settings first"
 PLACED = "id long, lane int, row long, slot int"
 """The columns of a place."""
 
@@ -88,7 +88,7 @@ class Arrangement:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments of all sources."""
-        return tuple(segment for own in self.by_source for segment in own)
+        return tuple(segment for segments in self.by_source for segment in segments)
 
     @property
     def rows(self) -> int:
@@ -98,7 +98,7 @@ class Arrangement:
     @property
     def first_rows(self) -> tuple[int, ...]:
         """The first row of each source."""
-        rows = (sum(segment.rows for segment in own) for own in self.by_source)
+        rows = (sum(segment.rows for segment in segments) for segments in self.by_source)
         return tuple(accumulate(rows, initial=0))[:-1]
 
 
@@ -134,7 +134,7 @@ def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataF
 
 
 class _Lengths(TypedDict):
-    """The part of ``lengths.json`` that is read: lengths, and the number of examples of each."""
+    """The lengths in ``lengths.json``, each with its number of examples."""
 
     lengths: list[tuple[int, int]]
     sources: NotRequired[list[list[tuple[int, int]]]]
@@ -142,9 +142,9 @@ class _Lengths(TypedDict):
 
 def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int], ...]:
     """Count the examples of each source by bucket length, on the driver."""
-    told: _Lengths = records.read(tokens.lengths, _Lengths)
+    stored: _Lengths = records.read(tokens.lengths, _Lengths)
     by_source = []
-    for lengths in told.get("sources", [told["lengths"]]):
+    for lengths in stored.get("sources", [stored["lengths"]]):
         counts: Counter[int] = Counter()
         for length, number in lengths:
             counts[buckets.edge(length)] += number
@@ -160,7 +160,7 @@ def arrange(
     granules_per_step: int,
     scratch: Scratch,
 ) -> Arrangement:
-    """Give each example that fits a lane, row and slot.
+    """Give each fitting example a lane, row and slot.
 
     A group with more members in a segment than the segment has granules would need two of them in
     one granule. Its surplus is removed, and the plan made again without it. `counts` holds the
@@ -169,7 +169,7 @@ def arrange(
     crowded = 0
     while True:
         by_source = plan_sources(counts, lanes, granule)
-        segments = tuple(segment for own in by_source for segment in own)
+        segments = tuple(segment for planned in by_source for segment in planned)
         placed = sum(segment.examples for segment in segments)
         reasons = {
             "too few for a row": sum(map(Counter.total, counts)) - placed,
@@ -192,9 +192,9 @@ def arrange(
         crowded += surplus.rows
         taken = surplus.frame.groupBy("source", "bucket").count().collect()
         counts = [
-            of_source
+            by_bucket
             - Counter({row["bucket"]: row["count"] for row in taken if row["source"] == source})
-            for source, of_source in enumerate(counts)
+            for source, by_bucket in enumerate(counts)
         ]
         keys = scratch.keep(keys.join(surplus.frame.select("id"), "id", "left_anti"))
 
@@ -221,6 +221,7 @@ def _surplus(
 ) -> DataFrame:
     granules = _per_segment([segment.examples // granule for segment in segments])
     crowded = large.where(F.col("count") > granules).select("segment", "group")
+    # Fewer than `granule` groups of a segment can outnumber its granules, so a broadcast is small.
     members = frame.join(F.broadcast(crowded), ["segment", "group"], "left_semi")
     turn = F.row_number().over(Window.partitionBy("segment", "group").orderBy("id_order", "id"))
     return members.withColumn("turn", turn).where(F.col("turn") > granules)
@@ -277,6 +278,7 @@ def _with_position(frame: DataFrame, scratch: Scratch, *order: str) -> DataFrame
     ordered = scratch.keep_counted(
         frame.sort(*order)
         .withColumn("partition", F.spark_partition_id())
+        # Spark documents the lower 33 bits as the record's number in its partition.
         .withColumn("within", F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1))
     )
     starts, total = [], 0
@@ -305,7 +307,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     )
     lanes, granule = lanes_of(), config.lanes.granule
     if lanes < config.lanes.count:
-        logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)
+        logger.info("the small corpus fills %d lanes, not %d", lanes, config.lanes.count)
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
     granules_per_step = config.training.granules_per_step
     granules_per_step = granules_per_step if lanes % granules_per_step == 0 else 1
@@ -382,29 +384,32 @@ def check_rows(
         if segments:
             continue
         count = source.examples
-        of = f" of source {source.name}" if isinstance(source, SourceTokens) else ""
+        of_source = f" of source {source.name}" if isinstance(source, SourceTokens) else ""
         if count < lanes * granule:
             raise InputError(
                 "lanes.granule",
-                f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
-                f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
+                f"{count} examples{of_source} do not fill a row of {lanes} lanes x {granule}",
+                f"Set it to at most {max(count // lanes, 2)}, lower lanes.count, or prepare a"
+                " larger corpus",
             )
         # They are enough for a row, but a granule holds one of each group.
         sizes = sizes_of(number)
         groups = "1 group" if sum(sizes.values()) == 1 else f"{sum(sizes.values())} groups"
         most = largest_granule(sizes, lanes_of, granule)
+        or_smaller = "" if most is None else f", or set it to at most {most}"
         raise InputError(
             "lanes.granule",
-            f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}: they are of "
-            f"{groups} (equal anchors, or a value of corpus.group_column), the largest of "
-            f"{max(sizes)}, and a granule holds one example of a group",
-            f"{'' if most is None else f'at most {most}, or '}a corpus with more groups",
+            f"{count} examples{of_source} do not fill a row of {lanes} lanes x {granule}: a granule"
+            f" holds one example of a group, and they form {groups} (equal anchors, or equal values"
+            f" of corpus.group_column), the largest of {max(sizes)}",
+            f"Prepare a corpus with more groups{or_smaller}",
         )
 
 
 def _group_sizes(examples: DataFrame, source: int) -> dict[int, int]:
-    own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
-    members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
+    has_sources = SOURCE in examples.columns
+    of_source = examples.where(F.col(SOURCE) == source) if has_sources else examples
+    members = of_source.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
     found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
     return {row["members"]: row["groups"] for row in found}
 
@@ -424,10 +429,10 @@ def largest_granule(
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     """Return the examples, by a known schema: Spark runs no job to find it."""
     first = next(iter(data_files(tokens.examples)), None)
-    there = [] if first is None else pq.read_schema(arrow_source(first)).names
-    if first is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
+    columns = [] if first is None else pq.read_schema(arrow_source(first)).names
+    if first is not None and not {*OPTIONAL_COLUMNS} <= {*columns}:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
-    return read_parquet(session, tokens.examples, from_arrow_schema(example_schema(there)))
+    return read_parquet(session, tokens.examples, from_arrow_schema(example_schema(columns)))
 
 
 def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
@@ -444,13 +449,14 @@ def _manifest(
     granules_per_step: int,
     rows_per_part: int,
 ) -> LaneManifest:
-    """Return the manifest of lanes that were written; refuse columns that only some examples have.
+    """Return the manifest of written lanes; refuse columns with values for only some examples.
 
-    `written` holds the numbers that are ``COUNTED``, over all lanes, of each source.
+    `written` holds the ``COUNTED`` numbers of each source, over all lanes.
     """
     names = [f" of source {source.name}" for source in tokens.sources] or [""]
     present = [
-        _present(one, arrangement.granule, of) for one, of in zip(written, names, strict=True)
+        _present(counts, arrangement.granule, name)
+        for counts, name in zip(written, names, strict=True)
     ]
     total = reduce(add, written)
     sources = zip(
@@ -495,8 +501,8 @@ def _most_bytes(tokens: TokenSummary, teacher: TeacherVectors | None) -> int:
     return (2 + tokens.negatives) * (4 * tokens.max_length + vector + 16) + 64
 
 
-def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
-    """Return whether the examples have each optional column; refuse one that only some have.
+def _present(written: Counter[str], granule: int, of_source: str) -> dict[str, bool]:
+    """Return whether the examples have each optional column; refuse one with gaps.
 
     A granule with gaps could not be computed as one.
     """
@@ -505,8 +511,8 @@ def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
         if 0 < written[name] < placed:
             raise InputError(
                 key,
-                f"only {written[name]} of {placed} examples{of} have a value in `{name}`",
-                "give all of them one, or leave the others out of the corpus",
+                f"only {written[name]} of {placed} examples{of_source} have a value in `{name}`",
+                "Give all of them one, or leave the others out of the corpus",
             )
     flags = {"paired": "positive", "scored": "score", "candidates_scored": "candidate_scores"}
     return {flag: written[name] > 0 for flag, name in flags.items()}
@@ -520,12 +526,13 @@ def _write(
 ) -> tuple[list[Counter[str]], tuple[str, ...]]:
     """Shuffle the examples to their lanes, write them, and check the result.
 
-    Returns the numbers that are ``COUNTED`` of each source, over all lanes, and the checksum of
-    each lane's index.
+    Returns the ``COUNTED`` numbers of each source, over all lanes, and the checksum of each lane's
+    index.
     """
     written = (
         examples.join(arrangement.places, "id")
         .select("lane", "row", "slot", *lane_schema(columns).names)
+        # A hash may put several lanes into one partition: the sort keeps each lane whole.
         .repartition(arrangement.lanes, "lane")
         .sortWithinPartitions("lane", "row", "slot")
         .mapInArrow(write, WRITTEN)
@@ -539,6 +546,6 @@ def _write(
         counts[row["source"]].update({name: row[name] for name in COUNTED})
     short = [lane for lane, made in granules.items() if made != arrangement.rows]
     if short or len(granules) != arrangement.lanes:
-        raise PipelineError(f"lanes {short} were not written whole")
+        raise PipelineError(f"lanes {short} are incomplete")
     checksums = {row["lane"]: row["checksum"] for row in written}
     return counts, tuple(checksums[lane] for lane in lanes)

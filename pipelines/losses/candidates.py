@@ -1,10 +1,9 @@
 """Targets of a granule's embeddings: scores, vectors, or candidates to pick from.
 
-A loss must not push away texts as right as the anchor's own positive: those of an example of the
-same group, and those equal, token by token, to the anchor or its positive. Leaving them out is the
-elimination of false negatives of Huynh et al., "Boosting Contrastive Self-Supervised Learning with
-False Negative Cancellation", WACV 2022, arXiv:2011.11765, by what the corpus knows instead of a
-model's guess.
+A loss must not push away texts as right as the anchor's own positive: the texts of its group, and
+texts equal, token by token, to the anchor or its positive. Source of their elimination: Huynh et
+al., "Boosting Contrastive Self-Supervised Learning with False Negative Cancellation", WACV 2022,
+arXiv:2011.11765. Here the corpus tells false negatives, and not a model's guess.
 
 Plain numpy, the same for all frameworks.
 """
@@ -24,16 +23,15 @@ from pipelines.settings import ObjectiveSettings
 class Picks(NamedTuple):
     """The candidates of some anchors; arrays, or tensors of a framework.
 
-    Candidates are numbered: the positives of all examples, then the first hard negative of each,
-    the second of each, and so on; then the anchors, for a loss that compares with them.
+    The first candidates are the positives of all examples. The first hard negative of each follows,
+    then the second of each, and so on. The anchors come last, if the loss compares with them.
 
     Attributes:
         own: int64 [anchors], the right candidate; the number of the anchor's example.
         excluded: int64 [pairs, 2], anchor and candidate, in ascending order: candidates hidden from
             an anchor or its positive. Anchors count from 0; never its own positive nor itself.
-        guide: Tells false negatives in place of the model's similarities: a teacher's vectors of
-            the texts of each side, of length 1, in the order of the embeddings; empty without a
-            teacher.
+        guide: A teacher's vectors of each side's texts, of length 1, in the order of the
+            embeddings. They tell false negatives in place of the model's. Empty without a teacher.
     """
 
     own: Any
@@ -92,35 +90,36 @@ class Candidates:
     def picks(self, first: int, last: int) -> Picks:
         """Return the candidates of the anchors of examples ``first`` to ``last - 1``.
 
-        Excluded are all texts of other examples of the anchor's group, and all texts equal to the
-        anchor or its positive, the example's hard negatives too; never its positive nor the anchor
-        itself. The group does not exclude the example's own hard negatives. Memory and time grow
-        with the excluded pairs, which are few, not with all pairs.
+        Excluded are all texts of other examples of the anchor's group. So are all texts equal to
+        the anchor or its positive, even among the example's hard negatives. The positive and the
+        anchor themselves stay. Memory and time grow with the few excluded pairs, not with all.
         """
-        own = np.arange(first, last)
+        examples = np.arange(first, last)
         groups, anchor, positive = self._identities[first:last, :3].T
-        anchors, others = self._groups.matches(groups)
-        others_only = others != own[anchors]
-        anchors, others = anchors[others_only], others[others_only]
-        pairs = [(anchors, side * self._examples + others) for side in range(self._sides)]
+        anchors, members = self._groups.matches(groups)
+        is_other = members != examples[anchors]
+        anchors, members = anchors[is_other], members[is_other]
+        pairs = [(anchors, side * self._examples + members) for side in range(self._sides)]
         for keys in (anchor, positive):
             anchors, candidates = self._texts.matches(keys)
-            others_only = candidates != own[anchors]
+            is_other = candidates != examples[anchors]
             if self.anchors:
-                others_only &= candidates != own[anchors] + self.count - self._examples
-            pairs.append((anchors[others_only], candidates[others_only]))
+                # Anchors are the last candidates.
+                is_other &= candidates != examples[anchors] + self.count - self._examples
+            pairs.append((anchors[is_other], candidates[is_other]))
+        # Both in one number, so that one sort finds repeated pairs and puts them in order.
         numbers = np.unique(
             np.concatenate([anchors * self.count + candidates for anchors, candidates in pairs])
         )
         return Picks(
-            own, np.stack(np.divmod(numbers, self.count), axis=1), self._guide(first, last)
+            examples, np.stack(np.divmod(numbers, self.count), axis=1), self._guide(first, last)
         )
 
     def _guide(self, first: int, last: int) -> list[np.ndarray]:
         if not self._teacher or self.anchors:
             return self._teacher
-        anchors, *others = self._teacher
-        return [anchors[first:last], *others]
+        anchors, *documents = self._teacher
+        return [anchors[first:last], *documents]
 
 
 class _Lookup:
@@ -153,14 +152,14 @@ SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
 
 
 def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequence[str]) -> Targets:
-    """Return the targets of a granule whose negatives are its own, for the embedded sides."""
+    """Return the targets of a granule with negatives of its own, for the embedded sides."""
     needs = LOSSES.load(settings.name).needs
     if needs == "teacher":
         return teachers_vectors([granule], sides)
     scores = SCORES.get(needs)
     if scores is not None:
         found = scores(granule)
-        assert found is not None, "the driver has seen that there are scores"
+        assert found is not None, "the driver has checked for scores"
         return found
     candidates = Candidates(
         identities([granule], sides),

@@ -1,4 +1,4 @@
-"""Losses by which a model learns from a larger one, the teacher: its scores, or its vectors.
+"""Losses for learning from a larger model, the teacher: from its scores, or its vectors.
 
 Scores of a positive and of hard negatives come with the corpus, and vectors with the lanes. So a
 teacher sees each text once, and not in every step.
@@ -42,8 +42,8 @@ def margin_mse(
     """
     anchor, positive, *negatives = sides
     margins = [operations.cosines(anchor, positive - negative) for negative in negatives]
-    own = operations.columns(margins) / settings.temperature
-    return operations.mean((own - (scores[:, :1] - scores[:, 1:])) ** 2)
+    student = operations.columns(margins) / settings.temperature
+    return operations.mean((student - (scores[:, :1] - scores[:, 1:])) ** 2)
 
 
 MARGIN_MSE = Loss(
@@ -75,18 +75,18 @@ def listwise_kl(
 ) -> Any:
     """Return the divergence of the model's choice among candidates from the teacher's.
 
-    It is the Kullback-Leibler divergence of the softmax of the model's similarities from that of
-    the teacher's scores, [examples, 1 + negatives], in the mean of the examples.
+    It is the mean Kullback-Leibler divergence of two softmaxes: of the model's similarities, and of
+    the teacher's scores, [examples, 1 + negatives].
 
     Source: Lin et al., "In-Batch Negatives for Knowledge Distillation with Tightly-Coupled Teachers
-    for Dense Retrieval", RepL4NLP 2021; the DistillKLDivLoss of sentence-transformers, which
-    multiplies it by the square of the model's temperature.
+    for Dense Retrieval", RepL4NLP 2021. The DistillKLDivLoss of sentence-transformers is this loss
+    times the square of the model's temperature.
     """
     anchor, *candidates = sides
     similarities = operations.columns([operations.cosines(anchor, side) for side in candidates])
-    own = operations.log_softmax(similarities / settings.temperature)
+    student = operations.log_softmax(similarities / settings.temperature)
     teacher = operations.log_softmax(scores / settings.teacher_temperature)
-    return operations.mean(operations.cosines(operations.exp(teacher), teacher - own))
+    return operations.mean(operations.cosines(operations.exp(teacher), teacher - student))
 
 
 LISTWISE_KL = Loss(
@@ -123,7 +123,7 @@ class EmbeddingDistillationSettings(ObjectiveSettings):
 
     @property
     def projects_teacher(self) -> bool:
-        """Whether a teacher's vectors are projected to the width of the encoder's embeddings."""
+        """Whether the run projects a teacher's vectors to the width of the embeddings."""
         return self.reduction == "pca"
 
     def check_width(self, width: int, teacher: int | None = None) -> None:
@@ -132,8 +132,8 @@ class EmbeddingDistillationSettings(ObjectiveSettings):
         if teacher is not None and teacher < width:
             raise InputError(
                 "objective.name",
-                f"the teacher's vectors have {teacher} numbers, the encoder's embeddings {width}",
-                "set it to similarity_distillation, or take a wider teacher",
+                f"the teacher's vectors have {teacher} dimensions, and the embeddings have {width}",
+                "Set it to similarity_distillation, or take a wider teacher",
             )
 
 
@@ -145,7 +145,7 @@ def embedding_distillation(
 ) -> Any:
     """Return the mean distance of embeddings from the teacher's, over texts and sides.
 
-    The model learns from raw text: no pairs are needed. The teacher's vectors have this width or
+    The model learns from raw text, without pairs. The teacher's vectors have this width or
     more: their first numbers count, scaled to length 1. Wider vectors are reduced beforehand, see
     :mod:`pipelines.runs.run`.
 
@@ -153,11 +153,11 @@ def embedding_distillation(
     Knowledge Distillation", EMNLP 2020, arXiv:2004.09813; Kim et al., "EmbedDistill", 2023,
     arXiv:2301.12005; the EmbedDistillLoss and MSELoss of sentence-transformers.
     """
-    own = operations.joined(sides)
-    wanted = operations.cut(operations.joined(teacher), like=own)
+    student = operations.joined(sides)
+    wanted = operations.cut(operations.joined(teacher), like=student)
     if settings.distance == "mse":
-        return operations.mean((own - wanted) ** 2)
-    return 1 - operations.mean(operations.cosines(own, wanted))
+        return operations.mean((student - wanted) ** 2)
+    return 1 - operations.mean(operations.cosines(student, wanted))
 
 
 EMBEDDING_DISTILLATION = Loss(
@@ -188,8 +188,8 @@ def similarity_distillation(
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", ICCV 2019,
     arXiv:1907.09682, with cosines in place of their scaled products.
     """
-    own, wanted = operations.joined(sides), operations.joined(teacher)
-    apart = operations.products(own, own) - operations.products(wanted, wanted)
+    student, wanted = operations.joined(sides), operations.joined(teacher)
+    apart = operations.products(student, student) - operations.products(wanted, wanted)
     # A text's cosine with itself is 1 for both.
     return operations.mean_of_others(apart**2)
 

@@ -1,10 +1,10 @@
 """InfoNCE over cosine similarities: each anchor picks its positive among all of them.
 
-Hard negatives are further candidates: each anchor sees those of all examples. False negatives are
-left out, see :mod:`.candidates`; with a margin also candidates nearly as similar to the anchor as
-its positive. Directions add comparisons: of a positive with all anchors, and within a side. The
-logits of an example are then its rows of several similarity tables, in one softmax or in one for
-each.
+Hard negatives are further candidates: each anchor sees the hard negatives of all examples. The loss
+leaves out false negatives, see :mod:`.candidates`; with a margin also candidates nearly as similar
+to the anchor as its positive. Directions add comparisons: of a positive with all anchors, and
+within a side. The logits of an example are then its rows of several similarity tables, in one
+softmax or in one for each.
 
 Sources: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive Coding",
 2018, arXiv:1807.03748; the hard negatives as in the MultipleNegativesRankingLoss of
@@ -104,7 +104,7 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
     @property
     def compares_anchors(self) -> bool:
-        """Whether a direction leads to the anchors, which then are candidates too."""
+        """Whether a direction leads to the anchors: they are candidates too then."""
         return any(direction.endswith("_to_query") for direction in self.directions)
 
     @property
@@ -116,34 +116,34 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether anchors are only compared with documents, at one width, without any option."""
-        more = self.hardness_strength > 0 or self.false_negative_margin is not None
-        return self.directions == (FORWARD,) and not more and not self.dimensions
+        """Whether the loss only compares anchors with documents, at one width, without options."""
+        has_option = self.hardness_strength > 0 or self.false_negative_margin is not None
+        return self.directions == (FORWARD,) and not has_option and not self.dimensions
 
 
 def check_comparisons(config: Config) -> None:
-    """Refuse directions, hardness and margins that have no meaning, or no form."""
+    """Refuse directions, hardness and margins without a meaning, or without a form."""
     settings = config.objective
     assert isinstance(settings, InBatchNegativesSettings)
     chosen = settings.directions
     if FORWARD not in chosen or len(set(chosen)) < len(chosen):
         raise InputError(
             "objective.directions",
-            f"it is {', '.join(chosen) or 'empty'}",
-            "name query_to_doc, and others once",
+            f"the list is {', '.join(chosen) or 'empty'}",
+            "Name query_to_doc, and each of the others at most once",
         )
-    alone = [direction for direction in chosen if direction not in _WITH_THE_PAIR]
-    if settings.partition_mode == "per_direction" and alone:
+    without_pair = [direction for direction in chosen if direction not in _WITH_THE_PAIR]
+    if settings.partition_mode == "per_direction" and without_pair:
         raise InputError(
             "objective.partition_mode",
-            f"{alone[0]} has no pair to pick, so it cannot have a softmax of its own",
-            "set it to joint, or leave the direction out",
+            f"{without_pair[0]} has no pair to pick, so it cannot have a softmax of its own",
+            "Set it to joint, or leave the direction out",
         )
     if settings.uses_teacher and settings.false_negative_margin is None:
         raise InputError(
             "objective.guide",
-            "a teacher tells false negatives by a margin",
-            "set objective.false_negative_margin, for example 0.05",
+            "a teacher needs a margin to tell false negatives",
+            "Set objective.false_negative_margin, for example to 0.05",
         )
     _check_effects(settings)
     hard = settings.hardness_mode == "hard_negatives" and settings.hardness_strength > 0
@@ -151,14 +151,14 @@ def check_comparisons(config: Config) -> None:
         raise InputError(
             "objective.hardness_mode",
             f"pairs of kind {config.corpus.pairs} have no hard negatives",
-            "set it to in_batch_negatives",
+            "Set it to in_batch_negatives",
         )
 
 
 def _check_effects(settings: InBatchNegativesSettings) -> None:
     """Refuse options of features that are off."""
     without = {
-        "partition_mode": (len(settings.directions) == 1, "a second of objective.directions"),
+        "partition_mode": (len(settings.directions) == 1, "a second entry in objective.directions"),
         "hardness_mode": (not settings.hardness_strength, "objective.hardness_strength"),
         "margin_strategy": (
             settings.false_negative_margin is None,
@@ -168,14 +168,14 @@ def _check_effects(settings: InBatchNegativesSettings) -> None:
     for name, (is_off, needed) in without.items():
         if is_off and getattr(settings, name) != type(settings).model_fields[name].default:
             raise InputError(
-                f"objective.{name}", f"it has no effect without {needed}", "set both, or neither"
+                f"objective.{name}", f"it has no effect without {needed}", "Set both, or neither"
             )
 
 
 class _Comparison:
     """The tables of logits of some examples, a row for each.
 
-    The anchors are those of all examples if the loss compares with them, and otherwise their own.
+    They have the anchors of all examples if the loss compares with them, and otherwise their own.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class _Comparison:
             sources, _ = self._guides or (self._sources, None)
             cosines = operations.cosines(sources["query"], sources["doc"])
             pair = operations.constant(cosines)[:, None]
-            of = abs(pair) if settings.margin_strategy == "relative" else 1.0
-            self._most = pair - of * settings.false_negative_margin
+            scale = abs(pair) if settings.margin_strategy == "relative" else 1.0
+            self._most = pair - scale * settings.false_negative_margin
 
     def logits(self, direction: Direction) -> Any:
         """Return the table of a direction."""
@@ -220,8 +220,9 @@ class _Comparison:
         queries, *documents = sides
         # Nothing is joined that is one already: these may be the texts of a whole step.
         texts = operations.joined(documents) if len(documents) > 1 else documents[0]
-        own = operations.rows(queries, self._picks.own) if settings.compares_anchors else queries
-        sources = {"query": own}
+        # Without a direction to the anchors, the queries are only these examples' own.
+        compares = settings.compares_anchors
+        sources = {"query": operations.rows(queries, self._picks.own) if compares else queries}
         if settings.compares_positives:
             sources["doc"] = operations.rows(texts, self._picks.own)
         return sources, {"query": queries, "doc": texts}
@@ -234,14 +235,14 @@ class _Comparison:
         else:
             cosines = operations.products(self._guides[0][source], self._guides[1][target])
         # The pair itself stays.
-        others = operations.put(cosines, operations.pairs(self._picks.own), -math.inf)
-        return others > self._most
+        unpaired = operations.put(cosines, operations.pairs(self._picks.own), -math.inf)
+        return unpaired > self._most
 
     def _hardness(self, table: Any) -> Any:
         """Return the addend of the plain table of documents: 0 but for some negatives."""
         settings, operations = self._settings, self._operations
         factor = settings.hardness_strength * settings.temperature
-        own, pair = self._own("doc"), operations.pairs(self._picks.own)
+        own_texts, pair = self._own("doc"), operations.pairs(self._picks.own)
 
         def put_to_zero(places: Any) -> Any:
             return operations.put(operations.constant(table) * factor, places, 0.0)
@@ -249,8 +250,9 @@ class _Comparison:
         if settings.hardness_mode == "all_negatives":
             return put_to_zero(pair)
         if settings.hardness_mode == "in_batch_negatives":
-            return put_to_zero(own)
-        return put_to_zero(pair) - put_to_zero(own)
+            return put_to_zero(own_texts)
+        # The two differ only at the example's own hard negatives.
+        return put_to_zero(pair) - put_to_zero(own_texts)
 
     def _own(self, target: str) -> Any:
         """Return the places of the example's own texts, on all sides of ``target``."""
@@ -277,9 +279,9 @@ def loss(
     """Return the mean cross-entropy of picking the positive; a scalar tensor."""
     compared = _Comparison(sides, picks, settings, operations)
     # The first holds the positive, at its own number.
-    tables = [compared.logits(one) for one in ORDER if one in settings.directions]
+    tables = [compared.logits(direction) for direction in ORDER if direction in settings.directions]
     if settings.partition_mode == "per_direction":
-        return sum(operations.cross_entropy(one, picks.own) for one in tables) / len(tables)
+        return sum(operations.cross_entropy(table, picks.own) for table in tables) / len(tables)
     joint = operations.joined(tables, 1) if len(tables) > 1 else tables[0]
     return operations.cross_entropy(joint, picks.own)
 
@@ -289,9 +291,9 @@ def bigdl(
 ) -> tuple[Any, Any]:
     """Return the similarities to pick from, and dllib's mean cross-entropy of picking the positive.
 
-    The sides are nodes of a graph: [granules, examples, width] each, of length 1. Returned are a
-    node [granules x examples, candidates], and the criterion that compares it with the number of
-    each example's own text, from 1. In between, the class `GranuleLosses` of
+    The sides are nodes of a graph: [granules, examples, width] each, of length 1. The similarities
+    are a node [granules x examples, candidates]. The criterion takes it and the number, from 1, of
+    each example's own text. In between, the class `GranuleLosses` of
     :mod:`pipelines.engines.bigdl.jvm` excludes hidden candidates.
     """
     from bigdl.dllib.nn import criterion, layer
@@ -317,17 +319,17 @@ LOSS = Loss(
 
 
 class SimcseSettings(InBatchNegativesSettings):
-    """How similarities are compared, and with what: as where the partner is another text."""
+    """How similarities are compared: as with another text for a partner."""
 
 
 def check_simcse(config: Config) -> None:
-    """Refuse a training without dropout, in which both sides would have the same embedding."""
+    """Refuse a training without dropout: both sides would have the same embedding."""
     check_comparisons(config)
     if not config.training.dropout:
         raise InputError(
             "training.dropout",
-            "`simcse` tells a text's two embeddings apart by dropout alone",
-            "for example 0.1",
+            "`simcse` tells a text's two embeddings apart only by dropout",
+            "Set it to 0.1, for example",
         )
 
 

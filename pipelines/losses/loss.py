@@ -53,17 +53,17 @@ LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """The parts of a loss that reconstructs texts from an encoder's tokens, with its own weights.
+    """The parts of a loss with own weights that reconstructs texts from an encoder's tokens.
 
     Attributes:
         uses: Its need among an architecture's
             :attr:`~pipelines.models.architecture.Architecture.rewrites`.
         shapes: Of its weights by name, for the spec of an encoder. They begin as BERT's do; a
             prediction head comes from the start, if it has one.
-        noise: Makes arrays by name, [texts, ...] each, of a granule's texts, the ids of the
-            vocabulary that are no words, the settings, and a generator.
+        noise: Makes arrays by name, [texts, ...] each, from a granule's texts, the vocabulary's
+            special ids, the settings, and a generator.
         masks: Whether its noise needs a mask token.
-        check_spec: Refuses, with an `InputError`, an encoder that it cannot train.
+        check_spec: Refuses an unfit encoder with an `InputError`.
     """
 
     uses: str
@@ -78,17 +78,17 @@ class Loss:
     """The needs of a loss, and its forms.
 
     Attributes:
-        summary: What is minimised, in a sentence of the documentation.
+        summary: The minimised quantity, in a sentence of the documentation.
         needs: Of the corpus, see :data:`NEEDS`. Scores or a teacher's vectors are then the targets
             of embeddings, and otherwise :class:`~pipelines.losses.candidates.Picks`.
         sides: The texts of an example that it embeds, each under noise of its own; `negative`
-            stands for all hard negatives, a side each. Sides that the lanes lack are left out.
+            stands for all hard negatives, a side each. Sides missing in the lanes are left out.
         uses_negatives: Whether examples see one another. Its settings may then have a key
-            `negatives`, of which `step` asks for the examples of a whole step.
+            `negatives` with the value `step`, for the examples of a whole step.
         settings: Its keys of the section `objective`.
         labels: Whether scores must be 0 or 1.
-        check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
-            that follow from ``needs`` and ``forms``.
+        check: Refuses unfit settings with an `InputError`, beyond the checks by ``needs`` and
+            ``forms``.
         reconstruction: Of a loss that reconstructs texts.
     """
 
@@ -108,8 +108,8 @@ class Loss:
         if framework not in self.forms:
             raise InputError(
                 "training.framework",
-                f"loss {self.name} has no form for {framework}",
-                f"one of {', '.join(self.forms)}",
+                f"loss {self.name} has no implementation in {framework}",
+                f"Choose one of {', '.join(self.forms)}",
             )
         return self.forms[framework]
 
@@ -119,24 +119,25 @@ class Loss:
         corpus = config.corpus
         if self.reconstruction and config.objective.dimensions:
             raise InputError(
-                "objective.dimensions", f"`{self.name}` compares no embeddings", "leave it out"
+                "objective.dimensions", f"`{self.name}` compares no embeddings", "Leave it out"
             )
         if self.needs == "scores" and corpus.score_column is None:
-            raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
+            raise InputError("corpus.score_column", f"`{self.name}` needs it", "Name the column")
         if self.needs == "candidate_scores" and not corpus.score_columns:
-            raise InputError("corpus.score_columns", f"`{self.name}` needs it", "name the columns")
+            raise InputError("corpus.score_columns", f"`{self.name}` needs it", "Name the columns")
         if self.needs == "triplets" and corpus.pairs != "triplets":
             raise InputError(
-                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to triplets"
+                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "Set it to triplets"
             )
         if self.needs == "singles" and corpus.pairs != "single":
             raise InputError(
-                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"
+                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "Set it to single"
             )
         if config.objective.uses_teacher and not config.teacher.is_asked:
-            raise InputError("teacher.model", f"`{self.name}` needs it", "name its folder")
+            raise InputError("teacher.model", f"`{self.name}` needs it", "Name its folder")
         if self.needs not in ("singles", "teacher") and corpus.pairs == "single":
-            raise InputError("objective.name", "single texts have no partner", "set it to simcse")
+            raise InputError("objective.name", "single texts have no partner", "Set it to simcse")
+        # An automatic engine chooses the framework later.
         if not config.training.chooses_framework:
             self.form(config.training.framework)
 
@@ -146,8 +147,8 @@ def configured_loss(
 ) -> Callable[[Sequence[Any], Any], Any]:
     """Return the configured loss, a function of the sides and the targets.
 
-    With ``dimensions`` it is the weighted sum of the losses of embeddings cut to each of them and
-    scaled to length 1 again.
+    With ``dimensions`` it is a weighted sum: each loss takes embeddings truncated to one of them
+    and scaled to length 1 again.
 
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147.
     """
@@ -168,6 +169,6 @@ def configured_loss(
 
 def spans_steps(settings: ObjectiveSettings) -> bool:
     """Return whether negatives come from all granules of a step, on any worker."""
-    # Of a loss without the key they are those of the granule.
+    # A loss without the key has negatives of the granule.
     step = getattr(settings, "negatives", "granule") == "step"
     return step and LOSSES.load(settings.name).uses_negatives

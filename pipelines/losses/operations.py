@@ -1,7 +1,7 @@
 """The operations of losses, the same in PyTorch and in TensorFlow.
 
-A loss is written once, over these and Python's operators. BigDL's graphs have neither, so its forms
-are written apart.
+A loss has one function for both, over these and Python's operators. BigDL's graphs have neither, so
+its forms are separate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Operations(Protocol):
         ...
 
     def chosen(self, values: Any, places: Any) -> Any:
-        """Return the values of a table where a table of truth values is true, as a vector."""
+        """Return the values of a table at the true places of another, as a vector."""
         ...
 
     def cut(self, vectors: Any, width: int | None = None, like: Any = None) -> Any:
@@ -63,7 +63,7 @@ class Operations(Protocol):
         ...
 
     def mean_of_others(self, table: Any) -> Any:
-        """Return the mean of a square table without its diagonal, which is zero."""
+        """Return the mean of a square table without its diagonal of zeros."""
         ...
 
     def largest(self, values: Any, otherwise: Any) -> Any:
@@ -95,7 +95,7 @@ class Operations(Protocol):
         ...
 
     def without(self, table: Any, places: Any) -> Any:
-        """Return the table with minus infinity where truth values say so; as :meth:`put`."""
+        """Return the table with minus infinity at the true places of another; as :meth:`put`."""
         ...
 
 
@@ -148,6 +148,7 @@ class _Torch:
         return self._torch.log_softmax(logits, 1)
 
     def log_one_plus(self, exponents: Any) -> Any:
+        # A further exponent of 0 is the 1, without an overflow of the others.
         return self._torch.logsumexp(self._functional.pad(exponents, (1, 0)), 0)
 
     def cross_entropy(self, logits: Any, right: Any) -> Any:
@@ -181,6 +182,7 @@ class _TensorFlow:
         self.relu, self.constant = tf.nn.relu, tf.stop_gradient
 
     def count(self, tensor: Any) -> Any:
+        # int64 as the numbers of candidates, since TensorFlow converts no types.
         return self._tf.shape(tensor, self._tf.int64)[0]
 
     def rows(self, tensor: Any, numbers: Any) -> Any:

@@ -1,7 +1,7 @@
 """The model card: the facts to know before using a model.
 
-It is written with the model, and again when the model has been measured. Its facts come from the
-run folder and from the section `card` of the settings; unknown ones are left out.
+A training writes it with the model, and an evaluation writes it again. Its facts come from the run
+folder and from the section `card` of the settings; unknown ones are left out.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
 from pipelines.tokens.summary import told_cuts
 
 LONGEST = 5000
-"""The most characters of a text that people write for the card."""
+"""The most characters of a text by people for the card."""
 
-# What Markdown, or HTML within it, takes for markup: an underscore but for one within a word, and
-# what makes a heading, a list or a rule at the beginning of a line.
+# Markup of Markdown, or of HTML within it: an underscore but for one within a word, and the signs
+# of a heading, a list or a rule at the beginning of a line.
 _MARKUP = re.compile(r"[\\`*\[\]<>~$#|&]|(?<![^\W_])_|_(?![^\W_])|^[-+=]")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?!\S)")
 # A backslash before a bar would end a cell if another one stood before it.
@@ -76,7 +76,7 @@ def code(text: str) -> str:
 
 
 def fenced(language: str, source: str) -> list[str]:
-    """Return a block of code, in which no line begins with three backticks."""
+    """Return a block of code; no line of the source may begin with three backticks."""
     return [f"```{language}", *source.split("\n"), "```"]
 
 
@@ -98,8 +98,8 @@ _DOCUMENTS = (
 
 def usage(facts: CardFacts) -> str:
     """Show how to load the model and compare texts, with the prompts of its training."""
-    told = _queries_and_documents() if any(facts.spec.prompts.sides) else _sentences(facts)
-    return "\n".join([*_loading(facts), "", *told, *_other_prompts(facts.spec.prompts)])
+    example = _queries_and_documents() if any(facts.spec.prompts.sides) else _sentences(facts)
+    return "\n".join([*_loading(facts), "", *example, *_further_prompts(facts.spec.prompts)])
 
 
 def _queries_and_documents() -> list[str]:
@@ -123,16 +123,16 @@ def _sentences(facts: CardFacts) -> list[str]:
     ]
 
 
-def _other_prompts(prompts: Prompts) -> Iterator[str]:
+def _further_prompts(prompts: Prompts) -> Iterator[str]:
     """Show each prompt other than those for queries and documents."""
     for name, text in prompts.texts:
         if text and name not in (QUERY, DOCUMENT):
-            note = "  # as without prompt_name" if name == prompts.default else ""
+            note = "  # the default" if name == prompts.default else ""
             yield f"model.encode(sentences, prompt_name={literal(name)}){note}"
 
 
 def usage_at(facts: CardFacts, width: int) -> str:
-    """Show how to load the model so that its embeddings are truncated to a width."""
+    """Show how to load the model with embeddings truncated to a width."""
     lines = [
         *_loading(facts, f", truncate_dim={width}"),
         f"embeddings = model.encode([{literal(_DOCUMENTS[0])}], normalize_embeddings=True)",
@@ -165,7 +165,7 @@ SECTIONS = (
     "training",
     "evaluation",
 )
-"""Settings that decide what a model is, and what is known of it."""
+"""Settings with an effect on the model, or on its figures."""
 SHOWN_ELSEWHERE = ("corpus.sources", "corpus.inputs", "objective.name")
 HUB_DATASETS = "https://huggingface.co/datasets"
 _MACHINE = ("platform", "cores")
@@ -199,10 +199,10 @@ def _data(facts: CardFacts) -> Iterator[str]:
         yield f"- **Examples for training:** {facts.tokens['examples']:,}"
     if "max_length" in facts.tokens:
         yield f"- **Read in training:** {told_cuts(facts.tokens)}"
-    told = "not stated" if card.data_license is None else plain(card.data_license, LONGEST)
-    yield from (f"- **Licence of the texts:** {told}", "")
+    licence = "not stated" if card.data_license is None else plain(card.data_license, LONGEST)
+    yield from (f"- **Licence of the texts:** {licence}", "")
     if facts.funnel:
-        yield from ("What the preparation has kept of them:", "")
+        yield from ("The preparation kept and dropped:", "")
         yield from table(("counted", "", "number"), map(_funnel_row, facts.funnel), right=1)
         yield ""
 
@@ -235,12 +235,12 @@ def _objective(facts: CardFacts) -> Iterator[str]:
 def _loss(objective: ObjectiveSettings) -> str:
     """Describe a loss with all its keys, since each loss has its own defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"})
-    told = (
+    described = (
         f"{code(key)} {_value(value)}"
         for key, value in keys.items()
         if value is not None and value != []
     )
-    return "; ".join((f"**{plain(objective.name)}**", *told))
+    return "; ".join((f"**{plain(objective.name)}**", *described))
 
 
 def _settings(facts: CardFacts) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _settings(facts: CardFacts) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return plain(", ".join(value)) or "none"
     return plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
@@ -277,9 +277,10 @@ def _time(facts: CardFacts) -> Iterator[str]:
     if "precision" in figures:
         yield f"- **Precision:** {plain(figures['precision'])}"
     if machine := [facts.environment[key] for key in _MACHINE if key in facts.environment]:
-        cores = " and ".join((plain(machine[0]), *(f"{plain(one)} cores" for one in machine[1:])))
+        counts = (f"{plain(count)} cores" for count in machine[1:])
+        cores = " and ".join((plain(machine[0]), *counts))
         yield f"- **Machine of the driver:** {cores}"
-    yield f"- **Steps:** {figures['steps']:,}, of {figures['examples']:,} examples together"
+    yield f"- **Steps:** {figures['steps']:,}, with {figures['examples']:,} examples in all"
     yield f"- **Training time:** {duration(figures['seconds'])}"
     if "cpu_seconds" in figures:
         yield from _energy(figures["cpu_seconds"])
@@ -291,14 +292,14 @@ def _energy(cpu_seconds: float) -> Iterator[str]:
     yield (
         f"- **Energy of the CPUs, an estimate:** {watt_hours(cpu_seconds):.3g} Wh = CPU time x "
         f"{WATTS_PER_CPU} W for a busy logical CPU ([Cloud Carbon Footprint]"
-        "(https://www.cloudcarbonfootprint.org/docs/methodology)). It leaves out GPUs, where "
-        "workers had some, memory, network, cooling, the driver, and preparing and evaluating."
+        "(https://www.cloudcarbonfootprint.org/docs/methodology)). It leaves out GPUs, memory, "
+        "network, cooling, the driver, the preparation and the evaluation."
     )
 
 
 def _versions(facts: CardFacts) -> Iterator[str]:
-    told = {name: facts.environment.get(name, MISSING) for name in _VERSIONS}
-    known = {name: version for name, version in told.items() if version != MISSING}
+    versions = {name: facts.environment.get(name, MISSING) for name in _VERSIONS}
+    known = {name: version for name, version in versions.items() if version != MISSING}
     if known:
         yield from ("### Versions", "")
         yield ", ".join(code(shown(f"{name} {version}")) for name, version in known.items())
@@ -307,17 +308,17 @@ def _versions(facts: CardFacts) -> Iterator[str]:
 
 SIMILARITY = "cosine"
 NOT_MEASURED = (
-    "Nothing was measured of this model. `sentence-pipelines evaluate` does so, and writes the "
-    "figures here."
+    "This model has no evaluation yet. Run `sentence-pipelines evaluate` to measure it and write "
+    "the figures here."
 )
 HOW_TO_READ = (
-    "Before: the model that training began with. After: this model. Figures are times 100, but "
-    "for alignment and uniformity."
+    "Before: the start of the training. After: this model. Figures are times 100, except alignment "
+    "and uniformity."
 )
 INTERVALS = (
-    "The intervals are by paired bootstrap over the queries (or pairs), or groups of them: where 0 "
-    "lies in one, the difference may be chance. Of each set the first figure is tested, and called "
-    "better or worse."
+    "The intervals are by paired bootstrap over the queries (or pairs), or groups of them: if one "
+    "includes 0, the difference may be chance. The first figure of each set is tested: better, "
+    "worse or not significant."
 )
 CITATION = """\
 @inproceedings{reimers-2019-sentence-bert,
@@ -337,10 +338,10 @@ def model_card(facts: CardFacts) -> str:
 
 
 def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) -> Location:
-    """Write the card of a run's model again, from the run folder as it is now; return its path.
+    """Write the card of a run's model again, from the present run folder; return its path.
 
     The model's digest leaves the card out, see :mod:`pipelines.models.folder`, and so stays the
-    same. ``spec`` is the model's; it is read where not given.
+    same. ``spec`` is the model's; by default it is read.
     """
     path = run.model / CARD_FILE
     facts = read_facts(run, config, spec or _spec_of(run, config))
@@ -349,10 +350,10 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
 
 
 def _spec_of(run: RunFolder, config: Config) -> EncoderSpec:
-    """Read the spec of a run's model, without its weights where a checkpoint has the spec."""
+    """Read the spec of a run's model: from a checkpoint, if possible, without its weights."""
     steps = checkpoint_steps(run.path)
     encoder = config.encoder
-    # What the corpus decides is in the model alone.
+    # A checkpoint lacks the parts of the spec that the corpus decides.
     if not steps or encoder.lsa.dimensions or encoder.max_length == "corpus":
         return read_encoder(run.model)[0]
     return load_spec(run.path, max(steps))
@@ -394,12 +395,12 @@ def _description(facts: CardFacts) -> Iterator[str]:
     numbers = sum(prod(shape) for shape in weight_shapes(spec).values())
     yield from ("## Model", "")
     yield "- **Model type:** Sentence Transformer"
-    yield f"- **Base model:** {_base(facts) if facts.base else 'none, its weights were random'}"
+    yield f"- **Base model:** {_base(facts) if facts.base else 'none (random weights)'}"
     yield f"- **Architecture:** {plain(_modules(spec))}"
     yield f"- **Parameters:** {numbers:,}"
     yield f"- **Maximum sequence length:** {_length(spec)}"
     widths = ", ".join(map(str, _widths(facts)))
-    cut = f", trained to be cut to {widths} (`truncate_dim`)" if widths else ""
+    cut = f", truncatable to {widths} (`truncate_dim`)" if widths else ""
     yield f"- **Output dimensions:** {spec.embedding_width}{cut}"
     yield f"- **Similarity function:** {SIMILARITY}"
     yield "- **Modality:** text"
@@ -411,7 +412,7 @@ def _description(facts: CardFacts) -> Iterator[str]:
     if named:
         yield from ("It expects these prompts before texts:", "")
         for name, text in named:
-            note = ", unless another is named" if name == spec.prompts.default else ""
+            note = " (the default)" if name == spec.prompts.default else ""
             yield f"- {code(literal(name))}: {code(literal(text))}{note}"
         yield ""
 
@@ -422,7 +423,7 @@ def _modules(spec: EncoderSpec) -> str:
     pooling = getattr(spec, "pooling", None)
     parts = [described, *([] if pooling is None else [f"{pooling} pooling"])]
     parts += [f"a dense layer of {layer.width}" for layer in spec.dense]
-    parts += [f"{spec.lsa} numbers of its words beside it"] if spec.lsa else []
+    parts += [f"{spec.lsa} lexical (LSA) features"] if spec.lsa else []
     return ", then ".join([*parts, *(["scaling to length 1"] if spec.normalise else [])])
 
 
@@ -436,6 +437,7 @@ def _widths(facts: CardFacts) -> Sequence[int]:
 
 
 def _usage(facts: CardFacts) -> Iterator[str]:
+    # `encode_query` and `encode_document` came with release 5.
     release = " of release 5 or later" if any(facts.spec.prompts.sides) else ""
     # Earlier releases have no lexical features.
     wanted = "'sentence-transformers>=5.4'" if facts.spec.lsa else "sentence-transformers"
@@ -443,14 +445,14 @@ def _usage(facts: CardFacts) -> Iterator[str]:
     yield from (*fenced("bash", f"pip install -U {wanted}"), "")
     yield from (*fenced("python", usage(facts)), "")
     if facts.place is None:
-        yield "This runs in a copy of this folder; elsewhere, name the copy in place of the dot."
+        yield "Run this in a copy of this folder; elsewhere, replace the dot by its path."
     else:
-        yield "If the folder is elsewhere by now, name that place, or the model's name on the hub."
+        yield "If the folder has moved, use its new path, or the model's name on the hub."
     yield ""
     widths = _widths(facts)
     if widths:
-        told = f"Its embeddings are truncatable to {', '.join(map(str, widths))} numbers:"
-        yield from (told, "", *fenced("python", usage_at(facts, widths[0])), "")
+        sentence = f"Its embeddings are truncatable to {', '.join(map(str, widths))} numbers:"
+        yield from (sentence, "", *fenced("python", usage_at(facts, widths[0])), "")
 
 
 def _evaluation(facts: CardFacts) -> Iterator[str]:
@@ -478,30 +480,30 @@ def _limits(facts: CardFacts) -> Iterator[str]:
     if spec.max_length == UNLIMITED:
         yield "It reads texts of any length; a vector is the mean of all their words."
     else:
-        yield f"Of a text it reads {_length(spec)}; what stands behind them has no effect."
+        yield f"It reads the first {_length(spec)} of a text; the rest has no effect."
     trained = facts.tokens.get("max_length")
     if trained is not None and trained < spec.max_length:
         yield (
-            f"It was trained on the first {trained:,} tokens of texts; on longer ones it is as "
-            "good as the sets above have shown, where they hold such."
+            f"It was trained on the first {trained:,} tokens of texts. Only evaluation sets with "
+            "longer texts show its quality on them."
         )
     if facts.languages:
         yield f"Its training texts are in: {', '.join(facts.languages)}."
     else:
-        yield "Nobody has said which languages its training texts are in."
+        yield "The languages of its training texts are not stated."
     if spec.lsa:
         yield LIMIT
     if any(spec.prompts.sides):
         yield (
-            "It was trained with its prompts, which `encode_query` and `encode_document` put "
-            "before texts; without them it is worse than the figures say."
+            "It was trained with its prompts: `encode_query` and `encode_document` put them before "
+            "texts. Without them it is worse than its figures."
         )
     if any(line.role == Role.HELD_OUT for line in facts.comparisons):
         yield (
-            "Held-out pairs are of the same kind as those that it was trained on. What people "
-            "ask may be answered better or worse than the figures on them say."
+            "Held-out pairs are of the same kind as its training pairs: they are a proxy for real "
+            "queries, and its quality on those may be better or worse."
         )
     yield (
-        "Nothing is known of it on tasks, domains and languages that it was not measured on, nor "
-        "of prejudices that it has from its base model or its texts."
+        "Its quality on other tasks, domains and languages is unknown, and so are biases from its "
+        "base model or its texts."
     )

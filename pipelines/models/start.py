@@ -22,10 +22,14 @@ from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """Return a folder's architecture; if none fits, the first, whose reader tells the problem."""
+    """Return a folder's architecture; if none fits, the first: its reader names the problem."""
     architectures: list[Architecture] = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
-    found = (one for one in architectures if one.folder.recognises(folder, modules))
-    return next(found, architectures[0])
+    fitting = (
+        architecture
+        for architecture in architectures
+        if architecture.folder.recognises(folder, modules)
+    )
+    return next(fitting, architectures[0])
 
 
 def start_architecture(config: Config) -> Architecture:
@@ -46,22 +50,22 @@ def start_architecture(config: Config) -> Architecture:
 def model_length(config: Config) -> int:
     """Return how many tokens of a text the trained model reads, [CLS] and [SEP] included.
 
-    By default the start's length, or ``tokens.max_length`` where that is more, since a model reads
-    what it was trained on; ``encoder.max_length`` overrides both. A random transformer reads no
+    By default the start's length or ``tokens.max_length``, whichever is more: a model reads texts
+    as long as in its training. ``encoder.max_length`` overrides both. A random transformer reads no
     more than the training length: nothing would train later positions.
 
     Raises:
         InputError: There is no such start, or it has fewer positions.
     """
-    told = config.tokens.max_length
-    own, most = _start_lengths(config)
+    training_length = config.tokens.max_length
+    start_length, most = _start_lengths(config)
     asked = None if config.encoder.max_length == "corpus" else config.encoder.max_length
-    length = asked or max(own, told or 0)
+    length = asked or max(start_length, training_length or 0)
     if length > most:
         raise InputError(
             "tokens.max_length" if asked is None else "encoder.max_length",
             f"{length} is more than the start's {most} positions",
-            f"at most {most}",
+            f"Set it to at most {most}",
         )
     return length
 
@@ -79,8 +83,9 @@ def _start_lengths(config: Config) -> tuple[int, int]:
         return architecture.random_lengths(config.tokens.max_length)
     with refusing_damage(folder):
         modules = folder_modules(folder)
-        own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
-    return own, UNLIMITED if encoder.keep_layers == 0 else most
+        length, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
+    # Without layers there are no positions.
+    return length, UNLIMITED if encoder.keep_layers == 0 else most
 
 
 def reading_limit(config: Config) -> int:
@@ -100,12 +105,15 @@ def check_tokenizer(config: Config) -> Path | None:
     check_vocabulary(config)
     if config.tokens.vocabulary == "train":
         return None
+    # The setting at fault is the one that names the tokenizer.
     key, source = "tokens.vocabulary", named_tokenizer(config)
     if config.tokens.vocabulary == "start":
         key = "encoder.start"
     ends = checked_ends(key, source)
     if start_architecture(config).leaves_ends_out and ends != (1, 1):
         raise InputError(
-            key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
+            key,
+            f"the tokenizer in {source} adds no [CLS] or [SEP]",
+            "Use the tokenizer of a BERT-family model",
         )
     return source

@@ -1,9 +1,9 @@
 """Weights by canonical names, and their division between the workers that hold an encoder.
 
 Weights are numpy arrays in fp32, by the names of Hugging Face's BERT without prefix. The
-architecture determines which weights an encoder has. If it can be divided, its :class:`Division`
-says by weight names which weights the members of a stage share and which layer a weight is of. What
-each worker holds follows from it, for any library.
+architecture determines an encoder's weights. If it can be divided, its :class:`Division` gives, by
+the names of weights, the layers and the axes of the division. Each worker's part follows from it,
+for any library.
 
 Query, key, value and the wide layer of a transformer are divided by rows, the layers after them by
 columns, the words by rows; source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter
@@ -41,9 +41,9 @@ INITIAL_DEVIATION = 0.02
 
 def weight_shapes(spec: EncoderSpec) -> Shapes:
     """Return the shape of every weight, in canonical order; matrices are [out, in] as in torch."""
-    own = architecture_of(spec).weight_shapes(spec)
+    shapes = architecture_of(spec).weight_shapes(spec)
     terms = {TERMS: (spec.vocabulary, spec.lsa)} if spec.lsa else {}
-    return {**own, **dense_shapes(spec), **terms}
+    return {**shapes, **dense_shapes(spec), **terms}
 
 
 def dense_shapes(spec: EncoderSpec) -> Shapes:
@@ -71,6 +71,7 @@ def random_weights(spec: EncoderSpec, seed: int) -> Weights:
 def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
     """Return fresh weights as BERT's: normal matrices, zero biases, layer norms of one."""
     weights = fresh_arrays(weight_shapes(spec), seed)
+    # As in BERT's own code: its embedding of padding is zero.
     weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 
@@ -125,7 +126,7 @@ def stored_shapes(path: Path) -> Shapes:
 def load_weights(path: Path, rows: Rows | None = None) -> Weights:
     """Read a safetensors file; the arrays keep their type.
 
-    ``rows`` maps an array's number of rows to those to read; arrays without any are left out.
+    ``rows`` maps an array's number of rows to a slice of them; an empty one leaves the array out.
     """
     if rows is None:
         return dict(load_file(str(path)))
@@ -161,19 +162,19 @@ def part_shape(
 
 
 def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:
-    """Return the stage that holds a weight; the last one holds what follows the layers."""
+    """Return a weight's stage; the last stage also holds the dense layers after pooling."""
     if name in dense_shapes(spec):
         return placement.stages - 1
     layer = division.layer_of(name)
     if layer is None:
         return 0
     stages = range(placement.stages)
-    held = (layer in layers_of_stage(division.layers(spec), len(stages), one) for one in stages)
+    held = (layer in layers_of_stage(division.layers(spec), len(stages), stage) for stage in stages)
     return next(stage for stage, holds in zip(stages, held, strict=True) if holds)
 
 
 def check_division(division: Division | None, spec: EncoderSpec, config: Config) -> None:
-    """Refuse a division that the encoder does not support, by an InputError with key and remedy."""
+    """Refuse an unsupported division, by an InputError with key and remedy."""
     placement = config.training.placement
     if not placement.is_divided:
         return
@@ -181,8 +182,8 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
     if division is None:
         raise InputError(
             key,
-            f"an encoder of the architecture {spec.kind} cannot be divided",
-            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+            f"workers cannot divide an encoder of the architecture {spec.kind}",
+            "Leave it at 1; `training.sharding: parameters` shards the weights of any encoder",
         )
     division.check(spec, key, config.training)
     _check_evenly(division.evenly(spec), placement.members)
@@ -193,22 +194,23 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
 def _check_evenly(numbers: Mapping[str, int], members: int) -> None:
     largest = math.gcd(*numbers.values())
     fitting = [str(n) for n in range(1, largest + 1) if largest % n == 0]
-    for what, number in numbers.items():
+    for name, number in numbers.items():
         if number % members:
             raise InputError(
                 "training.model_parallel",
-                f"{members} does not divide the {number} {what} of the encoder",
-                f"one of {', '.join(fitting)}; training.sharding: parameters takes any number",
+                f"{members} does not divide the {number} {name} of the encoder",
+                f"Choose one of {', '.join(fitting)}; "
+                "`training.sharding: parameters` takes any number",
             )
 
 
 def _check_stages(division: Division, spec: EncoderSpec, stages: int) -> None:
     layers, why = division.layers(spec), division.check_stages(spec)
     if why is not None:
-        raise InputError("training.pipeline_parallel", why, "leave it 1")
+        raise InputError("training.pipeline_parallel", why, "Leave it at 1")
     if stages > layers:
         raise InputError(
             "training.pipeline_parallel",
             f"the encoder has {layers} layers for {stages} stages",
-            f"at most {layers}",
+            f"Set it to at most {layers}",
         )

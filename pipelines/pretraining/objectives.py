@@ -3,8 +3,8 @@
 Each declares a :class:`pipelines.losses.loss.Reconstruction`: weights, trained beside the encoder's
 and left out of the model; noise, numpy arrays that depend only on (seed, epoch, granule); and a
 loss of these arrays and of the encoder's hidden states, see
-:class:`pipelines.pretraining.torch_head.View`. Settings are read from this module, so it imports
-arrays and frameworks inside functions.
+:class:`pipelines.pretraining.torch_head.View`. The settings are read from here, so this module
+imports arrays and frameworks inside functions.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def mlm_noise(
 
 
 def mlm(view: View, inputs: Arrays, settings: MlmSettings) -> Any:
-    """Return the cross entropy of masked words, predicted from those around them.
+    """Return the cross entropy of masked words, predicted from the words around them.
 
     Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language
     Understanding", NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -93,12 +93,12 @@ def mlm(view: View, inputs: Arrays, settings: MlmSettings) -> Any:
 
 
 def check_mlm(spec: EncoderSpec) -> None:
-    """Refuse dense layers after the pooling, which this objective would not train."""
+    """Refuse dense layers after the pooling: this objective would not train them."""
     if spec.dense:
         raise InputError(
             "objective.name",
-            "`mlm` does not train the dense layers behind the pooling of the start",
-            "tsdae, or a start without them",
+            "`mlm` does not train the dense layers after the pooling of the start",
+            "Set it to tsdae, or name a start without them",
         )
 
 
@@ -139,7 +139,7 @@ def _followers(side: Side) -> Arrays:
 
 
 def clm(view: View, inputs: Arrays, settings: ClmSettings) -> Any:
-    """Return the cross entropy of each token, predicted by a decoder from those before it.
+    """Return the cross entropy of each token, predicted by a decoder from earlier tokens.
 
     Source: Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018,
     section 3.1; the output matrix is the word embedding, as there and in GPT-2.
@@ -150,20 +150,20 @@ def clm(view: View, inputs: Arrays, settings: ClmSettings) -> Any:
 
 
 def check_clm(spec: EncoderSpec) -> None:
-    """Refuse encoders that see the tokens they predict, and dense layers that nothing trains."""
+    """Refuse encoders that see the tokens to predict, and dense layers without training."""
     from pipelines.models.hf.architecture import HfSpec
 
     if not isinstance(spec, HfSpec) or not _is_decoder(spec.config):
         raise InputError(
             "objective.name",
-            f"`clm` needs a decoder, and every token of {spec.kind} sees those behind it",
-            "mlm, or a start such as GPT-2, Qwen3 or Llama",
+            f"`clm` needs a decoder, and every token of {spec.kind} attends to later ones",
+            "Set it to mlm, or name a start such as GPT-2, Qwen3 or Llama",
         )
     if spec.dense:
         raise InputError(
             "objective.name",
-            "`clm` does not train the dense layers behind the pooling of the start",
-            "a start without them",
+            "`clm` does not train the dense layers after the pooling of the start",
+            "Name a start without them",
         )
 
 
@@ -222,11 +222,11 @@ def _cross_prefix(layer: int) -> str:
 def tsdae_noise(
     side: Side, ids: SpecialIds, settings: TsdaeSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the texts with deletions, which leave at least one word, and the originals."""
+    """Return the texts with deletions, but at least one word, and the originals."""
     from pipelines.pretraining.start import are_words, is_token, kept, some_of
 
     words = are_words(side, ids)
-    # Chosen is what stays: at least one of the words, however short the text is.
+    # `some_of` chooses at least one, so it picks the words that stay and not the deleted ones.
     stays = some_of(words, 1 - settings.deletion_ratio, draw)
     noisy = kept(side, (is_token(side) & ~words) | stays)
     return {
@@ -239,17 +239,17 @@ def tsdae_noise(
 
 
 def tsdae(view: View, inputs: Arrays, settings: TsdaeSettings) -> Any:
-    """Return the cross entropy of each token, given those before it and the vector of its text.
+    """Return the cross entropy of each token, given earlier tokens and the vector of its text.
 
-    A text with most of its tokens deleted becomes one vector, from which the decoder reconstructs
-    it. The decoder has the encoder's layers, in which a token sees only earlier ones, each with a
-    new attention to the vector. A single vector needs neither query nor key. It is the embedding
-    before it is scaled to length 1.
+    A text with most of its tokens deleted becomes one vector, and the decoder reconstructs the text
+    from it. The decoder has the encoder's layers, with causal attention, each with a new attention
+    to the vector. A single vector needs neither query nor key. It is the embedding before scaling
+    to length 1.
 
     Source: Wang, Reimers and Gurevych, "TSDAE: Using Transformer-based Sequential Denoising
     Auto-Encoder for Unsupervised Sentence Embedding Learning", Findings of EMNLP 2021,
-    arXiv:2104.06979; the DenoisingAutoEncoderLoss of sentence-transformers, which deletes words and
-    not tokens.
+    arXiv:2104.06979. The DenoisingAutoEncoderLoss of sentence-transformers deletes words and not
+    tokens.
     """
     from pipelines.models.bert.torch import CrossAttention, Dense, norm_weights
 
@@ -322,7 +322,7 @@ def retromae_shapes(spec: BertSpec) -> Shapes:
 def retromae_noise(
     side: Side, ids: SpecialIds, settings: RetromaeSettings, draw: np.random.Generator
 ) -> Arrays:
-    """Return the masked texts, the originals, and what the decoder misses.
+    """Return the masked texts, the originals, and the tokens hidden from the decoder.
 
     ``missing`` is bool [texts, choices, width]; ``choices``, int64 [texts, width], is by token.
     """
@@ -346,11 +346,11 @@ def retromae_noise(
 def retromae(view: View, inputs: Arrays, settings: RetromaeSettings) -> Any:
     """Return the sum of the encoder's and the decoder's cross entropies.
 
-    A masked text becomes one vector, from which one weak layer reconstructs the whole text. The
+    A masked text becomes one vector, and one weak layer reconstructs the whole text from it. The
     encoder predicts its masked tokens. The decoder sees much less of the text and depends on the
     vector: it predicts each token from its place, the vector, and a sample of other tokens drawn
     for it ("enhanced decoding"). As in the authors' code both share the prediction head, and the
-    vector takes the place of [CLS]. It is the embedding before it is scaled to length 1.
+    vector takes the place of [CLS]. It is the embedding before scaling to length 1.
 
     Source: Xiao, Liu, Shao and Cao, "RetroMAE: Pre-Training Retrieval-oriented Language Models Via
     Masked Auto-Encoder", EMNLP 2022, arXiv:2205.12035.
@@ -366,13 +366,13 @@ def retromae(view: View, inputs: Arrays, settings: RetromaeSettings) -> Any:
 
 
 def check_retromae(spec: BertSpec) -> None:
-    """Refuse encoders whose vector cannot stand among words."""
+    """Refuse encoders with vectors unfit to stand among words."""
     if {spec.embedding_width, spec.word_width} != {spec.hidden}:
         raise InputError(
             "objective.name",
-            "`retromae` puts an embedding in the place of a word, and this start has them "
-            f"{spec.embedding_width} and {spec.word_width} wide, and its layers {spec.hidden}",
-            "tsdae",
+            "`retromae` needs one width for all, and this start has embeddings of "
+            f"{spec.embedding_width}, words of {spec.word_width} and layers of {spec.hidden}",
+            "Set it to tsdae",
         )
 
 

@@ -1,12 +1,11 @@
 """The noise of reconstruction objectives, and their weights at the start.
 
-The head that predicts words is that of BERT, RoBERTa and ELECTRA: a dense layer with GELU and a
-layer norm lead to the width of the word embedding, which is the output matrix too; a bias of each
-word follows.
+The prediction head is BERT's, RoBERTa's and ELECTRA's: a dense layer with GELU and a layer norm
+lead to the width of the word embedding. This is the output matrix too; a bias of each word follows.
 
-Masking, replacement and deletion depend only on (seed, epoch, granule), by numpy's Philox, which is
-specified to the bit. So noise is the same on any number of workers, on any machine, and when a step
-is repeated.
+Masking, replacement and deletion depend only on (seed, epoch, granule), by numpy's Philox, a
+generator specified to the bit. So noise is the same on any number of workers, on any machine, and
+in a repeated step.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def stored_head(
     found = {}
     for name, known in STORED.items():
         arrays = (checkpoint[stored] for stored in known if stored in checkpoint)
-        array = next((one for one in arrays if one.shape == shapes[name]), None)
+        array = next((candidate for candidate in arrays if candidate.shape == shapes[name]), None)
         if array is None:
             return None
         found[name] = np.ascontiguousarray(array, dtype=np.float32)
@@ -119,8 +118,8 @@ def are_words(side: Side, ids: SpecialIds) -> np.ndarray:
 
 def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
     """Choose a share of the true values in each row, bool [..., width]; at least one if any."""
-    # Keys and ranks take 24 times the memory of what is returned. Numbers are drawn in the order of
-    # the rows, so those of one part after the other are those of all at once.
+    # Keys and ranks take 24 times the memory of the result. The generator draws in the order of the
+    # rows, so part after part gives the same numbers as all at once.
     rows = max(1, _AT_ONCE // max(1, math.prod(candidates.shape[1:])))
     chosen = np.empty(candidates.shape, bool)
     for first in range(0, len(candidates), rows):
@@ -131,6 +130,7 @@ def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> 
 
 def _chosen(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
     keys = np.where(candidates, draw.random(candidates.shape), np.inf)
+    # Stable: of equal keys the first place wins on every machine.
     ranks = keys.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
     count = candidates.sum(axis=-1, keepdims=True)
     wanted = np.minimum(np.maximum(np.rint(share * count), 1), count)
@@ -141,17 +141,17 @@ def _chosen(candidates: np.ndarray, share: float, draw: np.random.Generator) -> 
 def masked(
     side: Side, chosen: np.ndarray, ids: SpecialIds, draw: np.random.Generator
 ) -> np.ndarray:
-    """Return token ids [texts, width] in which chosen ones are masked, replaced or left."""
-    assert ids.mask is not None, "the driver has seen that there is one"
+    """Return token ids [texts, width] with chosen ones masked, replaced or left."""
+    assert ids.mask is not None, "the driver has checked for one"
     fates = draw.random(chosen.shape)
-    others = draw.integers(0, ids.vocabulary, chosen.shape, np.int32)
+    random_ids = draw.integers(0, ids.vocabulary, chosen.shape, np.int32)
     hidden = np.where(fates < MASKED, np.int32(ids.mask), side.token_ids)
     replaced = (fates >= MASKED) & (fates < MASKED + REPLACED)
-    return np.where(chosen, np.where(replaced, others, hidden), side.token_ids)
+    return np.where(chosen, np.where(replaced, random_ids, hidden), side.token_ids)
 
 
 def kept(side: Side, stays: np.ndarray) -> Side:
-    """Return texts with only the tokens that stay, at least one in each."""
+    """Return texts without the other tokens; at least one stays in each."""
     lengths = stays.sum(axis=1).astype(np.int32)
     token_ids = np.zeros_like(side.token_ids)
     token_ids[np.arange(token_ids.shape[1]) < lengths[:, None]] = side.token_ids[stays]
@@ -183,21 +183,21 @@ _STREAM = 1
 
 
 def check_objective(config: Config, tokenizer: Location | None) -> None:
-    """Check the start for what the objective needs, before anything is prepared.
+    """Check the start for the objective's needs, before anything is prepared.
 
-    A tokenizer of None is to be trained, with a mask token.
+    A tokenizer of None is yet to train, with a mask token.
 
     Raises:
         InputError: The objective cannot train this encoder, or needs a mask token.
     """
     loss = _loss(config)
-    own = loss.reconstruction
-    if own is None:
+    reconstruction = loss.reconstruction
+    if reconstruction is None:
         return
-    _check_architecture(loss.name, own, start_architecture(config))
+    _check_architecture(loss.name, reconstruction, start_architecture(config))
     folder = start_folder(config)
     if folder is not None:
-        own.check_spec(read_encoder(folder)[0])
+        reconstruction.check_spec(read_encoder(folder)[0])
     if tokenizer is not None:
         special_ids(config, tokenizer)
 
@@ -211,19 +211,19 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
         InputError: The objective cannot train this encoder.
     """
     loss = _loss(config)
-    own = loss.reconstruction
-    if own is None:
+    reconstruction = loss.reconstruction
+    if reconstruction is None:
         return {}
-    _check_architecture(loss.name, own, architecture_of(spec))
-    own.check_spec(spec)
-    fresh = fresh_weights(own, spec, config.training.seed)
-    head = _head_of_start(config, own, spec)
+    _check_architecture(loss.name, reconstruction, architecture_of(spec))
+    reconstruction.check_spec(spec)
+    fresh = fresh_weights(reconstruction, spec, config.training.seed)
+    head = _head_of_start(config, reconstruction, spec)
     return fresh | {f"{OBJECTIVE}{name}": value for name, value in head.items()}
 
 
-def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
-    """Return an objective's fresh weights, whatever the start, by their names in checkpoints."""
-    arrays = fresh_arrays(dict(own.shapes(spec)), seed, _STREAM)
+def fresh_weights(reconstruction: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
+    """Return an objective's fresh weights, for any start, by their names in checkpoints."""
+    arrays = fresh_arrays(dict(reconstruction.shapes(spec)), seed, _STREAM)
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
 
 
@@ -233,46 +233,50 @@ def _loss(config: Config) -> Loss:
     return loss
 
 
-def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:
-    """Refuse an architecture that lacks what an objective needs."""
-    if own.uses not in architecture.rewrites:
+def _check_architecture(
+    name: str, reconstruction: Reconstruction, architecture: Architecture
+) -> None:
+    """Refuse an architecture without an objective's needs."""
+    if reconstruction.uses not in architecture.rewrites:
         raise InputError(
             "objective.name",
             f"`{name}` cannot train architecture {architecture.spec.kind}",
-            "another loss, or a start of the BERT family",
+            "Choose another loss, or a start of the BERT family",
         )
 
 
-def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:
+def _head_of_start(config: Config, reconstruction: Reconstruction, spec: EncoderSpec) -> Weights:
     """Return the prediction head of the start; empty without one."""
-    shapes = {name: shape for name, shape in own.shapes(spec).items() if name.startswith(HEAD)}
+    shapes = {
+        name: shape for name, shape in reconstruction.shapes(spec).items() if name.startswith(HEAD)
+    }
     if not shapes:
         return {}
     folder = start_folder(config)
     checkpoint = read_checkpoint(folder) if folder is not None else None
     found = stored_head(shapes, checkpoint) if checkpoint else None
     if found is None:
-        logger.info("the prediction head begins afresh: the start has none")
+        logger.info("the start has no prediction head, so a new one starts at random")
         return {}
-    logger.info("the prediction head is that of %s", folder)
+    logger.info("the prediction head comes from %s", folder)
     return dict(found)
 
 
 def special_ids(config: Config, folder: Location) -> SpecialIds | None:
-    """Return a vocabulary's ids that are no words, if the objective needs them.
+    """Return a vocabulary's special ids, if the objective needs them.
 
     Raises:
         InputError: The objective needs a mask token, and there is none.
     """
     loss = _loss(config)
-    own = loss.reconstruction
-    if own is None:
+    reconstruction = loss.reconstruction
+    if reconstruction is None:
         return None
     ids = read_special_ids(folder)
-    if own.masks and ids.mask is None:
+    if reconstruction.masks and ids.mask is None:
         raise InputError(
             "tokens.vocabulary",
             f"the tokenizer in {folder} has no mask token, which `{loss.name}` needs",
-            "one that has, as BERT's, or objective.name: tsdae",
+            "Name a tokenizer with one, such as BERT's, or set objective.name to tsdae",
         )
     return ids

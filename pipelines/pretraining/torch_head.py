@@ -1,4 +1,4 @@
-"""Word prediction in PyTorch, without a table of all words for all tokens."""
+"""Word prediction in PyTorch, without a table of all words by all tokens."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ LOGITS = 2**24
 FEWEST = 256
 """Tokens whose logits are computed at once, at least, so that a product pays for its start."""
 _EPSILON = 1e-12
+"""BERT's, for specs without a number of their own."""
 
 
 class Wanted(NamedTuple):
@@ -49,21 +50,21 @@ class Wanted(NamedTuple):
     ) -> Wanted:
         """Return the words to predict in a batch without padding.
 
-        Targets are int32 and shares fp32 [texts, width], with share 0 for tokens that are not
-        predicted. Lengths are int32 [texts].
+        Targets are int32 and shares fp32 [texts, width], with share 0 for unpredicted tokens.
+        Lengths are int32 [texts].
         """
         is_token = np.arange(targets.shape[1]) < lengths[:, None]
         of_tokens = shares[is_token]
         rows = np.flatnonzero(of_tokens)
         words = targets[is_token][rows].astype(np.int64)
-        return cls(*(to_device(one, device) for one in (rows, words, of_tokens[rows])))
+        return cls(*(to_device(array, device) for array in (rows, words, of_tokens[rows])))
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy over a vocabulary, some tokens at a time.
 
-    The logits of all tokens and their gradient would be the largest arrays of a step. Those of some
-    tokens give their part of all gradients at once, and are freed.
+    The logits of all tokens and their gradient would be the largest arrays of a step. Here the
+    logits of some tokens give their part of all gradients at once, and are freed.
 
     Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", 2024,
     arXiv:2410.10989, section 3.2 (FusedLinearCrossEntropy).
@@ -109,7 +110,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _parts(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """Yield slices of tokens that have ``LOGITS`` logits, or of ``FEWEST`` tokens."""
+    """Yield slices of tokens with ``LOGITS`` logits in all, or of ``FEWEST`` tokens."""
     size = max(LOGITS // vocabulary, FEWEST)
     for first in range(0, tokens, size):
         yield slice(first, first + size)
@@ -176,14 +177,14 @@ class View:
 
         The states are fp32 [words, hidden].
         """
-        own = self.own
-        weight, bias = (own[f"{HEAD}dense.{part}"].to(self.dtype) for part in ("weight", "bias"))
+        head = self.own
+        weight, bias = (head[f"{HEAD}dense.{part}"].to(self.dtype) for part in ("weight", "bias"))
         inner = functional.gelu(linear(states.to(self.dtype), weight, bias)).float()
-        scale, shift = (own[f"{HEAD}LayerNorm.{part}"] for part in ("weight", "bias"))
-        # Of the layer norms of the encoder, where its spec tells.
+        scale, shift = (head[f"{HEAD}LayerNorm.{part}"] for part in ("weight", "bias"))
+        # As in the encoder's layer norms, if its spec has the number.
         epsilon = getattr(self.spec, "layer_norm_epsilon", _EPSILON)
         inner = functional.layer_norm(inner, inner.shape[1:], scale, shift, epsilon)
-        return self._cross_entropy(inner, wanted, own[f"{HEAD}bias"])
+        return self._cross_entropy(inner, wanted, head[f"{HEAD}bias"])
 
     def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
         """Return the cross entropy by the word embedding as output matrix, without head or bias."""
@@ -229,7 +230,7 @@ def retromae_loss(view: View, layer: Layer, inputs: Mapping[str, np.ndarray]) ->
 
 
 def visible(inputs: Mapping[str, np.ndarray], width: int, device: torch.device) -> torch.Tensor:
-    """Return bool [texts, 1, width, width]: whether a token is predicted from the one at a place.
+    """Return bool [texts, 1, width, width]: whether each token's prediction sees a place.
 
     All tokens see the vector at the first place; none sees itself.
     """

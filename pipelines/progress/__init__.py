@@ -1,11 +1,11 @@
 """Progress for people: a live display in terminals and notebooks, lines elsewhere.
 
-A job of several stages has one display throughout, with a row for each stage that has begun; the
-stages' own displays become parts of their rows.
+A job of several stages has one display throughout, with a row for each begun stage; displays within
+a stage become parts of its row.
 
-Where output is not a terminal (a scheduler's log, a file) a line says what begins. Further lines
-follow after 30 seconds, then ever more rarely: a job of ten hours writes about a hundred. Mostly
-short commands say nothing in their first five seconds.
+Without a terminal (a scheduler's log, a file) a line names each beginning. Further lines follow
+after 30 seconds, then ever more rarely: a job of ten hours writes about a hundred. Mostly short
+commands say nothing in their first five seconds.
 """
 
 from pipelines.progress.display import MessageHandler, WorkProgress, activity, job, next_part, say

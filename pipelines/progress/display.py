@@ -25,22 +25,22 @@ _CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
 LINE_SECONDS = 30.0
 """The shortest time between two lines about the same work."""
 SHORT_SECONDS = 5.0
-"""Commands that mostly end within it, or refuse their input, print nothing before."""
+"""The silence of mostly short commands: most end, or refuse their input, within it."""
 LINES_PER_DOUBLING = 20
-"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
+"""Lines of long work are further apart: a twentieth of the elapsed time."""
 _TICK_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
-    """Print a line that cannot control the terminal."""
+    """Print a line, without control of the terminal."""
     print(printable(text), file=file)
 
 
 class MessageHandler(logging.StreamHandler[Any]):
-    """A log handler that writes to the present standard error, so above a progress bar.
+    """A log handler for the present standard error, so above a progress bar.
 
-    Interruptions are reported at the end of the job, and not by the libraries at work.
+    The job reports interruptions at its end, not the libraries at work.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -52,19 +52,20 @@ class MessageHandler(logging.StreamHandler[Any]):
         error = record.exc_info[0] if record.exc_info else None
         if error is not None and issubclass(error, KeyboardInterrupt):
             return
+        # rich replaces `sys.stderr` while a display is live.
         self.stream = sys.stderr
         super().emit(record)
 
 
 class Work(ABC):
-    """Work that is shown while it goes on: by itself, or in the display of the job around it.
+    """Work with a display: its own, or that of the job around it.
 
     A context manager on the driver.
 
     Attributes:
-        total: Its amount; None where that is not known.
-        stays: Whether it is left on the screen at its end, where it is shown by itself.
-        quiet: Seconds before its first line, where there is no screen.
+        total: Its amount; None if unknown.
+        stays: Whether its own display stays on the screen at its end.
+        quiet: Seconds before its first line, without a screen.
     """
 
     stays = False
@@ -92,7 +93,7 @@ class Work(ABC):
 
     @abstractmethod
     def line(self) -> str:
-        """Return the line to print now, where there is no screen."""
+        """Return the present line, for output without a screen."""
 
     def look(self) -> None:  # noqa: B027 - not all work is polled
         """Update its progress; called every second, on a thread."""
@@ -122,15 +123,15 @@ class WorkProgress(Work):
         self._moved = False
 
     def move(self, done: int) -> None:
-        """Show that so much is done, and keep the text."""
+        """Show the finished amount, and keep the text."""
         if not self._moved:
             # The first text is about the time before any progress.
             self._moved, self._text = True, ""
-        # The display looks every second, and there may be a thousand steps in one.
+        # No refresh: the display looks every second, and a second may have a thousand steps.
         self.done = done
 
     def show(self, done: int, text: str) -> None:
-        """Show that so much of the total is done; less than before where work is made again."""
+        """Show the finished amount and a text; repeated work may lower the amount."""
         self._moved, self.done, self._text = True, done, text
         tenth = 10 * done // max(self._amount, 1)
         tell, self._told_tenth = tenth != self._told_tenth, tenth
@@ -143,7 +144,7 @@ class WorkProgress(Work):
     def line(self) -> str:
         """Fill the template."""
         line = self._template.format(done=self.done, total=self._amount, text=self._text)
-        # There is no text between the first progress and the first that is shown with one.
+        # Between the first `move` and the first `show`, the text is empty.
         return line.rstrip()
 
 
@@ -170,25 +171,25 @@ class Activity(Work):
 
     def line(self) -> str:
         """Return name, state and seconds."""
-        said = f"{self.name}: {self.state()}" if self.state() else self.name
+        name = f"{self.name}: {self.state()}" if self.state() else self.name
         seconds = time.monotonic() - self.began
-        return said + (f" ({seconds:.0f} s)" if seconds >= 1 else "")
+        return name + (f" ({seconds:.0f} s)" if seconds >= 1 else "")
 
 
 @contextmanager
 def job(
     name: str, stages: Sequence[str], expected: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[Mapping[str, float]]:
-    """Show a whole block in one display; within another job, as a part of that.
+    """Show a block in one display; within another job, as a part of that job.
 
     Args:
         stages: In their order; the first begins at once. An activity, or work of a known size, with
             the name of a stage begins it.
-        expected: Seconds of stages, as far as an earlier job has measured them; they give the
-            remaining time of the job.
+        expected: Seconds of stages, if an earlier job has measured them; they give the remaining
+            time of the job.
 
     Yields:
-        The seconds of the stages, each once it has ended; none within another job.
+        The seconds of the ended stages; none within another job.
     """
     if _JOB.get() is not None:
         yield {}
@@ -208,7 +209,7 @@ def job(
 def activity(
     name: str, part: str = "", detail: Callable[[], str] = str, *, quiet: float = 0.0
 ) -> Iterator[None]:
-    """Show an activity while a block runs; within another activity, as a part of that.
+    """Show an activity during a block; within another activity, as a part of that activity.
 
     A thread calls ``detail`` every second for the state of the work.
     """
@@ -226,7 +227,7 @@ def activity(
 
 
 def next_part(part: str) -> None:
-    """Show that the present activity, if any, has begun another part."""
+    """Show another part of the present activity, if any."""
     shown = _CURRENT.get()
     if shown is not None:
         shown.turn_to(part)
@@ -236,7 +237,7 @@ class Display:
     """Rows of a live display in a terminal or a notebook, and lines elsewhere."""
 
     def __init__(self, *, stays: bool) -> None:
-        # Executors import this module too, but show nothing: they need not have rich.
+        # Imported late: executors import this module too, show nothing, and may lack rich.
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         from pipelines.progress.screen import NotebookProgress, Screen
@@ -251,23 +252,24 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-            # What is sent to a file or another program is to arrive there.
+            # Output to a file or another program must not go through the display.
             redirect_stdout=sys.stdout.isatty(),
             disable=not (is_live or in_notebook),
             transient=not stays,
             expand=True,
         )
-        # The last one is shown: it began inside of those before it.
+        # The display shows the last one: it began inside of those before it.
         self._works: list[Work] = []
         self._row: Task | None = None
-        self._told, self._line = time.monotonic(), ""
-        # Work is turned to on the thread of the job, and looked at on another one.
+        self._printed, self._line = time.monotonic(), ""
+        # The job's thread begins and ends work, and the thread below reads it.
+        # Reentrant: `show` refreshes and prints while it holds the lock.
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def begin(self, work: Work) -> None:
-        """Show work that begins, until its end."""
+        """Show work, until its end."""
         self._row = self.add_row(work.name)
         self.show(work)
         self.open()
@@ -287,13 +289,13 @@ class Display:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the display, and leave on the screen what is to stay there."""
+        """Close the display; its last state stays on the screen if it `stays`."""
         self._ended.set()
         self._thread.join(_JOIN_SECONDS)
         self._bar.stop()
 
     def add_row(self, name: str) -> Task:
-        """Return a row below the others, for work that begins now."""
+        """Return a row below the others, for new work."""
         self._bar.add_task(name, total=None, state="", left="")
         return self._bar.tasks[-1]
 
@@ -324,15 +326,15 @@ class Display:
         return "" if work is None else work.line()
 
     def tell(self) -> None:
-        """Print a line, where there is no screen."""
+        """Print a line, unless there is a screen."""
         with self._lock:
             work, now = self._work, time.monotonic()
             if work is not None and now - work.began < work.quiet:
                 return
-            line, before = self.line_of(work), self._told
-            self._told = now
-            # Work often begins with the job that it is the first part of.
-            is_new = line != self._line or self._told - before >= _TICK_SECONDS
+            line, before = self.line_of(work), self._printed
+            self._printed = now
+            # A job and its first work often begin together, with the same line.
+            is_new = line != self._line or self._printed - before >= _TICK_SECONDS
             self._line = line
             if self._bar.disable and line and is_new:
                 self._console.print(line, soft_wrap=True)
@@ -340,6 +342,7 @@ class Display:
     def _turn_to(self, work: Work) -> None:
         if self._row is not None:
             self._row.total = work.total
+            # rich stops the clock of a row once it is full.
             self._row.finished_time = None
             self._bar.update(self._row.id, completed=work.done, state="", left="")
 
@@ -353,19 +356,19 @@ class Display:
             self._bar.refresh()
             now = time.monotonic()
             is_first = bool(work.quiet) and not self._line
-            if is_first or now - self._told >= line_interval(now - work.began):
+            if is_first or now - self._printed >= line_interval(now - work.began):
                 self.tell()
 
 
 class JobDisplay(Display):
-    """A row for the whole job, and below it one for each stage that has begun.
+    """A row for the whole job, and below it one for each begun stage.
 
     Args:
         stages: In their order. Work with the name of a stage begins it; other work belongs to the
-            stage that has begun last.
+            latest stage.
 
     Attributes:
-        seconds: Those of the ended stages.
+        seconds: By ended stage.
     """
 
     def __init__(self, name: str, stages: Sequence[str], expected: Mapping[str, float]) -> None:
@@ -375,7 +378,7 @@ class JobDisplay(Display):
         self._expected = expected
         self._stage = 0
         self._stage_began = time.monotonic()
-        self._whole = self.add_row(name)
+        self._job_row = self.add_row(name)
 
     def open(self) -> None:
         """Begin with the first stage."""
@@ -391,28 +394,29 @@ class JobDisplay(Display):
         self.show(work)
 
     def end(self, work: Work) -> None:
-        """Leave the last state in the row of its stage, until that has further work."""
+        """Leave the last state in the row of its stage, until further work."""
         with self._lock:
             self.refresh()
             self._bar.refresh()
+            # The end of a stage has removed its works already.
             if work in self._works:
                 self._works.remove(work)
             if (around := self._work) is not None:
                 self._turn_to(around)
 
     def end_stages(self) -> None:
-        """Show that all of the job is done."""
+        """Show the end of the job."""
         self._end_stage()
-        self._show_whole(len(self._stages))
+        self._show_job(len(self._stages))
 
     def refresh(self) -> None:
         """Show the present state, of the whole job too."""
         with self._lock:
             super().refresh()
-            self._bar.update(self._whole.id, left=_left(self._seconds_left()))
+            self._bar.update(self._job_row.id, left=_left(self._seconds_left()))
 
     def state_of(self, work: Work) -> str:
-        """Return the work's state, and its name where that is not the stage's."""
+        """Return the work's state, and its name unless equal to the stage's."""
         state = work.state()
         if work.name == self._stages[self._stage]:
             return state
@@ -422,15 +426,15 @@ class JobDisplay(Display):
         """Return the work's line, preceded by the stage."""
         stage = self._stages[self._stage]
         line = stage if work is None else work.line()
-        said = line if line.startswith(stage) else f"{stage}: {line}"
-        return f"{self._counted(self._stage)}{said}"
+        staged = line if line.startswith(stage) else f"{stage}: {line}"
+        return f"{self._counted(self._stage)}{staged}"
 
     def _counted(self, stage: int) -> str:
         count = len(self._stages)
         return f"{stage + 1}/{count} " if count > 1 else ""
 
     def _seconds_left(self) -> float | None:
-        """Return the job's; None unless the rest of this stage and all later ones are known."""
+        """Return the job's; None unless known for the rest of this stage and all later ones."""
         present, *later = self._stages[self._stage :]
         left = None if self._row is None else self._row.time_remaining
         if left is None and present in self._expected:
@@ -440,15 +444,15 @@ class JobDisplay(Display):
             return None
         return left + sum(self._expected[stage] for stage in later)
 
-    def _show_whole(self, ended: int) -> None:
+    def _show_job(self, ended: int) -> None:
         count = len(self._stages)
         state = f"{ended} of {count} stages"
-        self._bar.update(self._whole.id, total=count, completed=ended, state=state, left="")
+        self._bar.update(self._job_row.id, total=count, completed=ended, state=state, left="")
 
     def _begin_stage(self, number: int) -> None:
         self._stage = number
         self._stage_began = time.monotonic()
-        self._show_whole(number)
+        self._show_job(number)
         self._row = self.add_row(f"{self._counted(number)}{self._stages[number]}")
 
     def _end_stage(self) -> None:
@@ -462,7 +466,7 @@ class JobDisplay(Display):
 
 
 def line_interval(elapsed: float) -> float:
-    """Return seconds until the next line of work that has taken so long."""
+    """Return seconds until the next line, for elapsed seconds of work."""
     return max(LINE_SECONDS, elapsed / LINES_PER_DOUBLING)
 
 

@@ -1,4 +1,4 @@
-"""rich's tables and rows of progress, in terminals and in the output of notebooks."""
+"""rich's tables and rows of progress, in terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipelines.errors import printable
 
 
 class Screen(Console):
-    """A console on which no text controls the terminal, and brackets and colons are literal.
+    """A console with literal brackets and colons, and without control of the terminal by texts.
 
-    Text is sanitised as it is drawn, in any table or line. Sanitise a cell's arbitrary text
-    beforehand, so that its width is right.
+    It sanitises text at its output, in any table or line. Sanitise a cell's arbitrary text
+    beforehand: the table needs its width.
     """
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
@@ -27,17 +27,16 @@ class Screen(Console):
     ) -> Iterable[Segment]:
         """See :meth:`rich.console.Console.render`."""
         for text, style, control in super().render(renderable, options):
-            # A control is the library's own, and moves the cursor.
+            # A control comes from rich itself, and moves the cursor.
             yield Segment(text if control else printable(text), style, control)
 
 
 class NotebookProgress(Progress):
-    """Rows that are drawn again in the same place, without a widget.
+    """Rows at a fixed place in the output, without a widget.
 
     rich itself would take a widget. Clients without a browser (nbclient and tools built on it)
-    answer every message of a widget on the socket on which they wait for the end of the cell. They
-    can then miss that end, and wait until their deadline, or forever. Updated output needs no
-    answer.
+    answer a widget's messages on the socket of the cell's end. They can then miss that end, and
+    wait until their deadline, or forever. Updated output needs no answer.
     """
 
     _place: Any = None

@@ -26,7 +26,7 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 _OF_EARLIER_RELEASES = "retrieval.ndcg@10"
-_NAME_SETS = "name sets in evaluation.retrieval_sets, and evaluate again"
+_NAME_SETS = "Name sets in evaluation.retrieval_sets, and evaluate again"
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Judgement:
     Attributes:
         metric: `evaluation.metric`.
         value: Value of the new model, times 100.
-        served: Value of the model in service, on the same texts; None where there is none.
-        interval: Interval of the difference to the reference; None where it is unknown.
+        served: Value of the model in service, on the same texts; None for the first model.
+        interval: Interval of the difference to the reference; None if unknown.
         tolerance: Points by which the value may be below the reference.
         minimum: Least points, if the settings name them.
         required: See ``promotion.required``.
-        start: Value of the start of the training, the reference of the first model; None where
-            another model is in service, or where that comparison is not wanted.
+        start: Value of the start of the training, the reference of the first model; None for later
+            models, or without a wish for that comparison.
         confidence: Confidence of the interval.
     """
 
@@ -63,15 +63,15 @@ class Judgement:
         if math.isnan(self.value) or self.value < asked_for:
             return PromotionRefused(
                 "promotion.minimum",
-                f"{self.metric} is {self.value:.4f}, at least {asked_for:.4f} is asked for",
+                f"{self.metric} is {self.value:.4f}, and the minimum is {asked_for:.4f}.",
             )
-        # There is nothing to compare with where the other model has NaN.
+        # A NaN of the other model leaves nothing to compare with.
         if self.reference is None or math.isnan(self.reference):
             return None
-        if self.required == "better" and self.told != BETTER:
-            return self._refused("promotion.required", "it must be better")
-        if self.told == WORSE and self.high < -self.tolerance:
-            return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
+        if self.required == "better" and self.verdict != BETTER:
+            return self._refused("promotion.required", "It must be better.")
+        if self.verdict == WORSE and self.high < -self.tolerance:
+            return self._refused("promotion.tolerance", f"The tolerance is {self.tolerance:g}.")
         return None
 
     @property
@@ -80,16 +80,16 @@ class Judgement:
         return self.start if self.served is None else self.served
 
     @property
-    def told(self) -> str:
+    def verdict(self) -> str:
         """`better`, `worse` or `not significant`, as in verdicts; by the values without interval.
 
         Confidence needs no correction for several metrics, since all of them must pass.
         """
-        # Of two figures alone the smallest difference is the only evidence.
+        # Without an interval even the smallest difference counts: it is the only evidence.
         if self.interval is not None and abs(self._difference) <= UNSEEN:
             return NOT_SIGNIFICANT
         if self.interval is not None:
-            return self.interval.told(confidence=self.confidence)
+            return self.interval.verdict(confidence=self.confidence)
         if self.low == 0:
             return NOT_SIGNIFICANT
         return BETTER if self.low > 0 else WORSE
@@ -111,19 +111,20 @@ class Judgement:
 
     @property
     def _evidence(self) -> str:
-        """Return the test's result where the interval alone would let the model pass as better."""
+        """Return the test's result if only the test denies a gain."""
         interval = self.interval
-        if interval is None or interval.p is None or interval.low <= 0 or self.told == BETTER:
+        if interval is None or interval.p is None or interval.low <= 0 or self.verdict == BETTER:
             return ""
         return f", {interval.differing} differ, p {interval.p:.2g}"
 
-    def _refused(self, key: str, remedy: str) -> PromotionRefused:
-        lies, other = "", "the start" if self.served is None else "the model in service"
+    def _refused(self, key: str, demand: str) -> PromotionRefused:
+        lies, model = "", "the start" if self.served is None else "the model in service"
         if self.interval is not None:
             lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f}{self._evidence})"
         return PromotionRefused(
             key,
-            f"{self.metric} is {self.value:.4f}, {other} has {self.reference:.4f}{lies}, {remedy}",
+            f"{self.metric} is {self.value:.4f}, and {model} has {self.reference:.4f}{lies}. "
+            f"{demand}",
         )
 
 
@@ -132,12 +133,12 @@ def compared_metrics(
 ) -> tuple[str, ...]:
     """Return the metrics to compare: the named ones, or the first of each set.
 
-    Where none are named, metrics with a limit are compared too. Questions judged by people decide,
-    and guards show losses. Held-out pairs of the corpus are a proxy for queries only where there
-    are none, as in :func:`pipelines.report.verdict.verdict`.
+    Unless the settings name some, metrics with a limit are compared too. Judged queries decide, and
+    guards show losses. Without judged queries, held-out pairs of the corpus are a proxy, as in
+    :func:`pipelines.report.verdict.verdict`.
 
-    ``sets`` say what each set of the run is (:func:`pipelines.evaluation.sets.told_sets`); runs of
-    releases that did not record this have none.
+    ``sets`` describe each set of the run (:func:`pipelines.evaluation.sets.told_sets`); runs of
+    earlier releases have none.
 
     Raises:
         InputError: Nothing was measured to compare by.
@@ -145,21 +146,21 @@ def compared_metrics(
     if settings.metrics is not None:
         return settings.metrics
     by_role: dict[str, list[str]] = {role: [] for role in Role}
-    for name, told in sets.items():
-        by_role[told["role"]] += _first_metric(name, told["evaluation"])
-    # Of several sources the queries of all are in the first set.
+    for name, known in sets.items():
+        by_role[known["role"]] += _first_metric(name, known["evaluation"])
+    # The first held-out set holds the queries of all sources.
     deciding = by_role[Role.JUDGED] or by_role[Role.HELD_OUT][:1]
     metrics = (*deciding, *by_role[Role.GUARD]) if sets else (_OF_EARLIER_RELEASES,)
     if not metrics:
         raise InputError(
-            "promotion.metrics", "nothing was measured that models can be compared by", _NAME_SETS
+            "promotion.metrics", "the run has no figure to compare models by", _NAME_SETS
         )
-    # What has a limit is to be compared, by whatever else is.
+    # A metric with a limit needs its comparison, whatever else decides.
     return tuple(dict.fromkeys((*metrics, *settings.tolerance, *settings.minimum)))
 
 
 def _first_metric(name: str, evaluation: str) -> list[str]:
-    """Return the first metric of a set for which higher is better, if it has one."""
+    """Return the first metric of a set with `higher` as better, if any."""
     figures = EVALUATIONS.load(evaluation).figures
     return [f"{name}.{figure.name}" for figure in figures if figure.better == "higher"][:1]
 
@@ -175,7 +176,7 @@ def judge(
     """Compare a new model with the model in service, or the first one with its start.
 
     ``metrics`` are from :func:`compared_metrics`. ``served`` figures are on the same texts; None
-    for the first model, which is compared with ``start``. ``intervals`` of the differences are by
+    for the first model: its reference is the ``start``. ``intervals`` of the differences are by
     evaluation and metric, where known.
 
     Raises:
@@ -203,7 +204,7 @@ def _interval(intervals: Mapping[str, Mapping[str, Interval]], metric: str) -> I
 
 
 def evaluations(metrics: Sequence[str]) -> list[str]:
-    """Return the names of the sets that metrics are of."""
+    """Return the names of the metrics' sets."""
     return list(dict.fromkeys(metric.rpartition(".")[0] for metric in metrics))
 
 
@@ -215,18 +216,17 @@ def figure(figures: Figures, metric: str) -> float:
     """
     evaluation, _, name = metric.rpartition(".")
     known = ", ".join(
-        f"{one}.{other}"
-        for one, values in figures.items()
-        for other in values
-        if figure_named(other).better == "higher"
+        f"{measured_set}.{measured}"
+        for measured_set, values in figures.items()
+        for measured in values
+        if figure_named(measured).better == "higher"
     )
+    remedy = f"Choose one of {known or 'the metrics that `evaluate` measures'}"
     if figure_named(name).better != "higher":
-        problem = f"`{metric}` is not better the higher it is"
-        remedy = f"one of {known or 'none, since nothing was measured'}"
+        problem = f"a higher `{metric}` is no better"
         raise InputError("promotion.metrics", problem, remedy)
     try:
         return figures[evaluation][name]
     except KeyError:
         problem = f"`{metric}` was not measured"
-        remedy = f"one of {known or 'none, since nothing was'}"
         raise InputError("promotion.metrics", problem, remedy) from None

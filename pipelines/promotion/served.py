@@ -1,4 +1,4 @@
-"""The folder that models are served from.
+"""The folder of the models for servers.
 
     target/
       current              the model in service: a symbolic link to versions/00004
@@ -7,9 +7,9 @@
       history.jsonl        a line for each promotion and each rollback
       .lock, .copying.*    while a promotion, a rollback, or copying goes on
 
-A version never changes, and ``current`` is replaced atomically. A reader that follows ``current``
-once, and loads from the folder it finds, gets all files of one model. All changes of the folder are
-made inside :func:`exclusive`, except the copying of a model.
+A version never changes, and a promotion replaces ``current`` atomically. A reader follows
+``current`` once and loads from that folder: it gets all files of one model. All changes happen
+inside :func:`exclusive`, except the copying of a model.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ VERSIONS = "versions"
 HISTORY = "history.jsonl"
 RECORD = "promotion.json"
 _BESIDE = (RECORD, OBSERVATIONS)
-"""Files that promotion adds beside those of a model."""
+"""Files of a promotion beside those of a model."""
 KEY = "promotion.target"
 
 WAIT_SECONDS = 10.0
 """How long a promotion waits for another one to end."""
 
-ELSEWHERE = "move it elsewhere, or name another folder"
+ELSEWHERE = "Move it elsewhere, or name another folder"
 _COPYING = ".copying"
 _COPY = re.compile(r"\.[0-9a-f]{8}\.part")
-# Of earlier releases, the last one without the name of a process.
+# Both of earlier releases; the second form lacks the name of a process.
 _LEFT_EARLIER = re.compile(r"\.\d+\.[^.]+-\d+-[0-9a-f]{8}\.(?:part|old)")
 _HALF_REMOVED = re.compile(r"\.\d+\.old")
 
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Record(TypedDict, total=False):
-    """The fields that are read again from a record, which has more."""
+    """The fields of a record for later promotions, among others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -80,7 +80,7 @@ class _Record(TypedDict, total=False):
 def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
     """Return the local folder of the model in service (``promotion.target``), for servers.
 
-    From a store the model is copied once, and compared with the digest noted at its promotion. The
+    From a store, this copies the model once, and compares it with the digest of its promotion. The
     copy does not follow later promotions: call again to get a newer model.
 
     Raises:
@@ -94,7 +94,9 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     def check(copy: Path) -> None:
         if wanted is not None and not _is_model(copy, wanted):
             raise InputError(
-                KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
+                KEY,
+                f"{folder} differs from the promoted model",
+                "Put a version in service with `rollback --to`, or promote again",
             )
 
     return local_folder(folder, check)
@@ -102,28 +104,29 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
 
 def nothing_in_service(target: str | Location) -> InputError:
     """Return the error for a target without a model in service."""
-    return InputError(KEY, f"nothing is in service in {target}", "promote a model first")
+    return InputError(KEY, f"nothing is in service in {target}", "Promote a model first")
 
 
 def served_model(target: str | Location) -> Location | None:
-    """Return the version folder of the model in service, which never changes, if there is one.
+    """Return the version folder of the model in service, if any; it never changes.
 
     Raises:
-        InputError: ``current`` is not what a promotion has written, or leads nowhere.
+        InputError: No promotion wrote ``current``, or it leads nowhere.
     """
     folder = location(target).absolute()
     found = _pointed(folder)
     if found is not None and not found.is_dir():
         pointer = folder / CURRENT
-        raise InputError(KEY, f"{pointer} names {found}, which is not there", "see `rollback --to`")
+        remedy = "Put a version in service with `rollback --to`"
+        raise InputError(KEY, f"{pointer} names {found}, which does not exist", remedy)
     return found
 
 
 def served_name(target: Location) -> str | None:
-    """Return the name of the version that ``current`` points to, whether it exists or not.
+    """Return the version name in ``current``, even if the version does not exist.
 
     Raises:
-        InputError: ``current`` is not what a promotion has written.
+        InputError: No promotion wrote ``current``.
     """
     found = _pointed(target)
     return None if found is None else found.name
@@ -139,11 +142,11 @@ def _pointed(target: Location) -> Location | None:
         # An address in a store does not go up, and a name from elsewhere may be anything.
         found = target.joinpath(*named) if ".." not in named and all(named) else pointer
     elif pointer.exists():
-        raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
+        raise InputError(KEY, f"{pointer} is a folder, not a link", "Name another folder")
     else:
         return None
     if found.parent.resolve() != (target / VERSIONS).resolve():
-        problem = f"{pointer} names {found}, which is none of the versions here"
+        problem = f"{pointer} names {found}, which is no version of this folder"
         raise InputError(KEY, problem, ELSEWHERE)
     return found
 
@@ -152,9 +155,9 @@ def versions(target: str | Location) -> list[str]:
     """Return the kept versions, the oldest first."""
     folder = location(target).absolute() / VERSIONS
     found = (path for path in listed(folder, "*") if path.name.isdecimal())
-    # In a store, a version is whole once it has its record, which is written last.
-    whole = (path for path in found if as_local(path) or (path / RECORD).is_file())
-    return sorted((path.name for path in whole), key=int)
+    # In a store, `place` writes the record last, so a version without one is incomplete.
+    complete = (path for path in found if as_local(path) or (path / RECORD).is_file())
+    return sorted((path.name for path in complete), key=int)
 
 
 def read_record(version: Location) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def read_record(version: Location) -> dict[str, Any]:
 
 
 def read_history(target: Location) -> list[dict[str, Any]]:
-    """Return the lines, the oldest first, without those that a killed process has left torn."""
+    """Return the lines, the oldest first, without torn ones of killed processes."""
     return [line for line in map(_parsed, _lines(target)) if line is not None]
 
 
@@ -218,7 +221,7 @@ def check_target(target: Location) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(KEY, f"{folder} is a file", ELSEWHERE)
     lines = [line for line in _lines(target) if line.strip()]
-    # No line of it is one of ours, whole or torn.
+    # A torn line of ours is no sign of a foreign file.
     is_foreign = lines and all(_parsed(line) is None and not _is_torn(line) for line in lines)
     if history.exists() and (history.is_dir() or is_foreign):
         raise InputError(KEY, f"{history} is no history of promotions", ELSEWHERE)
@@ -226,7 +229,7 @@ def check_target(target: Location) -> None:
 
 @contextmanager
 def exclusive(target: Location) -> Iterator[None]:
-    """Lock the folder against other changes, and clear up what killed processes have left.
+    """Lock the folder against other changes, and clear up after killed processes.
 
     Raises:
         PipelineError: Another promotion goes on, and does not end within seconds.
@@ -252,17 +255,17 @@ def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None
             held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
             stack.enter_context(held)
         except locks.ForeignLockError as error:
-            problem = f"{error.file} was not written by a job, and has the name of a lock"
+            problem = f"{error.file} has the name of a lock, and no job wrote it"
             raise InputError(KEY, problem, ELSEWHERE) from None
         except locks.LockedError as error:
-            problem = f"another promotion goes on in {target} ({error.holder})"
-            raise PipelineError(f"{problem}, run it again later") from None
+            problem = f"another promotion is running in {target} ({error.holder})"
+            raise PipelineError(f"{problem}. Run it again later.") from None
         yield
 
 
 def _remove_abandoned_copies(target: Location) -> None:
-    # A copy that is being made now holds the lock, and stays. In a store without locks nobody
-    # knows of it, so that all stay.
+    # A copy in progress holds the lock, and stays. A store without locks cannot show which copies
+    # are in progress, so all stay.
     with suppress(locks.LockedError), locks.held(target / _COPYING, "promote") as lock:
         for folder in (target / VERSIONS).glob(".*.part") if lock is not None else ():
             if _COPY.fullmatch(folder.name):
@@ -270,17 +273,18 @@ def _remove_abandoned_copies(target: Location) -> None:
 
 
 def _add_missing_line(target: Location) -> None:
-    """Add the history line of a process that was killed after it had replaced ``current``."""
+    """Add the history line of a process killed after it had replaced ``current``."""
     entries = read_history(target)
     current, noted = served_name(target), entries[-1]["version"] if entries else None
     if current is None or current == noted:
         return
     record = read_record(target / VERSIONS / current)
-    is_told = {"who", "when", "replaces"} <= record.keys()
-    if is_told and all(entry["version"] != current for entry in entries):
+    is_recorded = {"who", "when", "replaces"} <= record.keys()
+    if is_recorded and all(entry["version"] != current for entry in entries):
         line = _entry(record["when"], record["who"], "promoted", current, record["replaces"])
     else:
-        # The link says when this was, but nothing says by whom.
+        # The link's time is that of the change; its author is unknown.
+        # `lstat` reads the link itself, not the version.
         changed = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
         line = _entry(_formatted(changed), None, "rolled back", current, noted)
     add_to_history(target, line)
@@ -309,7 +313,7 @@ def copied(
         try:
             storage.copy_folder(model, aside)
             if digest_model(aside) != record["model"]:
-                raise PipelineError(f"{model} has changed while it was copied")
+                raise PipelineError(f"{model} changed during its copy. Promote it again.")
             if observations:
                 write_observations(aside / OBSERVATIONS, observations)
             storage.write_json(aside / RECORD, record)
@@ -321,9 +325,9 @@ def copied(
 
 def place(target: Location, copy: Location) -> str:
     """Make a copy the next version, not yet in service, and return its name."""
-    # What is not whole, or the user's, has a number too.
-    there = (path.name for path in listed(target / VERSIONS, "*"))
-    numbers = [*there, *(line["version"] for line in read_history(target))]
+    # Incomplete versions, and the user's folders, have numbers too.
+    folders = (path.name for path in listed(target / VERSIONS, "*"))
+    numbers = [*folders, *(line["version"] for line in read_history(target))]
     name = f"{max(map(_number, numbers), default=0) + 1:05d}"
     version = target / VERSIONS / name
     if as_local(copy):
@@ -333,6 +337,7 @@ def place(target: Location, copy: Location) -> str:
         (copy / RECORD).unlink()
         storage.move_folder(copy, version)
         storage.write_json(version / RECORD, record)
+    # On the disk before `current` can name it.
     storage.flush(target / VERSIONS)
     storage.flush(target)
     return name
@@ -351,8 +356,8 @@ def put_in_service(target: Location, version: str, why: str) -> None:
 
 
 def predecessors(target: Location, version: str) -> Iterator[str]:
-    """Yield the kept versions that were in service before this one, the latest first."""
-    # None of them twice, whatever the records say.
+    """Yield the kept predecessors of a version in service, the latest first."""
+    # Each one once, so that records naming each other cannot loop.
     kept = set(versions(target)) - {version}
     before = read_record(target / VERSIONS / version).get("replaces")
     while before in kept:
@@ -362,7 +367,7 @@ def predecessors(target: Location, version: str) -> Iterator[str]:
 
 
 def rolled_back_version(target: Location, digest: str) -> str | None:
-    """Return the newest kept version with this model that was rolled back, if any.
+    """Return the newest kept and rolled back version of this model, if any.
 
     Such a version was in service once and has a higher number than the one in service. Versions
     left by killed promotions were never in service.
@@ -384,12 +389,12 @@ def prune(target: Location, keep: int) -> None:
         return
     kept = {current, *list(predecessors(target, current))[:keep]}
     for name in versions(target):
-        # A version that was rolled back has a higher number, and may be wanted again.
+        # A rolled back version has a higher number, and may be wanted again.
         if name in kept or int(name) >= _number(current):
             continue
         version = target / VERSIONS / name
         if not is_ours(version, VERSION):
-            logger.info("%s is kept: no promotion has written it", version)
+            logger.info("%s is kept: no promotion wrote it", version)
         elif found := _foreign(version):
             logger.warning("%s is kept: it holds other files (%s)", version, shown(found))
         else:
@@ -418,11 +423,11 @@ def _remove(folder: Location) -> None:
         return
     try:
         if not local.name.startswith("."):
-            # So that half of it is never taken for a version.
+            # Under another name, half a removed folder is no version.
             local = local.rename(storage.aside_name(local, ".gone"))
         shutil.rmtree(local)
     except OSError as error:
-        logger.warning("%s is left for the next promotion to remove: %s", local, error)
+        logger.warning("the next promotion will remove %s: %s", local, error)
 
 
 def now() -> str:
@@ -440,7 +445,7 @@ def who() -> str:
 
 
 def _number(version: str | None) -> int:
-    """Return the number of a version; 0 for a folder that was put there by hand."""
+    """Return the number of a version; 0 for a folder put there by hand."""
     return int(version) if version is not None and version.isdecimal() else 0
 
 

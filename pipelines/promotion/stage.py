@@ -38,11 +38,11 @@ from pipelines.settings.promotion import WORSE_THAN_START
 
 logger = logging.getLogger(__name__)
 
-AGAIN = "run `evaluate` again"
+AGAIN = "Run `evaluate` again"
 
 
 class _Measured(TypedDict):
-    """The model and data that a run's figures belong to."""
+    """The model and data behind a run's figures."""
 
     model: str
     sets: dict[str, str]
@@ -50,7 +50,7 @@ class _Measured(TypedDict):
 
 
 class _Metrics(TypedDict, total=False):
-    """The fields that are read from ``metrics.json``, which has more."""
+    """The fields of ``metrics.json`` for a promotion, among others."""
 
     before: dict[str, dict[str, int | float]]
     after: dict[str, dict[str, int | float]]
@@ -71,9 +71,10 @@ class Promotion:
 class _Candidate:
     """A run's model with its figures; see :func:`pipelines.jobs.evaluate.evaluate`.
 
-    ``before`` are figures of the start, ``intervals`` those of the differences from it. ``doubts``
-    are about the model or its figures (:mod:`pipelines.evaluation.alarms`). ``unmatched`` are
-    judged sets for which it is unknown whether the model was trained on them.
+    ``roles`` describe each set, as in ``metrics.json``. ``before`` are figures of the start,
+    ``intervals`` those of the differences from it. ``doubts`` are about the model or its figures
+    (:mod:`pipelines.evaluation.alarms`). ``unmatched`` are judged sets with an unknown overlap with
+    the training pairs.
     """
 
     run: RunFolder
@@ -81,7 +82,7 @@ class _Candidate:
     digest: str
     figures: Figures
     sets: dict[str, str]
-    told: Mapping[str, Mapping[str, str]]
+    roles: Mapping[str, Mapping[str, str]]
     observations: Mapping[str, Observations]
     before: Figures | None
     intervals: Mapping[str, Mapping[str, Interval]]
@@ -92,9 +93,9 @@ class _Candidate:
 def promote(config: Config) -> Promotion:
     """Put ``run.folder/model`` in service if it passes the gate.
 
-    The first model is compared with the start of its training, any other with the model in service.
-    The gate's judgements are written to ``promotion.json`` in the run folder. A model already in
-    service stays there, so that a repeated job does no harm.
+    The gate compares the first model with the start of its training, any other with the model in
+    service, and writes its judgements to ``promotion.json`` in the run folder. A model already in
+    service stays there: a repeated job does no harm.
 
     Raises:
         InputError: There is nothing to promote, its figures belong to another model, or the model
@@ -111,7 +112,7 @@ def promote(config: Config) -> Promotion:
     known = served.read_record(in_service) if in_service else {}
     noted = candidate.run.promotion
     if in_service and known.get("model") == candidate.digest:
-        logger.info("this model is in service already: %s", in_service)
+        logger.info("the model is in service already: %s", in_service)
         # An earlier promotion of it may have been killed before its end.
         with _unchanged(target, in_service):
             served.prune(target, config.promotion.keep)
@@ -127,8 +128,10 @@ def promote(config: Config) -> Promotion:
     if refusals:
         _write_refusals(noted, record, *refusals.values())
         raise _all_of(refusals)
+    # The copy comes before the lock, so that others can promote meanwhile.
     copied = served.copied(target, candidate.model, record, candidate.observations)
     with copied as copy, _unchanged(target, in_service):
+        # Once more: a rollback may have happened during the copy.
         _refuse_rolled_back(target, candidate, in_service)
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
@@ -138,7 +141,7 @@ def promote(config: Config) -> Promotion:
 
 
 def check_new(config: Config, identity: str) -> None:
-    """End a training that would reproduce the model in service in ``promotion.target``.
+    """End a training with the settings and lanes of the model in service.
 
     ``identity`` is a digest; see :func:`pipelines.runs.opening.identity_digest`.
 
@@ -155,7 +158,7 @@ def check_new(config: Config, identity: str) -> None:
 
 
 def model_in_service(config: Config) -> Location:
-    """Return the version folder of the model in service, which never changes.
+    """Return the version folder of the model in service; it never changes.
 
     Raises:
         InputError: There is none.
@@ -172,21 +175,22 @@ def kept_runs(config: Config) -> set[Location]:
     if config.promotion.target is None:
         return set()
     target = _target(config)
-    told = (served.read_record(target / served.VERSIONS / name) for name in served.versions(target))
-    return {location(record["run"]) for record in told if "run" in record}
+    folders = (target / served.VERSIONS / name for name in served.versions(target))
+    known = map(served.read_record, folders)
+    return {location(record["run"]) for record in known if "run" in record}
 
 
 def roll_back(config: Config, to: str | None = None) -> Location:
     """Put an older model of ``promotion.target`` back in service; return its version folder.
 
-    ``to`` names the version; by default the one in service before the present one.
+    ``to`` names the version; by default, the predecessor of the present one.
 
     Raises:
         InputError: There is no such version.
         PipelineError: A promotion goes on at the same time.
     """
     target = _target(config)
-    # Checked first, since the lock below would leave files in a folder that is not ours.
+    # Checked first: the lock below would leave files in a foreign folder.
     if not served.versions(target):
         raise served.nothing_in_service(target)
     served.check_target(target)
@@ -202,17 +206,17 @@ def _wanted(target: Location, to: str | None) -> str:
     if to is not None:
         if to not in kept:
             raise InputError(
-                "--to", f"there is no version {to} in {target}", f"one of {', '.join(kept)}"
+                "--to", f"there is no version {to} in {target}", f"Choose one of {', '.join(kept)}"
             )
         return to
-    name_one = f"name one with --to: {', '.join(kept) or 'there is none'}"
+    remedy = f"Choose a version with --to: {', '.join(kept) or 'there is none'}"
     current = served.served_name(target)
     if current is None:
-        raise InputError(served.KEY, f"nothing is in service in {target}", name_one)
+        raise InputError(served.KEY, f"nothing is in service in {target}", remedy)
     before = next(served.predecessors(target, current), None)
     if before is None:
-        problem = f"no version from before {current} is kept in {target}"
-        raise InputError(served.KEY, problem, name_one)
+        problem = f"{target} keeps no version from before {current}"
+        raise InputError(served.KEY, problem, remedy)
     return before
 
 
@@ -221,69 +225,68 @@ def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
     """Lock the target if the model in service has not changed since it was compared."""
     with served.exclusive(target):
         if served.served_model(target) != in_service:
-            raise PipelineError(f"another promotion to {target} took place, run it again")
+            raise PipelineError(f"another promotion to {target} took place. Run it again.")
         yield
 
 
 def _refuse_without_current(target: Location) -> None:
     """Refuse a target that has lost its link: its next model would pass as the first one."""
     kept = served.versions(target)
-    told = (served.read_record(target / served.VERSIONS / name) for name in kept)
-    # A first promotion that was killed before it made the link leaves a version without history.
-    if kept and (served.read_history(target) or any(record.get("replaces") for record in told)):
+    known = (served.read_record(target / served.VERSIONS / name) for name in kept)
+    # A first promotion, killed before it made the link, leaves a version without history.
+    if kept and (served.read_history(target) or any(record.get("replaces") for record in known)):
         raise InputError(
             served.KEY,
-            f"{target / served.CURRENT} is not there, though models were promoted",
-            f"put one back in service with `rollback --to`: {', '.join(kept)}",
+            f"{target / served.CURRENT} is missing, though models were promoted",
+            f"Put one back in service with `rollback --to`: {', '.join(kept)}",
         )
 
 
 def _refuse_rolled_back(
     target: Location, candidate: _Candidate, in_service: Location | None
 ) -> None:
-    """Refuse a model that was rolled back: repeating a job does not undo a decision."""
+    """Refuse a rolled back model: a repeated job does not undo a decision."""
     version = served.rolled_back_version(target, candidate.digest)
     if version is None:
         return
     refusal = PromotionRefused(
         served.KEY,
-        f"this model is {version}, which was rolled back, "
-        f"`rollback --to {version}` puts it in service again",
+        f"this model is {version}, which was rolled back. "
+        f"Run `rollback --to {version}` to put it in service again.",
     )
     _write_refusals(candidate.run.promotion, _record(candidate, in_service, ()), refusal)
     raise refusal
 
 
 def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location | None) -> None:
-    """Refuse a model that needs a human look, unless ``promotion.accept`` says it was accepted."""
+    """Refuse a model with doubts, except those in ``promotion.accept``."""
     found = list(candidate.doubts)
-    for one in _worse_than_start(candidate.run):
+    for doubt in _worse_than_start(candidate.run):
         if in_service is None:
-            found.append(one)
+            found.append(doubt)
         else:
-            logger.warning("%s: %s", one.name, one.sentence)
+            logger.warning("%s: %s", doubt.name, doubt.sentence)
     for name in candidate.unmatched:
         logger.warning("%s was not compared with the training pairs: evaluate again", name)
     refusals: list[tuple[str, PromotionRefused]] = []
-    for one in found:
-        if one.name in config.promotion.accept:
-            logger.warning("promotion.accept: %s: %s", one.name, one.sentence)
+    for doubt in found:
+        if doubt.name in config.promotion.accept:
+            logger.warning("promotion.accept: %s: %s", doubt.name, doubt.sentence)
             continue
-        remedy = f"name {one.name} there to promote the model all the same"
-        problem = f"{one.sentence.rstrip('.')}; {remedy}"
-        refusals.append((one.name, PromotionRefused("promotion.accept", problem)))
+        problem = f"{doubt.sentence} Name {doubt.name} there to promote the model all the same."
+        refusals.append((doubt.name, PromotionRefused("promotion.accept", problem)))
     if refusals:
         record = _record(candidate, in_service, ())
-        _write_refusals(candidate.run.promotion, record, *(told for _, told in refusals))
+        _write_refusals(candidate.run.promotion, record, *(refusal for _, refusal in refusals))
         raise _all_of(dict(refusals))
 
 
 def _worse_than_start(run: RunFolder) -> list[Doubt]:
-    """Return the run's doubts about its model, if the model is to keep the start."""
-    told = records.built(run.metrics, verdict)
-    if told is None or told.word != WORSE:
+    """Return the doubt of a run's verdict, if the model is worse than its start."""
+    found = records.built(run.metrics, verdict)
+    if found is None or found.word != WORSE:
         return []
-    return [Doubt(WORSE_THAN_START, f"{told.sentence} {told.next_step}")]
+    return [Doubt(WORSE_THAN_START, f"{found.sentence} {found.next_step}")]
 
 
 def _record(
@@ -312,7 +315,7 @@ def _write_refusals(noted: Location, record: dict[str, Any], *refusals: Promotio
 
 def _target(config: Config) -> Location:
     if config.promotion.target is None:
-        raise InputError(served.KEY, "it is not set", "name the folder that models are served from")
+        raise InputError(served.KEY, "it is not set", "Name the folder that serves the models")
     return location(config.promotion.target, config.storage).absolute()
 
 
@@ -321,13 +324,13 @@ def _candidate(config: Config) -> _Candidate:
     folder = RunFolder.of(config)
     model = folder.model
     if not model.is_dir():
-        raise InputError("run.folder", f"there is no model in {folder.path}", "run `train` first")
+        raise InputError("run.folder", f"there is no model in {folder.path}", "Run `train` first")
     known: _Metrics = records.read(folder.metrics, _Metrics) if folder.metrics.is_file() else {}
     if "after" not in known or "measured" not in known:
-        raise InputError("run.folder", f"{model} was not evaluated", "run `evaluate` first")
+        raise InputError("run.folder", f"{model} was not evaluated", "Run `evaluate` first")
     digest = digest_model(model)
     if known["measured"]["model"] != digest:
-        raise InputError("run.folder", f"{model} is not what was evaluated", AGAIN)
+        raise InputError("run.folder", f"{model} has changed since its evaluation", AGAIN)
     return _Candidate(
         folder,
         model,
@@ -344,11 +347,12 @@ def _candidate(config: Config) -> _Candidate:
 
 
 def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observations]:
-    """Return the observations behind the figures; empty for runs of releases that kept none."""
+    """Return the observations behind the figures; empty for runs of early releases."""
     if digest is None:
         return {}
     if digest_observations(folder.observations) != digest:
-        raise InputError("run.folder", f"{folder.observations} is not what was evaluated", AGAIN)
+        problem = f"{folder.observations} has changed since its evaluation"
+        raise InputError("run.folder", problem, AGAIN)
     return read_observations(folder.observations)
 
 
@@ -356,16 +360,16 @@ def _judgements(
     config: Config, candidate: _Candidate, in_service: Location | None, known: dict[str, Any]
 ) -> list[Judgement]:
     """Return the gate's judgements of the candidate against the model in service, if any."""
-    # What was not measured is refused before the model in service is measured anew.
-    metrics = compared_metrics(config.promotion, candidate.told)
+    metrics = compared_metrics(config.promotion, candidate.roles)
     compare = partial(judge, config.promotion, metrics, candidate.figures)
-    alone = compare(None)
+    # Refuses unmeasured metrics before the model in service is measured anew.
+    unopposed = compare(None)
     if in_service is None and WORSE_THAN_START in config.promotion.accept:
-        return alone
+        return unopposed
     if in_service is None:
         if candidate.before is None:
             logger.warning(
-                "%s: its start was not measured, so that the model is compared with nothing",
+                "%s: the start was not measured, so the model has no reference",
                 candidate.run.path,
             )
         return compare(None, candidate.intervals, candidate.before)
@@ -375,7 +379,7 @@ def _judgements(
         {name: found[name] for name in names if name in found}
         for found in (candidate.observations, observations)
     )
-    intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
+    intervals = intervals_between(candidate.roles, old, new, config.promotion.confidence)
     return compare(figures, intervals)
 
 
@@ -392,8 +396,8 @@ def _served_measured(
     evaluated anew.
     """
     wanted = {name: candidate.sets.get(name) for name in names}
-    told = known.get("sets", {})
-    if "figures" in known and all(told.get(name) == wanted[name] for name in names):
+    noted = known.get("sets", {})
+    if "figures" in known and all(noted.get(name) == wanted[name] for name in names):
         return known["figures"], read_observations(in_service / OBSERVATIONS)
 
     from pipelines.evaluation.sets import digest_sets, evaluate
@@ -404,19 +408,19 @@ def _served_measured(
     for name in names:
         if found.get(name) != wanted[name]:
             raise InputError(
-                "run.folder", f"`{name}` holds other texts than when it was evaluated", AGAIN
+                "run.folder", f"the texts of `{name}` have changed since the evaluation", AGAIN
             )
     logger.info("measuring the model in service on %s: %s", ", ".join(names), in_service)
     observed: dict[str, Observed] = {}
     with activity("measuring the model in service", detail=running_tasks):
         figures = evaluate(session, config, in_service, observed.__setitem__)
-    return figures, {name: one.observations for name, one in observed.items()}
+    return figures, {name: of_set.observations for name, of_set in observed.items()}
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:
-    """Return the first refusal, with the names of the other metrics that did not pass."""
-    (_, first), *others = refusals.items()
-    if not others:
+    """Return the first refusal, with the names of the others."""
+    (_, first), *further = refusals.items()
+    if not further:
         return first
-    names = ", ".join(metric for metric, _ in others)
-    return PromotionRefused(first.key, f"{first.problem}; nor did {names} pass")
+    names = ", ".join(name for name, _ in further)
+    return PromotionRefused(first.key, f"{first.problem} Nor did {names} pass.")

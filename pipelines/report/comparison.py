@@ -22,7 +22,7 @@ from pipelines.files.locations import Location, as_local
 from pipelines.settings.redaction import without_password
 
 MAX_CHARACTERS = 200
-# They would change the direction of the text around them, or are invisible.
+# Marks that change the direction of the text around them, or are invisible.
 _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufeff"} | set(
     map(chr, range(0x2066, 0x206A))
 )
@@ -31,8 +31,9 @@ _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufe
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text on one line, at most so many characters long, with nothing hidden in it.
 
-    Control characters are escaped, among them those that reverse the writing direction.
+    Control characters are escaped, direction marks among them.
     """
+    # Cut before the split: a text may be long, and the page shows little of it.
     line = " ".join(text[: 4 * most].split())
     cut = line[:most].rstrip() + "…" if len(line) > most else line
     return "".join(_escaped(character) for character in cut)
@@ -57,11 +58,11 @@ class Link:
 
 
 def link(name: str, target: Location, page: Location) -> Link:
-    """Return the link from a page to a file or a folder; a store is named without a link."""
-    here, there = as_local(page), as_local(target)
-    if here is None or there is None:
+    """Return the link from a page to a file or a folder; a store has no link, only a name."""
+    local_page, local_target = as_local(page), as_local(target)
+    if local_page is None or local_target is None:
         return Link(name, without_password(str(target)), None)
-    path = Path(os.path.relpath(there.absolute(), here.absolute().parent)).as_posix()
+    path = Path(os.path.relpath(local_target.absolute(), local_page.absolute().parent)).as_posix()
     # A first part with a colon would be taken for the scheme of an address.
     first = "" if path.startswith("../") else "./"
     end = "/" if target.is_dir() else ""
@@ -75,13 +76,14 @@ def smoothed(values: Sequence[float], span: float) -> list[float]:
     """Return the mean around each of equally spaced values, weighted by a Gaussian.
 
     ``span`` is its standard deviation, in places. Means at the ends are of the existing values.
-    Values that are not finite do not count; the mean of none is NaN.
+    Only finite values count; the mean of none is NaN.
 
     Source: Nadaraya, "On estimating regression", Theory of Probability and its Applications 9(1),
     1964.
     """
     given = np.asarray(values, float)
     is_finite = np.isfinite(given)
+    # Beyond three standard deviations a Gaussian has 0.3 % of its weight.
     reach = math.ceil(3 * span)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / span) ** 2)
     places = slice(reach, reach + len(given))
@@ -99,7 +101,7 @@ def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
 def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, float]]:
     """Return at most so many lines, each the mean of a group; see :func:`grouped`.
 
-    Values that are no numbers, or not in all of the lines, are left out.
+    Values other than numbers, or missing in a line, are left out.
     """
     names = [name for name in lines[0] if all(is_number(line.get(name)) for line in lines)]
     return [
@@ -116,7 +118,7 @@ def is_number(value: object) -> bool:
 def read_lines(path: Location) -> list[dict[str, Any]]:
     """Read the lines of ``metrics.jsonl`` or a file like it.
 
-    Half a line at the end, which a killed run leaves, is dropped.
+    A torn line at the end, left by a killed run, is dropped.
 
     Raises:
         DamagedFileError: Another line is no object.
@@ -137,16 +139,16 @@ class Comparison:
 
     Attributes:
         evaluation: `retrieval`, or the name of a file.
-        basis: On how much it was measured, in words.
+        basis: The number of measured items, in words.
         before: Times 100; None where it was not measured.
-        better: Which direction is better; None for a figure that says nothing of quality.
+        better: The better direction; None for a figure without a say on quality.
         interval: Of the difference; None where unknown. See :mod:`pipelines.evaluation.intervals`.
-        role: What the set says of a model; None where unknown.
-        items: Queries or pairs that were measured; 0 where unknown.
-        is_main: Whether it judges the set: the set's first figure for which higher is better. Other
+        role: The set's role in judging a model; None where unknown.
+        items: Measured queries or pairs; 0 where unknown.
+        is_main: Whether it judges the set: the set's first figure with `higher` as better. Other
             figures, and variants of a set, are shown and decide nothing.
         adjusted_p: Of the interval's test, among those of all sets of the same role.
-        doubt: What makes the figures better than the model is; empty where nothing is known to.
+        doubt: Why the figures may flatter the model; empty without a known reason.
     """
 
     evaluation: str
@@ -166,18 +168,18 @@ class Comparison:
     def verdict(self) -> str:
         """`better`, `worse` or `not significant`; empty where it is not tested.
 
-        A difference that two decimals do not show counts as none.
+        A difference below two decimals counts as none.
         """
         difference = self.difference
         if self.better is None or difference is None or self.interval is None or not self.is_main:
             return ""
         if abs(difference) <= UNSEEN:
             return NOT_SIGNIFICANT
-        return self.interval.told(lower_is_better=self.better == "lower", gain_p=self.adjusted_p)
+        return self.interval.verdict(lower_is_better=self.better == "lower", gain_p=self.adjusted_p)
 
     @property
     def places(self) -> tuple[float, float] | None:
-        """Before and after on a track from 0 to 100; None where they do not lie on it."""
+        """Before and after on a track from 0 to 100; None if beyond it."""
         if self.before is None or self.after is None:
             return None
         on_track = all(0 <= value <= 100 for value in (self.before, self.after))
@@ -192,10 +194,10 @@ class Comparison:
 
 
 def compare(figures: Mapping[str, Any]) -> list[Comparison]:
-    """Return a line for each figure that is in either, in the order of their measurement.
+    """Return a line for each figure of either model, in the order of their measurement.
 
     ``figures`` are those of ``metrics.json``: `before` of the start, `after` of the trained model,
-    and where they are known `interval` and `sets`. See :class:`pipelines.jobs.evaluate.Measured`.
+    and, if known, `interval` and `sets`. See :class:`pipelines.jobs.evaluate.Measured`.
     """
     before, after = figures.get("before", {}), figures.get("after", {})
     intervals, sets = figures.get("interval", {}), figures.get("sets", {})
@@ -204,9 +206,9 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
         old, new = before.get(evaluation, {}), after.get(evaluation, {})
         both, known = {**old, **new}, intervals.get(evaluation, {})
         of_set = {name: figure_named(name) for name in both if is_number(both[name])}
-        counts = {one.label: both[name] for name, one in of_set.items() if one.is_count}
+        counts = {figure.label: both[name] for name, figure in of_set.items() if figure.is_count}
         # The same for all figures of a set.
-        groups = next((one.get("groups") for one in known.values()), None)
+        groups = next((interval.get("groups") for interval in known.values()), None)
         lines += [
             Comparison(
                 evaluation,
@@ -228,14 +230,14 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
 
 
 def _doubt(figures: Mapping[str, Any], evaluation: str) -> str:
-    """Tell what makes the figures of a set better than the model is; empty where nothing does."""
-    if told := told_overlap(figures, evaluation):
-        return told
+    """Tell why the figures of a set may flatter the model; empty without a reason."""
+    if overlap := told_overlap(figures, evaluation):
+        return overlap
     return "it chose the checkpoint" if evaluation in choosing_sets(figures) else ""
 
 
 def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
-    """Return the first figure of each set for which higher is better."""
+    """Return the first figure of each set with `higher` as better."""
     first: dict[str, Comparison] = {}
     for line in lines:
         if line.difference is not None and line.better == "higher":
@@ -247,7 +249,7 @@ def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comp
     """Return the lines, the main ones with p values adjusted among all sets of their role.
 
     Otherwise a model as good as its start gains on one of ten sets by chance in every fifth run.
-    Sets in ``choosing`` decide nothing where others do, so the others are adjusted without them.
+    Sets in ``choosing`` decide nothing beside others, so the others are adjusted without them.
     """
     families: dict[Role | None, dict[str, Comparison]] = {}
     for line in main_lines(lines):
@@ -255,26 +257,28 @@ def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comp
             families.setdefault(line.role, {})[line.evaluation] = line
     tested = {}
     for family in families.values():
-        known = {name: one.interval.probability for name, one in family.items() if one.interval}
+        known = {name: line.interval.probability for name, line in family.items() if line.interval}
         independent = {name: p for name, p in known.items() if name not in choosing}
         adjusted: dict[str, float] = {}
-        for some in (known, independent):
-            adjusted |= zip(some, holm([*some.values()]), strict=True)
+        # In this order: the second adjustment replaces the first for all independent sets.
+        for by_name in (known, independent):
+            adjusted |= zip(by_name, holm([*by_name.values()]), strict=True)
         for name, line in family.items():
             tested[id(line)] = replace(line, is_main=True, adjusted_p=adjusted.get(name))
     return [tested.get(id(line), line) for line in lines]
 
 
 def _basis(counts: Mapping[str, float], groups: int | None) -> str:
-    """Tell on how much a set was measured: `1,500 queries in 23 groups, 20,000 documents`."""
-    told = [f"{count:,.0f} {label}" for label, count in counts.items()]
-    if told and groups:
-        told[0] += f" in {groups:,} groups"
-    return ", ".join(told)
+    """Return the size of a set in words: `1,500 queries in 23 groups, 20,000 documents`."""
+    sizes = [f"{count:,.0f} {label}" for label, count in counts.items()]
+    if sizes and groups:
+        sizes[0] += f" in {groups:,} groups"
+    return ", ".join(sizes)
 
 
 def _interval(known: Mapping[str, Any] | None) -> Interval | None:
     if known is None:
         return None
+    # A later release may have recorded further fields.
     names = {field.name for field in fields(Interval)}
     return Interval(**{name: value for name, value in known.items() if name in names})

@@ -46,7 +46,7 @@ class Reason(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """The time of a stage, for people; a rate is empty where it is not known."""
+    """The time of a stage, for people; an unknown rate is empty."""
 
     name: str
     kept: bool
@@ -97,7 +97,7 @@ def write_corpus_report(prepared_folder: Location) -> Location:
 
 
 def text_level(funnel: FunnelLines) -> str:
-    """Return the level whose units are made into pairs: the last before them, or `rows`."""
+    """Return the level before pairs, or `rows`: the preparation makes pairs of its units."""
     levels = [line["level"] for line in funnel if line["level"] not in (FILES, PAIRS)]
     return str(levels[-1]) if levels else ROWS
 
@@ -126,7 +126,7 @@ def _tiles(
 def _reasons(
     funnel: FunnelLines, examples: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> dict[str, list[Reason]]:
-    """Return the most frequent reasons of each level of which there are examples."""
+    """Return the most frequent reasons with examples, by level."""
     levels: dict[str, list[Reason]] = {}
     for level in dict.fromkeys(line["level"] for line in funnel):
         entered = _rows(funnel, level, "in") or 1
@@ -152,9 +152,10 @@ def _languages(counts: Mapping[str, int]) -> list[Bar]:
     total = sum(counts.values())
     ordered = iter(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     bars = dict(islice(ordered, _MAX_LANGUAGES))
-    others = list(ordered)
-    if others:
-        bars[f"{len(others)} others"] = sum(count for _, count in others)
+    # `islice` has left the rest in the iterator.
+    rarer = list(ordered)
+    if rarer:
+        bars[f"{len(rarer)} others"] = sum(count for _, count in rarer)
     names = {UNKNOWN: "not determined"}
     return [
         Bar(names.get(name, name), f"{count:,}", 0.0, count / total, "share")
@@ -179,18 +180,18 @@ def _length_chart(lengths: Mapping[int, int], manifest: LaneManifest | None) -> 
 
 
 def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
-    """Describe how the lengths were arranged in lanes."""
+    """Describe the arrangement of the lengths in lanes."""
     if manifest is None:
         return {}
     padding = 1 - manifest.tokens / manifest.slots
-    sources = [f"{one.name} {one.rows:,}" for one in manifest.sources]
+    sources = [f"{source.name} {source.rows:,}" for source in manifest.sources]
     left_over = [f"{rows:,} ({reason})" for reason, rows in manifest.left_over.items() if rows]
     return {
         "Lanes": f"{manifest.lanes:,} of {manifest.rows:,} granules of {manifest.granule}",
         **({"Granules of a lane by source": ", ".join(sources)} if sources else {}),
         "Padding": f"{per_cent(padding)} of the slots",
         "Left over": ", ".join(left_over) or "no example",
-        "In a step with one of their group": f"{manifest.same_group_in_step:,} examples",
+        "Same group within a step": f"{manifest.same_group_in_step:,} examples",
     }
 
 

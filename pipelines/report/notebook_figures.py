@@ -37,27 +37,28 @@ _LONGEST_NAME = 34
 
 
 def funnel_figure(lines: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the lines of ``corpus/funnel.json``; losses are taken off the right end."""
+    """Draw the lines of ``corpus/funnel.json``, losses at the right end."""
     levels = funnel_levels(lines, with_kinds=False)
     heights = [len(bars) for bars in levels.values()]
     with mpl.rc_context(_STYLE):
+        # Not pyplot: it keeps all its figures in memory until they are closed.
         figure = Figure(
             figsize=(_WIDTH, 0.27 * sum(heights) + 0.45 * len(heights) + 0.3), layout="constrained"
         )
         places = figure.subplots(len(levels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (level, bars) in zip(places, levels.items(), strict=True):
-            for place, one in enumerate(bars):
-                axes.barh(place, one.length, left=one.start, color=_KINDS[one.kind], height=0.7)
-                axes.text(1.01, place, one.rows, va="center")
+            for place, bar in enumerate(bars):
+                axes.barh(place, bar.length, left=bar.start, color=_KINDS[bar.kind], height=0.7)
+                axes.text(1.01, place, bar.rows, va="center")
             axes.set_title(level, fontweight="bold")
-            axes.set_yticks(range(len(bars)), [one.name for one in bars])
+            axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
             axes.invert_yaxis()
             axes.set_xlim(0, 1)
             axes.set_xticks([])
             axes.spines[:].set_visible(False)
             axes.tick_params(left=False)
-        there = dict.fromkeys(one.kind for bars in levels.values() for one in bars)
-        patches = [Patch(color=_KINDS[kind], label=kind) for kind in there]
+        kinds = dict.fromkeys(bar.kind for bars in levels.values() for bar in bars)
+        patches = [Patch(color=_KINDS[kind], label=kind) for kind in kinds]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
     return figure
 
@@ -72,8 +73,8 @@ def rows_figure(manifest: LaneManifest) -> Figure:
         figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
         axes = figure.add_subplot()
         axes.stairs(lengths, fill=True, color=_PALE)
-        axes.set_xlabel(f"row: one granule in each of the {manifest.lanes} lanes")
-        axes.set_ylabel("tokens of a text")
+        axes.set_xlabel(f"row (one granule from each of the {manifest.lanes} lanes)")
+        axes.set_ylabel("tokens per text")
         axes.margins(x=0)
         axes.grid(axis="y")
         axes.xaxis.set_major_locator(whole_numbers())
@@ -115,7 +116,7 @@ def map_figure(
 
     Args:
         vectors: [texts, dimensions], of two dimensions at least.
-        groups: Indices of texts in one colour, for the first few groups that have any.
+        groups: Indices of texts in one colour, for the first few non-empty groups.
         marked: Further vectors [dimensions], by name, shown as stars in the same plane.
     """
     middle = vectors.mean(axis=0)
@@ -131,8 +132,10 @@ def map_figure(
         coloured = zip((group for group in groups if len(group)), _SERIES, strict=False)
         for number, (group, colour) in enumerate(coloured, start=1):
             label = f"group {number}, {len(group)} texts"
-            own = points[list(group)]
-            axes.scatter(own[:, 0], own[:, 1], s=26, color=colour, linewidths=0, label=label)
+            of_group = points[list(group)]
+            axes.scatter(
+                of_group[:, 0], of_group[:, 1], s=26, color=colour, linewidths=0, label=label
+            )
         for name, vector in marked.items():
             x, y = (vector - middle) @ plane
             axes.scatter(x, y, s=110, marker="*", color="#1f2937", zorder=3)
@@ -148,6 +151,6 @@ def map_figure(
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_xlabel("first principal component")
-        axes.set_ylabel("second")
+        axes.set_ylabel("second principal component")
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure

@@ -15,7 +15,7 @@ from pipelines.report.comparison import shown
 from pipelines.report.verdict import points, signed_points, told_interval
 
 LOST = ("dropped", "quarantined")
-"""Kinds of funnel lines that name a reason for which rows are dropped."""
+"""Kinds of funnel lines with a reason for dropped rows."""
 _SHORT = 10.0
 """Seconds below which tenths are shown."""
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -27,8 +27,8 @@ Value = TypeVar("Value")
 class Chart:
     """A titled picture, as markup; ``note`` says how to read it.
 
-    A ``wide`` one takes the whole width; ``narrow`` is the same picture for a narrow screen, on
-    which the wide one's text is too small.
+    A ``wide`` one takes the whole width. ``narrow`` is the same picture for a narrow screen: the
+    wide one's text would be too small.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Bar:
     Attributes:
         start: Where it begins, as a share of the track.
         kind: Decides its colour: that of a funnel line, of a part of a worker's time, or `share`.
-        told: Its share, for people; that of the track unless given.
+        share_text: Its share, for people; that of the track unless given.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Bar:
     start: float
     length: float
     kind: str = "in"
-    told: str | None = None
+    share_text: str | None = None
 
     @property
     def share(self) -> str:
         """Its share, for people."""
-        return per_cent(self.length) if self.told is None else self.told
+        return per_cent(self.length) if self.share_text is None else self.share_text
 
     @property
     def left(self) -> str:
@@ -81,10 +81,10 @@ def funnel_levels(
     """
     levels: dict[str, list[Bar]] = {}
     for level in dict.fromkeys(line["level"] for line in lines):
-        own = [line for line in lines if line["level"] == level]
-        entered = max(sum(line["rows"] for line in own if line["kind"] == "in"), 1)
+        of_level = [line for line in lines if line["level"] == level]
+        entered = max(sum(line["rows"] for line in of_level if line["kind"] == "in"), 1)
         left, kept = entered, 0
-        for line in own:
+        for line in of_level:
             kind, rows = line["kind"], line["rows"]
             name = line.get("reason") or line.get("stage", "")
             if kind in LOST:
@@ -105,6 +105,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        # A misspelt name in a template raises, and leaves no gap in the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -131,30 +132,31 @@ def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value 
         return None
     try:
         return reader(path)
-    except InputError as error:  # Of settings, which names none of the files that hold them.
+    except InputError as error:  # Of settings: it names a key, and not the file with it.
         raise DamagedFileError(str(path), str(error)) from error
 
 
 def read_record(path: Location) -> Any:
-    """Return the content of a JSON file; an empty object where there is no such file."""
+    """Return the content of a JSON file; an empty object without such a file."""
     return read_if_there(path, storage.read_json) or {}
 
 
 class _DrawnError(Exception):
-    """A page can be drawn; nothing is written, since it was only tried."""
+    """A trial has drawn a page; nothing is written."""
 
 
 _READ: ContextVar[set[Location] | None] = ContextVar("records that were read", default=None)
 _TRIAL: ContextVar[frozenset[Location]] = ContextVar("records left out", default=frozenset())
+# Errors of readers and templates on a record of another shape.
 _SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 def drawn(draw: Callable[[], Value]) -> Value:
-    """Draw a page, and blame a record without which it could be drawn.
+    """Draw a page, or blame a damaged record.
 
-    People can edit records, and mounts can spoil them. Only their readers know what each may hold,
-    so the damaged one is found by leaving out one after the other. ``draw`` reads records by
-    :func:`read_if_there`, and writes a page made by :func:`render`.
+    People can edit records, and mounts can spoil them. Only their readers know valid content, so
+    trials leave out one record after the other until the page can be drawn. ``draw`` reads records
+    by :func:`read_if_there`, and writes a page made by :func:`render`.
 
     Raises:
         DamagedFileError: Naming the record.
@@ -170,15 +172,15 @@ def drawn(draw: Callable[[], Value]) -> Value:
     except (*_SPOILED, TemplateError) as error:
         for left_out in _tries(read):
             if _can_be_drawn_without(left_out, draw):
-                told = f"{type(error).__name__}: {error}"
-                raise DamagedFileError(str(left_out[-1]), told) from error
+                problem = f"{type(error).__name__}: {error}"
+                raise DamagedFileError(str(left_out[-1]), problem) from error
         raise
     finally:
         _READ.reset(token)
 
 
 def _tries(read: Collection[Location]) -> Iterator[list[Location]]:
-    """Yield records to leave out: each alone and, where several are damaged, ever more of them.
+    """Yield records to leave out: first each by itself, then ever more of them.
 
     ``read`` grows meanwhile: without one record a page gets to the next.
     """
@@ -206,12 +208,12 @@ def _can_be_drawn_without(left_out: Iterable[Location], draw: Callable[[], objec
 
 
 def per_cent(share: float) -> str:
-    """Format a share; one above 0 is never shown as 0."""
+    """Format a share; any above 0 is shown as more than 0."""
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def whole(value: float) -> str:
-    """Format a number: three figures, or all those before the point."""
+    """Format a number: three figures, or all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -230,8 +232,9 @@ def short_duration(seconds: float) -> str:
 
 
 def byte_size(count: float) -> str:
-    """Format bytes in the decimal unit that leaves one to three figures before the point."""
+    """Format bytes in a decimal unit, with one to three figures before the point."""
     unit = 0
+    # From 999.5 on, three figures would round to 1e+03.
     while count >= 999.5 and unit < len(_UNITS) - 1:
         count /= 1000
         unit += 1

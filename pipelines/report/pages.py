@@ -1,4 +1,4 @@
-"""The command `report`: which page it writes, of which runs, and where."""
+"""The command `report`: its page, the runs, and the place of the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
     Without ``runs``, the settings name the run. ``output`` replaces the usual path.
 
     Raises:
-        InputError: There is no such run, one is named twice, or the page cannot be there.
+        InputError: There is no such run, one is named twice, or the page's place is taken.
     """
     target = None if output is None else _target(output, config.storage)
     folders = [_named(KEY, run, config.storage) for run in runs]
@@ -46,13 +46,13 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
         return _drawn(lambda: write_report(folders[0], prepared, target))
     folder = RunFolder.of(config).path
     if not folder.is_dir():
-        raise InputError("run.folder", f"there is no {folder}", "run `train` first")
+        raise InputError("run.folder", f"there is no {folder}", "Run `train` first")
     _check_own("run.folder", folder, target)
     return _drawn(lambda: write_report(folder, PreparedFolder.of(config).path, target))
 
 
 def _drawn(draw: Callable[[], Location]) -> Location:
-    # Not before: what is refused is said in one line.
+    # Only now, after all checks: a refusal is a single line.
     with activity("drawing the report"):
         return drawn(draw)
 
@@ -60,7 +60,7 @@ def _drawn(draw: Callable[[], Location]) -> Location:
 def _target(output: str, stores: StorageSettings) -> Location:
     target = _named(OUTPUT_KEY, output, stores)
     if target.is_dir():
-        raise InputError(OUTPUT_KEY, f"{target} is a folder", "name a file in it")
+        raise InputError(OUTPUT_KEY, f"{target} is a folder", "Name a file in it")
     _check_page(OUTPUT_KEY, target)
     return target
 
@@ -73,8 +73,8 @@ def _check_own(key: str, folder: Location, target: Location | None) -> None:
 
 def _check_page(key: str, file: Location) -> None:
     if file.is_file() and not _is_page(file):
-        problem = f"{file} is no page of `report`, and would be replaced"
-        raise InputError(key, problem, "name another file")
+        problem = f"the page would replace {file}, which `report` did not write"
+        raise InputError(key, problem, "Name another file")
 
 
 def _is_page(file: Location) -> bool:
@@ -89,7 +89,7 @@ def _is_page(file: Location) -> bool:
 
 
 def _prepared(run: Location, stores: StorageSettings) -> Location:
-    """Return the preparation of a run; of an old run, the one that its settings name."""
+    """Return the preparation of a run; of an old run, the one in its settings."""
     known = prepared_folder_of(run, stores)
     if known is not None:
         return known

@@ -21,16 +21,16 @@ PARTS = {
     "data": "waiting for data",
     "other": "everything else",
 }
-"""The parts of a worker's seconds that a line may hold, in the order in which they are shown."""
+"""The parts of a worker's seconds in a line, in the order of the page."""
 LOGGED = {
     "Learning rate": "learning_rate",
     "Gradient norm, before clipping": "gradient_norm",
     "Examples/s": "examples_per_second",
     "Tokens/s": "tokens_per_second",
 }
-"""Columns of ``metrics.jsonl`` that have a chart of their own, by its title."""
+"""Columns of ``metrics.jsonl`` with a chart of their own, by its title."""
 MAX_WORKERS = 16
-"""Bars of single workers; with more, those that computed longest are shown."""
+"""Bars of single workers; of more, the page shows the ones that computed longest."""
 MAX_NAMED_CURVES = 4
 FEWEST_POINTS = 3
 FEWEST_SMOOTHED = 8
@@ -51,7 +51,7 @@ class WorkerTime:
 
     Attributes:
         rank: None for several workers.
-        seconds: Of its life, from when it was ready; summed over several workers.
+        seconds: Of its life, once it was ready; summed over several workers.
         parts: Seconds by part, of :data:`PARTS`.
     """
 
@@ -77,29 +77,29 @@ class WorkerTime:
     @property
     def shares(self) -> dict[str, float]:
         """The parts as shares of the time."""
-        whole = max(math.fsum(self.parts.values()), 1e-12)
-        return {part: seconds / whole for part, seconds in self.parts.items()}
+        total = max(math.fsum(self.parts.values()), 1e-12)
+        return {part: seconds / total for part, seconds in self.parts.items()}
 
     @property
     def computed(self) -> float:
-        """Seconds of arithmetic, with those that were not timed apart from it."""
+        """Seconds of arithmetic, with communication if not timed apart."""
         both = ("arithmetic", "arithmetic_and_communication")
         return math.fsum(self.parts.get(part, 0.0) for part in both)
 
     @property
     def examples_per_second(self) -> float:
-        """Examples per wall-clock second; NaN where no time has passed."""
+        """Examples per wall-clock second; NaN for no time."""
         return self.examples / self.seconds if self.seconds > 0 else math.nan
 
     @property
-    def own_pace(self) -> float:
-        """Examples per second of arithmetic; NaN where that is not known."""
+    def arithmetic_pace(self) -> float:
+        """Examples per second of arithmetic; NaN if unknown."""
         seconds = self.parts.get("arithmetic", 0.0)
         return self.examples / seconds if seconds > 0 else math.nan
 
 
 def worker_times(lines: Lines) -> list[WorkerTime]:
-    """Return the totals of each worker, by rank; none where the run did not measure them."""
+    """Return the totals of each worker, by rank; none if the run did not measure them."""
     of_ranks: dict[int, list[Mapping[str, Any]]] = {}
     for worker in _workers(lines):
         of_ranks.setdefault(worker["rank"], []).append(worker)
@@ -125,15 +125,15 @@ def shares_by_group(groups: Sequence[Lines]) -> dict[str, list[float]]:
     }
 
 
-def paces_by_group(groups: Sequence[Lines], *, own: bool) -> dict[int, list[float]]:
-    """Return examples per second by rank, a number for each group; NaN where a rank took no part.
+def paces_by_group(groups: Sequence[Lines], *, of_arithmetic: bool) -> dict[int, list[float]]:
+    """Return examples per second by rank, a number for each group; NaN for an absent rank.
 
-    ``groups`` are consecutive lines of the run. With ``own``, seconds are those of the worker's own
-    arithmetic, else of the clock.
+    ``groups`` are consecutive lines of the run. Seconds are those ``of_arithmetic`` of the worker,
+    else of the clock.
     """
     by_group = [
         {
-            worker.rank: worker.own_pace if own else worker.examples_per_second
+            worker.rank: worker.arithmetic_pace if of_arithmetic else worker.examples_per_second
             for worker in worker_times(group)
         }
         for group in groups
@@ -143,7 +143,7 @@ def paces_by_group(groups: Sequence[Lines], *, own: bool) -> dict[int, list[floa
 
 
 def training_charts(logged: Lines) -> list[Chart]:
-    """Draw loss, that of each source, rates, padding, and staleness if there was any."""
+    """Draw loss, that of each source, rates, padding, and staleness if any."""
     if not logged:
         return []
     lines = thinned(logged, _MAX_POINTS)
@@ -170,10 +170,13 @@ def training_charts(logged: Lines) -> list[Chart]:
     charts += [
         Chart(title, chart(title, steps, [Curve(column(key))], dots=few))
         for title, key in single.items()
-        # A run may have gone on by an engine, or a release, that tells something else.
+        # Another engine, or release, may have continued the run and logged other columns.
         if all(key in line for line in lines)
     ]
-    shares_of = {"padding": ("padding, of slots", BLUE), "data_wait": ("wait, of time", ORANGE)}
+    shares_of = {
+        "padding": ("padding, share of slots", BLUE),
+        "data_wait": ("wait, share of time", ORANGE),
+    }
     waste = [
         Curve(column(key), colour, label)
         for key, (label, colour) in shares_of.items()
@@ -193,9 +196,10 @@ def _source_charts(logged: Lines) -> list[Chart]:
         groups = grouped(found, _MAX_POINTS)
         losses = []
         for group in groups:
-            told = [line["sources"][name] for line in group]
-            steps = sum(one["steps"] for one in told)
-            losses.append(math.fsum(one["loss"] * one["steps"] for one in told) / steps)
+            logged_losses = [line["sources"][name] for line in group]
+            steps = sum(logged_loss["steps"] for logged_loss in logged_losses)
+            weighted = (known["loss"] * known["steps"] for known in logged_losses)
+            losses.append(math.fsum(weighted) / steps)
         title = f"Loss of {shown(name)}"
         few = len(losses) < FEWEST_SMOOTHED
         places = list(map(_middle, groups))
@@ -225,22 +229,22 @@ def figures_by_step(lines: Lines) -> dict[str, dict[str, dict[float, float]]]:
 def evaluation_charts(lines: Lines) -> list[Chart]:
     """Draw the figures of each evaluation; those outside 0 to 100 in charts of their own.
 
-    A figure measured only before and after training is in the table, and has no curve.
+    A figure measured only before and after training has no curve: the table shows it.
     """
     charts = []
     for evaluation, of_metric in figures_by_step(lines).items():
         name = shown(evaluation)
         on_scale: dict[str, Mapping[float, float]] = {}
-        alone: dict[str, dict[str, Mapping[float, float]]] = {}
+        off_scale: dict[str, dict[str, Mapping[float, float]]] = {}
         for metric, points in of_metric.items():
             label = figure_named(shown(metric)).label
             if all(0 <= value <= 100 for value in points.values()):
                 on_scale[label] = points
             else:
-                alone[f"{name}, {label}"] = {label: points}
+                off_scale[f"{name}, {label}"] = {label: points}
         charts += [
             _evaluation_chart(f"{title} over the steps", curves)
-            for title, curves in {name: on_scale, **alone}.items()
+            for title, curves in {name: on_scale, **off_scale}.items()
             if len({step for points in curves.values() for step in points}) >= FEWEST_POINTS
         ]
     return charts
@@ -263,15 +267,15 @@ class TimeBar:
     name: str
     pieces: tuple[Bar, ...]
     examples_per_second: str
-    own_pace: str
+    arithmetic_pace: str
 
 
 @dataclass(frozen=True)
 class TimeSpent:
     """The workers' time by part; ``parts`` have names for people, by their CSS names.
 
-    ``left_out`` workers are not shown. ``apart`` says whether communication was timed apart from
-    arithmetic.
+    ``left_out`` is the number of workers that are not shown. ``apart`` says whether communication
+    was timed apart from arithmetic.
     """
 
     parts: Mapping[str, str]
@@ -283,7 +287,7 @@ class TimeSpent:
 
 
 def time_spent(logged: Lines) -> TimeSpent | None:
-    """Return the workers' time by part; None where the run did not measure it."""
+    """Return the workers' time by part; None if the run did not measure it."""
     workers = worker_times(logged)
     if not workers:
         return None
@@ -292,11 +296,14 @@ def time_spent(logged: Lines) -> TimeSpent | None:
     busiest = sorted(workers, key=lambda worker: -worker.computed)
     listed = sorted(busiest[:MAX_WORKERS], key=lambda worker: worker.rank or 0)
     several = len(workers) > 1
-    rate = math.fsum(one.examples_per_second for one in workers)
-    pace = math.nan if several else total.own_pace
+    rate = math.fsum(worker.examples_per_second for worker in workers)
+    # Workers compute at the same time, so their examples per summed second would be no pace.
+    pace = math.nan if several else total.arithmetic_pace
     bars = (
-        _time_bar(f"Worker {one.rank}", one, one.examples_per_second, one.own_pace)
-        for one in listed
+        _time_bar(
+            f"Worker {worker.rank}", worker, worker.examples_per_second, worker.arithmetic_pace
+        )
+        for worker in listed
     )
     return TimeSpent(
         parts={part: PARTS[part] for part in total.parts},
@@ -304,20 +311,20 @@ def time_spent(logged: Lines) -> TimeSpent | None:
         workers=tuple(bars) if several else (),
         left_out=len(workers) - len(listed),
         apart=apart,
-        charts=tuple(_time_charts(logged, own=apart)),
+        charts=tuple(_time_charts(logged, of_arithmetic=apart)),
     )
 
 
-def _time_bar(name: str, time: WorkerTime, rate: float, own_pace: float) -> TimeBar:
+def _time_bar(name: str, time: WorkerTime, rate: float, arithmetic_pace: float) -> TimeBar:
     pieces, left = [], 0.0
     for part, share in time.shares.items():
         pieces.append(Bar(PARTS[part], "", left, share, part))
         left += share
-    told = (whole(value) if math.isfinite(value) else "" for value in (rate, own_pace))
-    return TimeBar(name, tuple(pieces), *told)
+    paces = (whole(value) if math.isfinite(value) else "" for value in (rate, arithmetic_pace))
+    return TimeBar(name, tuple(pieces), *paces)
 
 
-def _time_charts(logged: Lines, *, own: bool) -> list[Chart]:
+def _time_charts(logged: Lines, *, of_arithmetic: bool) -> list[Chart]:
     """Draw shares over the steps, and the workers' paces."""
     groups = grouped(logged, _MAX_AREAS)
     steps = list(map(_middle, groups))
@@ -325,7 +332,7 @@ def _time_charts(logged: Lines, *, own: bool) -> list[Chart]:
         PARTS[part]: (values, PART_COLOURS[part])
         for part, values in shares_by_group(groups).items()
     }
-    paces = paces_by_group(groups, own=own)
+    paces = paces_by_group(groups, of_arithmetic=of_arithmetic)
     if len(paces) > MAX_NAMED_CURVES:
         curves = [Curve(values, PALE_BLUE, width=1.0) for values in paces.values()]
     else:
@@ -334,11 +341,11 @@ def _time_charts(logged: Lines, *, own: bool) -> list[Chart]:
             for (rank, values), colour in zip(paces.items(), SERIES, strict=False)
         ]
     title = "Shares of the workers' time"
-    pace_title = "Examples a second of arithmetic" if own else "Examples/s of each worker"
+    pace_title = "Examples per second of arithmetic" if of_arithmetic else "Examples/s per worker"
     note = (
-        "Of each worker by itself. By the clock all are as fast as the slowest where they share a "
-        "step."
-        if own
+        "A line is the pace of one worker. Workers that share a step all take the time of the "
+        "slowest."
+        if of_arithmetic
         else ""
     )
     return [

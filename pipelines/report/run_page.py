@@ -52,12 +52,12 @@ from pipelines.settings.redaction import without_secrets
 from pipelines.tokens.summary import told_cuts
 
 KEPT = "kept"
-"""Stands for the time of a stage that an earlier preparation had made."""
+"""Stands for the time of a stage of an earlier preparation."""
 MODELS = {"before": "Before", "after": "After"}
 KINDS = {
-    "better": "Found better than before",
-    "worse": "Found worse than before",
-    "random": "Taken at random",
+    "better": "Better rank than before",
+    "worse": "Worse rank than before",
+    "random": "Random queries",
 }
 MAP_SIZE = 400
 _MARGIN = 14
@@ -116,7 +116,7 @@ def write_report(
             "time": time_spent(lines),
             "times_known": bool(lines),
             "funnel": funnel_levels(funnel),
-            "restarts": [_restart(one) for one in read_restarts(run_folder)],
+            "restarts": [_restart(restart) for restart in read_restarts(run_folder)],
             "wall_bars": _wall_bars(wall_times(jobs)),
             "commands": _commands(jobs),
             "links": _links(run, prepared, target),
@@ -128,7 +128,7 @@ def write_report(
 
 
 def _links(run: RunFolder, prepared: PreparedFolder, page: Location) -> list[Link]:
-    # A folder of a store is one of its versions, of which people need not know.
+    # Not `run.model`: in a store it is one of several versions, a detail of storage.
     model = [link("model folder", run.path / "model", page)] if run.model.is_dir() else []
     corpus = [link("corpus report", prepared.report, page)] if prepared.report.is_file() else []
     return model + corpus
@@ -141,16 +141,16 @@ def _sentence(config: Config) -> str:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Return the settings in which runs differ most; all are further down the page."""
+    """Return the settings with the most differences between runs; the page ends with all."""
     corpus, encoder, training = config.corpus, config.encoder, config.training
     inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
     packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
     shape = ARCHITECTURES.load(encoder.kind).described_settings(encoder)
     examples = training.granules_per_step * config.lanes.granule
-    alone = {"Corpus": f"{corpus.format} of {inputs}", "Pairs": corpus.pairs}
-    sources = {f"Source {one.name}": _source(one, config) for one in corpus.sources}
+    single = {"Corpus": f"{corpus.format} of {inputs}", "Pairs": corpus.pairs}
+    sources = {f"Source {source.name}": _source(source, config) for source in corpus.sources}
     return {
-        **(sources or alone),
+        **(sources or single),
         "Start": f"random, {shape}" if encoder.start == "random" else packaged,
         **({} if sources else {"Objective": _objective(config.objective)}),
         "Step": f"{examples} examples ({training.granules_per_step} granules of "
@@ -170,33 +170,33 @@ def _source(source: SourceSettings, config: Config) -> str:
 
 
 def _objective(objective: ObjectiveSettings) -> str:
-    """Describe a loss, and its keys that are not at their defaults."""
+    """Describe a loss, with the keys that differ from their defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-    told = (
+    described = (
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
         for key, value in keys.items()
     )
-    return "; ".join([objective.name, *told])
+    return "; ".join([objective.name, *described])
 
 
 def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the part of the texts that was read, and their prompts."""
+    """Describe the truncation of the texts, and their prompts."""
     if "max_length" not in tokens:
         return {}
     if sources := tokens.get("sources", ()):
-        told = {
+        by_side = {
             f"{source['name']}, {side}": text
             for source in sources
             for side, text in source["prompts"].items()
         }
     else:
-        told = tokens["prompts"]
-    prompts = [f"`{prompt}` ({side})" for side, prompt in told.items()]
+        by_side = tokens["prompts"]
+    prompts = [f"`{prompt}` ({side})" for side, prompt in by_side.items()]
     return {"Read": told_cuts(tokens)} | ({"Prompts": ", ".join(prompts)} if prompts else {})
 
 
 def _model(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Tell which state became the model, and whether the training ended early."""
+    """Describe the state of the model, and an early end of the training."""
     if "model" not in figures:
         return {}
     early = ", after an early end (training.patience)" if figures["model"].get("early_end") else ""
@@ -232,7 +232,7 @@ def _restart(restart: Restart) -> dict[str, str]:
     return {
         "when": restart.time,
         "who": ", ".join(who),
-        # The rest is a traceback.
+        # Behind the first line comes a traceback.
         "why": restart.cause.partition("\n")[0],
         "made": whole(restart.made),
         "step": f"step {restart.step:,}",
@@ -248,19 +248,19 @@ def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
 def _notice(
     has_finished: bool, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
 ) -> str:
-    """Tell what a reader should know first: the run has not finished, or was not measured."""
+    """Return a warning for the top of the page: the run is unfinished, or has no figures."""
     if lines and not has_finished:
         return (
             f"This run has not finished: its last logged step is {lines[-1]['step']:,}. "
-            "With training.resume=true it goes on from its last checkpoint."
+            "Set training.resume=true to continue from its last checkpoint."
         )
     if lines and not comparisons:
-        return "Nothing has been measured of this model: see `evaluate` and evaluation.retrieval."
+        return "This model has no evaluation yet. Run `evaluate`; see evaluation.retrieval."
     return ""
 
 
 class WallTime(NamedTuple):
-    """The wall-clock time of a stage, or that an earlier preparation had done it."""
+    """The wall-clock time of a stage; none if it ``is_kept`` from an earlier preparation."""
 
     name: str
     seconds: float
@@ -282,9 +282,9 @@ def _of_jobs(jobs: Sequence[Job]) -> WallTime:
     """Sum all jobs of one name; a run may have been stopped and resumed."""
     ended = [job.seconds for job in jobs if job.seconds is not None]
     notes = [f"{len(jobs)} times"] if len(jobs) > 1 else []
-    if open_ones := len(jobs) - len(ended):
-        said = "has not ended" if len(jobs) == 1 else f"{open_ones} without an end, not counted"
-        notes.append(said)
+    if unended := len(jobs) - len(ended):
+        several = f"{unended} without an end, not counted"
+        notes.append("has not ended" if len(jobs) == 1 else several)
     return WallTime(jobs[0].name, math.fsum(ended), note=", ".join(notes))
 
 
@@ -294,21 +294,21 @@ def total_seconds(times: Sequence[WallTime]) -> float:
 
 
 def _wall_bars(times: Sequence[WallTime]) -> list[Bar]:
-    """Return a bar for each stage, beginning where the one before ended, and one for all."""
-    whole = total_seconds(times)
+    """Return a bar for each stage, each from the end of the one before, and one for all."""
+    total = total_seconds(times)
     bars, begun = [], 0.0
     for time in times:
         name = f"{time.name} ({time.note})" if time.note else time.name
-        share = time.seconds / whole if whole else 0.0
-        rows, told = (KEPT, "") if time.is_kept else (short_duration(time.seconds), None)
-        bars.append(Bar(name, rows, begun, share, "share", told))
+        share = time.seconds / total if total else 0.0
+        took, share_text = (KEPT, "") if time.is_kept else (short_duration(time.seconds), None)
+        bars.append(Bar(name, took, begun, share, "share", share_text))
         begun += share
-    everything = Bar("all", short_duration(whole), 0.0, 1.0, "kept")
-    return [*bars, everything] if len(bars) > 1 and whole else bars
+    everything = Bar("all", short_duration(total), 0.0, 1.0, "kept")
+    return [*bars, everything] if len(bars) > 1 and total else bars
 
 
 class Command(NamedTuple):
-    """A command, empty where jobs were called from Python, and its jobs in a run."""
+    """A command and its jobs in a run; the command is empty for calls from Python."""
 
     text: str
     host: str
@@ -322,10 +322,10 @@ def _commands(record: JobsRecord) -> list[Command]:
     def key(job: Job) -> tuple[str, str, str]:
         return job.command or "", job.host, job.commit or ""
 
-    return [Command(*of, [*map(_told, jobs)]) for of, jobs in groupby(record.jobs, key)]
+    return [Command(*head, [*map(_job_line, jobs)]) for head, jobs in groupby(record.jobs, key)]
 
 
-def _told(job: Job) -> str:
+def _job_line(job: Job) -> str:
     took = "has not ended" if job.seconds is None else short_duration(job.seconds)
     return f"{job.name}: {moment(job.began)}, {took}"
 
@@ -338,7 +338,7 @@ def moment(iso: str) -> str:
 class MapPair(NamedTuple):
     """A pair on a map, in the map's units, with texts safe to show.
 
-    ``kind`` is `first`, `near` or `far`: the rank of its document for its query.
+    ``kind`` is `first`, `near` or `far`, by the rank of its document for its query.
     """
 
     number: int
@@ -350,7 +350,7 @@ class MapPair(NamedTuple):
 
 
 class Map(NamedTuple):
-    """The pairs as one model sees them, and the number of each kind."""
+    """The pairs in the view of one model, and the number of each kind."""
 
     title: str
     pairs: list[MapPair]
@@ -358,7 +358,7 @@ class Map(NamedTuple):
 
 
 def _maps(samples: Mapping[str, Any]) -> list[Map]:
-    """Return the map of each model, with the same pairs; none where there are no places."""
+    """Return the map of each model, with the same pairs; none without places."""
     pairs, depth = samples.get("pairs", []), samples.get("depth", 0)
     if not any(
         place != [0, 0] for pair in pairs for name in MODELS for place in pair[name]["places"]
@@ -370,7 +370,7 @@ def _maps(samples: Mapping[str, Any]) -> list[Map]:
         counts = {
             kind: sum(pair.kind == kind for pair in drawn) for kind in ("first", "near", "far")
         }
-        # Found ones are drawn last, so that they stay visible where they are few.
+        # The rarest kind is drawn last, on top of the others.
         drawn.sort(key=lambda pair: -counts[pair.kind])
         maps.append(Map(title, drawn, counts))
     return maps
@@ -387,17 +387,17 @@ def _map_pair(number: int, pair: Mapping[str, Any], name: str, depth: int) -> Ma
 def _place(place: Sequence[float | None]) -> tuple[float, float]:
     """Turn a place from -1 to 1, upwards, to map units, downwards; the centre where unknown."""
     reach = MAP_SIZE / 2 - _MARGIN
-    across, up = (0.0 if one is None else one for one in place)
+    across, up = (0.0 if coordinate is None else coordinate for coordinate in place)
     return round(MAP_SIZE / 2 + reach * across, 1), round(MAP_SIZE / 2 - reach * up, 1)
 
 
 def _in_words(rank: int | None, depth: int) -> str:
-    """Tell a rank; all below the ranks kept are the same."""
-    return f"behind rank {depth}" if rank is None else f"rank {rank}"
+    """Return a rank in words; all ranks below the kept ones are the same."""
+    return f"below rank {depth}" if rank is None else f"rank {rank}"
 
 
 class Found(NamedTuple):
-    """A model's result for a query: texts, whether they are relevant, and a rank in words."""
+    """A model's result for a query: texts with their relevance, and a rank in words."""
 
     documents: list[tuple[str, bool]]
     rank: str
@@ -413,9 +413,9 @@ class Query(NamedTuple):
 
 
 def _queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
-    """Return the queries of each kind that occurs, by its title."""
+    """Return the queries of each kind, by its title."""
     kinds: dict[str, list[Query]] = {}
-    for one in samples.get("neighbours", []):
+    for neighbour in samples.get("neighbours", []):
         found = (
             Found(
                 [
@@ -424,23 +424,23 @@ def _queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
                 ],
                 _in_words(model["rank"], samples.get("depth", 0)),
             )
-            for model in map(one.__getitem__, MODELS)
+            for model in map(neighbour.__getitem__, MODELS)
         )
-        query = Query(shown(one["text"]), shown(one["right"]), *found)
-        kinds.setdefault(KINDS[one["kind"]], []).append(query)
+        query = Query(shown(neighbour["text"]), shown(neighbour["right"]), *found)
+        kinds.setdefault(KINDS[neighbour["kind"]], []).append(query)
     return kinds
 
 
 def _changes(samples: Mapping[str, Any]) -> str:
-    """Tell how many queries got better and worse, in a sentence."""
+    """Count the queries with a better and a worse rank, in a sentence."""
     counted = samples.get("changes", {})
     if not counted.get("queries"):
         return ""
     same = counted["queries"] - counted["better"] - counted["worse"]
     return (
-        f"Of {counted['queries']:,} queries, {counted['better']:,} have their document at a better "
-        f"rank than before, {counted['worse']:,} at a worse one, and {same:,} at the same or still "
-        f"not among the first {samples['depth']}."
+        f"Of {counted['queries']:,} queries, {counted['better']:,} rank their document better than "
+        f"before and {counted['worse']:,} worse. For {same:,} the rank is the same, or still below "
+        f"{samples['depth']}."
     )
 
 
@@ -452,34 +452,34 @@ def _similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
         for name in MODELS
         for key in ("cosine", "strange_cosine")
     }
-    everything = [one for some in values.values() for one in some]
+    everything = [cosine for cosines in values.values() for cosine in cosines]
     if not everything:
         return []
     low, high = min(everything), max(everything)
     edges = np.linspace(np.floor(10 * low) / 10, max(1.0, high), _BINS + 1).tolist()
     charts = []
     for name, title in MODELS.items():
-        own, strange = values[name, "cosine"], values[name, "strange_cosine"]
+        of_pairs, strange = values[name, "cosine"], values[name, "strange_cosine"]
         shapes = [
-            Distribution(own, BLUE, "of a pair"),
+            Distribution(of_pairs, BLUE, "of a pair"),
             Distribution(strange, ORANGE, "of different pairs", fill=False),
         ]
         svg = distributions(f"Cosines {title.lower()}", shapes, edges, label="cosine of two texts")
         note = (
-            f"A text is closer to its partner than to a stranger in "
-            f"{per_cent(_closer(own, strange))} of all comparisons; 50 % would be chance."
+            f"A text is closer to its partner than to another pair's text in "
+            f"{per_cent(_closer(of_pairs, strange))} of all comparisons; chance gives 50 %."
         )
-        charts.append(Chart(f"{title}: how alike two texts are", svg, note=note))
+        charts.append(Chart(f"{title}: cosine similarity", svg, note=note))
     return charts
 
 
-def _closer(own: Sequence[float], strange: Sequence[float]) -> float:
-    """Return the share of comparisons that the first values win; a tie is half won.
+def _closer(of_pairs: Sequence[float], strange: Sequence[float]) -> float:
+    """Return the share of comparisons with a higher first value; a tie is half won.
 
     Source: Mann and Whitney, "On a test of whether one of two random variables is stochastically
     larger than the other", Annals of Mathematical Statistics 18(1), 1947.
     """
-    if not own or not strange:
+    if not of_pairs or not strange:
         return 0.5
-    difference = np.subtract.outer(np.asarray(own, float), np.asarray(strange, float))
+    difference = np.subtract.outer(np.asarray(of_pairs, float), np.asarray(strange, float))
     return float((difference > 0).mean() + (difference == 0).mean() / 2)

@@ -49,17 +49,17 @@ from pipelines.settings.load import read_tree
 
 KEY = "RUN"
 MOST_RUNS = 12
-"""With more, the curves in one chart could not be told apart."""
+"""With more, the curves of one chart would look alike."""
 _LONGEST_NAME = 29
 _OF_THE_FOLDER = ("run.folder", "run.overwrite", "training.resume")
-"""Where a run is, and whether it was begun or continued, does not describe it."""
+"""Place and kind of start do not describe a run."""
 _MAX_POINTS = 400
 _SMOOTHED_SHARE = 0.02
 _WIDE, _NARROW, _USUAL = (10.0, 3.2), (5.2, 3.0), (5.2, 2.5)
 _DASH = (3.0, 1.5)
 _UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _FEWEST_OF_UNIT = 5
-"""With fewer of a unit of time, the next smaller unit is taken."""
+"""With fewer of a unit of time, the axis takes the next smaller one."""
 _SHARE = "% of the steps"
 _MUCH_LONGER = 4
 
@@ -71,9 +71,9 @@ class RecordedRun:
     Attributes:
         name: From its folder; see :func:`run_names`.
         settings: By dotted keys, without secrets.
-        verdict: On its model, against its start; None where that is not known.
+        verdict: On its model, against its start; None if unknown.
         sets: Digests of its evaluation sets, by name.
-        training: The figures of the training itself; empty where it has not ended.
+        training: The figures of the training itself; empty before its end.
     """
 
     name: str
@@ -95,23 +95,23 @@ class RecordedRun:
 
 
 def check_run(folder: Location) -> None:
-    """Refuse a folder that holds no run.
+    """Refuse a folder without a run.
 
     Raises:
         InputError: The folder is missing, or holds no run.
     """
     if not folder.is_dir():
-        raise InputError(KEY, f"there is no folder {folder}", "name the folder of a run")
+        raise InputError(KEY, f"there is no folder {folder}", "Name the folder of a run")
     if not all(mark.is_file() for mark in RunFolder(folder).marks):
         raise InputError(
             KEY,
             f"{folder} holds no run",
-            "name a folder that a training has written, with its config.yaml and environment.json",
+            "Name the folder of a training, with its config.yaml and environment.json",
         )
 
 
 def check_runs(folders: Sequence[Location]) -> None:
-    """Refuse folders that cannot be compared.
+    """Refuse folders for a comparison.
 
     Raises:
         InputError: One holds no run, one is named twice, or they are too many.
@@ -119,20 +119,20 @@ def check_runs(folders: Sequence[Location]) -> None:
     if len(folders) > MOST_RUNS:
         raise InputError(
             KEY,
-            f"{len(folders)} runs cannot be told apart in one chart",
-            f"name at most {MOST_RUNS}",
+            f"one chart cannot show {len(folders)} runs",
+            f"Name at most {MOST_RUNS}",
         )
     seen = set()
     for folder in folders:
         check_run(folder)
         place = folder.resolve()
         if place in seen:
-            raise InputError(KEY, f"{folder} is named twice", "name each run once")
+            raise InputError(KEY, f"{folder} is named twice", "Name each run once")
         seen.add(place)
 
 
 def read_runs(folders: Sequence[Location]) -> list[RecordedRun]:
-    """Read runs, in the order in which they are named."""
+    """Read runs, in the given order."""
     names = run_names([str(folder.absolute()) for folder in folders])
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
@@ -164,6 +164,7 @@ def run_names(paths: Sequence[str]) -> list[str]:
         if len(set(tails)) == len(tails):
             names = tails
             break
+    # Shortened names may coincide, and then the long ones stay.
     short = [_shortened(shown(name)) for name in names]
     return short if len(set(short)) == len(short) else names
 
@@ -185,9 +186,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 class Row(NamedTuple):
-    """A line of a table that has a column for each run, with values for people.
+    """A line of a table with a column for each run, with values for people.
 
-    If it ``is_marked``, values that differ from the first run's are marked.
+    ``is_marked`` marks differences from the first run's value.
     """
 
     key: str
@@ -196,7 +197,7 @@ class Row(NamedTuple):
 
 
 def differences(runs: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> list[Row]:
-    """Return the values that differ, or are missing, between runs, in the first run's order."""
+    """Return the different and missing values between runs, in the first run's order."""
     rows = (
         Row(
             key,
@@ -218,7 +219,7 @@ def _as_in_settings(value: Any) -> str:
 
 
 class RunKey(NamedTuple):
-    """How a run is drawn: dashed where another run has the same colour."""
+    """A run's colour and line: dashed if another run has the same colour."""
 
     colour: str
     is_dashed: bool
@@ -230,22 +231,22 @@ class RunKey(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The points of a curve; empty where a run has none."""
+    """The points of a curve, if a run has any."""
 
     places: Sequence[float] = ()
     values: Sequence[float] = ()
 
 
 def run_keys(count: int) -> list[RunKey]:
-    """Return the keys of so many runs, at most twice as many as there are colours."""
+    """Return the keys of so many runs, at most two for each colour."""
     return [RunKey(RUNS[number % len(RUNS)], number >= len(RUNS)) for number in range(count)]
 
 
 def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     """Draw loss over steps and over time, rates, and the first figure of each evaluation.
 
-    Where a run is many times as long as another, all but the first two are over the share of a
-    run's steps: over the steps, the short one would be a vertical line.
+    If a run is many times as long as another, all but the first two are over the share of a run's
+    steps: over the steps, the short one would be a vertical line.
     """
     names = [run.name for run in runs]
     lines = [thinned(run.lines, _MAX_POINTS) if run.lines else [] for run in runs]
@@ -256,11 +257,12 @@ def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     axis = _SHARE if is_long else STEP
 
     def placed(points: Sequence[Points]) -> list[Points]:
-        pairs = zip(runs, points, strict=True)
-        return [_by_share(run, one) for run, one in pairs] if is_long else list(points)
+        if not is_long:
+            return list(points)
+        return [_by_share(run, of_run) for run, of_run in zip(runs, points, strict=True)]
 
     if is_long:
-        title = "Loss by the share of the steps"
+        title = "Loss by share of the steps"
         charts.append(_chart(title, names, placed(losses), from_zero=False, axis=axis))
     charts += [
         _chart(title, names, placed([_logged(of_run, key) for of_run in lines]), axis=axis)
@@ -275,8 +277,8 @@ def comparison_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
 
 def _by_share(run: RecordedRun, points: Points) -> Points:
     """Return the points at per cent of the run's last step, instead of at steps."""
-    whole = run.lines[-1]["step"] if run.lines else max(points.places, default=1)
-    return Points([100 * place / max(whole, 1) for place in points.places], points.values)
+    last = run.lines[-1]["step"] if run.lines else max(points.places, default=1)
+    return Points([100 * place / max(last, 1) for place in points.places], points.values)
 
 
 def _chart(
@@ -289,7 +291,7 @@ def _chart(
     dots: bool = False,
     axis: str = STEP,
 ) -> Chart | None:
-    """Draw a curve for each run that has one; None where no run has."""
+    """Draw a curve for each run with points; None if no run has any."""
     curves = [
         Curve(of_run.values, key.colour, name, 1.8, of_run.places, _DASH if key.is_dashed else ())
         for of_run, key, name in zip(points, run_keys(len(names)), names, strict=True)
@@ -302,7 +304,7 @@ def _chart(
     if not wide:
         return Chart(title, draw(title, size=_USUAL))
     narrow = draw(f"{title}, narrow", size=_NARROW)
-    note = "Smoothed where a run has logged many lines."
+    note = f"Losses of runs with {FEWEST_SMOOTHED} or more logged lines are smoothed."
     return Chart(title, draw(title, size=_WIDE), wide=True, narrow=narrow, note=note)
 
 
@@ -330,12 +332,12 @@ def _time_chart(runs: Sequence[RecordedRun]) -> Chart | None:
     for of_run in lines:
         few = thinned(of_run, _MAX_POINTS) if of_run else []
         points.append(Points([line["time"] / _UNITS[unit] for line in few], _loss(few).values))
-    title, axis = "Loss by the time of training", f"{unit} of training"
+    title, axis = "Loss by training time", f"{unit} of training"
     return _chart(title, [run.name for run in runs], points, from_zero=False, axis=axis)
 
 
 def _with_time(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add to lines the seconds of all attempts, each of which counts from its own first step."""
+    """Add to lines the seconds of all attempts: each attempt counts from its own first step."""
     timed, before, last = [], 0.0, 0.0
     for line in lines:
         if not is_number(line.get("seconds")):
@@ -347,7 +349,7 @@ def _with_time(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
-    """Return the first figure of each evaluation by title, where a run has measured it often."""
+    """Return the first figure of each evaluation by title, if a run has measured it often."""
     found: dict[str, list[Points]] = {}
     first: dict[str, str] = {}
     for number, run in enumerate(runs):
@@ -366,7 +368,7 @@ def _measured(runs: Sequence[RecordedRun]) -> dict[str, list[Points]]:
 
 
 class RunHead(NamedTuple):
-    """The head of a run's column, with a link to its report, if there is one."""
+    """The head of a run's column, with a link to its report, if any."""
 
     name: str
     key: RunKey
@@ -374,10 +376,10 @@ class RunHead(NamedTuple):
 
 
 class FigureGroup(NamedTuple):
-    """A figure of all runs that have it; ``first`` is the first run's.
+    """A figure of all runs with it; ``first`` is the first run's.
 
     ``lines`` have the number of each run, and its figure before and after training. A group
-    ``is_of_other_data`` where runs are known to have measured it on different data.
+    ``is_of_other_data`` if runs are known to have measured it on different data.
     """
 
     first: Comparison
@@ -386,7 +388,7 @@ class FigureGroup(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """The number of items measured, in words, where it is the same for all runs."""
+        """The number of measured items, in words; empty unless the same for all runs."""
         is_alike = all(figure.basis == self.first.basis for _, figure in self.lines)
         return self.first.basis if is_alike else ""
 
@@ -400,7 +402,7 @@ def write_comparison(folders: Sequence[Location], target: Location) -> Location:
         {
             "name": f"{len(runs)} runs compared",
             "kind": "comparison of runs",
-            "sentence": "Each against its own start, and their trainings over each other",
+            "sentence": "Each run against its own start, and all trainings in one chart",
             "scores": [],
             "tiles": {},
             "heads": _heads(runs, target),
@@ -446,12 +448,14 @@ def _heads(runs: Sequence[RecordedRun], target: Location) -> list[RunHead]:
 
 def _overview(runs: Sequence[RecordedRun]) -> list[Row]:
     """Describe each run in a column; a line without a value for any run is left out."""
-    told = [_told(run) for run in runs]
-    rows = [Row(key, tuple(one[key] or NOT_MEASURED for one in told)) for key in told[0]]
+    columns = [_described(run) for run in runs]
+    rows = [
+        Row(key, tuple(column[key] or NOT_MEASURED for column in columns)) for key in columns[0]
+    ]
     return [row for row in rows if set(row.values) != {NOT_MEASURED}]
 
 
-def _told(run: RecordedRun) -> dict[str, str]:
+def _described(run: RecordedRun) -> dict[str, str]:
     jobs = run.jobs.jobs
     last = run.lines[-1]["step"] if run.lines else 0
     wall = total_seconds(wall_times(run.jobs))
@@ -481,8 +485,8 @@ def _word(run: RecordedRun) -> str:
         "held-out pairs": run.verdict.is_proxy,
         "doubted, see its report": run.verdict.is_doubted,
     }
-    told = ", ".join(note for note, holds in notes.items() if holds)
-    return f"{run.verdict.word} ({told})" if told else run.verdict.word
+    remark = ", ".join(note for note, holds in notes.items() if holds)
+    return f"{run.verdict.word} ({remark})" if remark else run.verdict.word
 
 
 def _number(figures: Mapping[str, Any], key: str, form: Callable[[float], str]) -> str:
@@ -494,8 +498,8 @@ def _walls(runs: Sequence[RecordedRun]) -> list[Row]:
     of_runs = [{time.name: time for time in wall_times(run.jobs)} for run in runs]
     names = dict.fromkeys(name for times in of_runs for name in times)
     rows = [Row(name, tuple(_took(times.get(name)) for times in of_runs)) for name in names]
-    wholes = [total_seconds(list(times.values())) for times in of_runs]
-    totals = tuple(short_duration(one) if one else NOT_MEASURED for one in wholes)
+    sums = [total_seconds(list(times.values())) for times in of_runs]
+    totals = tuple(short_duration(seconds) if seconds else NOT_MEASURED for seconds in sums)
     return [*rows, Row("all", totals)] if rows else []
 
 

@@ -1,7 +1,7 @@
 """Charts as SVG text for HTML pages.
 
-The values travel as JSON in an attribute of the picture, and ``values.js`` shows them to a reader
-who points at one or walks through it by keyboard.
+The values travel as JSON in an attribute of the picture, and ``values.js`` shows them at the
+pointer, or step by step with the keyboard.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SERIES = (BLUE, ORANGE, TEAL, VIOLET, PALE_BLUE, GREY)
 """Colours of the curves of one picture, in this order."""
 
 RUNS = (BLUE, ORANGE, TEAL, VIOLET, ROSE, OLIVE)
-"""Colours of compared runs, in this order; thin lines in each are visible in light and in dark."""
+"""Colours of compared runs, in this order; thin lines of each show in light and in dark."""
 
 PARTS = {
     "arithmetic": BLUE,
@@ -72,7 +72,7 @@ def whole_numbers(most: int | None = None) -> MaxNLocator:
     """Return ticks at whole numbers only, a single one where the axis is short.
 
     Matplotlib prefers two ticks to whole ones, and they look alike when rounded. ``most`` counts
-    the intervals between ticks; None: as matplotlib chooses.
+    the intervals between ticks; None leaves them to matplotlib.
     """
     return MaxNLocator(nbins="auto" if most is None else most, integer=True, min_n_ticks=1)
 
@@ -85,7 +85,7 @@ _DIGITS = 5
 class Series:
     """The readable values of one curve, bar or layer; only finite ones are shown.
 
-    ``label`` is empty where the title of the picture says it.
+    ``label`` is empty if the title of the picture says it.
     """
 
     label: str
@@ -96,7 +96,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Readings:
-    """The values that a reader can read off a picture.
+    """The readable values of a picture.
 
     The horizontal ``axis`` counts `step`, say. ``shares`` are shown in per cent. Values are
     ``marked`` if they are heights on the picture.
@@ -111,9 +111,10 @@ class Readings:
         """Return the readings, with the axes' place in a picture of this size, in its units."""
         (width, height), box = size, axes.get_position()
         area = [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height]
-        places = [list(one.places) for one in self.series]
-        shared = places[0] if places and all(one == places[0] for one in places) else None
-        told: dict[str, Any] = {
+        places = [list(of_series.places) for of_series in self.series]
+        is_shared = bool(places) and all(of_series == places[0] for of_series in places)
+        shared = places[0] if is_shared else None
+        reading: dict[str, Any] = {
             "axis": self.axis,
             "area": [round(edge, 1) for edge in area],
             "x": _numbers(axes.get_xlim()),
@@ -122,41 +123,42 @@ class Readings:
             "marked": self.marked,
             "series": [
                 {
-                    "label": one.label,
-                    "colour": _in_colour_of_the_page(one.colour),
-                    "values": _numbers(one.values),
-                    **({} if shared is not None else {"places": _numbers(one.places)}),
+                    "label": series.label,
+                    "colour": _in_colour_of_the_page(series.colour),
+                    "values": _numbers(series.values),
+                    **({} if shared is not None else {"places": _numbers(series.places)}),
                 }
-                for one in self.series
+                for series in self.series
             ],
         }
         if shared is not None:
-            told["places"] = _numbers(shared)
-        return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+            reading["places"] = _numbers(shared)
+        return json.dumps(reading, separators=(",", ":"), ensure_ascii=False)
 
     def summary(self, name: str) -> str:
         """Return a text alternative: the first and last value of each series."""
         return ". ".join(filter(None, [name, *map(self._ends, self.series)]))
 
-    def _ends(self, one: Series) -> str:
-        pairs = zip(one.places, one.values, strict=True)
+    def _ends(self, series: Series) -> str:
+        pairs = zip(series.places, series.values, strict=True)
         known = [(place, value) for place, value in pairs if math.isfinite(value)]
         if not known:
             return ""
+        # A single point is both ends.
         ends = dict.fromkeys((known[0], known[-1]))
-        told = ", ".join(f"{self._said(value)} at {_said(place)}" for place, value in ends)
-        return f"{one.label or self.axis}: {told}"
+        readings = ", ".join(f"{self._value(value)} at {_plain(place)}" for place, value in ends)
+        return f"{series.label or self.axis}: {readings}"
 
-    def _said(self, value: float) -> str:
-        return f"{100 * value:.3g} %" if self.shares else _said(value)
+    def _value(self, value: float) -> str:
+        return f"{100 * value:.3g} %" if self.shares else _plain(value)
 
 
 def summarised(series: Sequence[Series]) -> list[Series]:
-    """Return the lowest and highest value at each place, of curves too many to be named."""
+    """Return the lowest and highest value at each place, of curves without labels."""
     places, colour = series[0].places, series[0].colour
     columns = [
         [value for value in column if math.isfinite(value)] or [math.nan]
-        for column in zip(*(one.values for one in series), strict=True)
+        for column in zip(*(curve.values for curve in series), strict=True)
     ]
     return [
         Series("lowest", colour, places, [min(column) for column in columns]),
@@ -164,7 +166,7 @@ def summarised(series: Sequence[Series]) -> list[Series]:
     ]
 
 
-def _said(value: float) -> str:
+def _plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -184,6 +186,7 @@ def _number(value: float) -> float | int | None:
 
 
 _STYLE = {
+    # Text stays text, in the fonts of the reader, and not paths.
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10.5,
@@ -218,11 +221,12 @@ def picture_of(
     """Return an `<svg>` element in the style of the page, as wide as its container.
 
     Args:
-        name: What it shows; also keeps the ids of several pictures in one page apart.
+        name: Its title; also keeps the ids of several pictures in one page apart.
         size: Width and height in inches.
         draw: Draws into a figure; the first axes hold the readable values.
-        readings: None: the picture stands alone, in fixed colours.
+        readings: None for a picture by itself, in fixed colours.
     """
+    # A fixed salt: matplotlib's ids, and so the page, are the same each time.
     style = _STYLE | {"svg.hashsalt": name} | ({} if readings is None else _CLEAR)
     with mpl.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
@@ -251,7 +255,7 @@ def ticks_of(shares: bool) -> Formatter:
 
 
 class DistinctTicks(Formatter):
-    """Numbers with as many digits as it takes for all ticks to differ."""
+    """Numbers with as many digits as different ticks need."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
         """Format a single number."""
@@ -279,7 +283,7 @@ def number_tick(value: float, digits: int | None = None) -> str:
 
 
 def _inline(document: str, name: str, further: str = "", title: str = "") -> str:
-    """Return the element alone, without the size in points that would fix its width."""
+    """Return only the element, without a size in points: that would fix its width."""
     _, _, rest = document.partition("<svg")
     attributes, _, content = rest.partition(">")
     # Groups are numbered anew in each picture (`axes_1`), and nothing refers to them.
@@ -361,6 +365,7 @@ def chart(
         axes.margins(x=0.01)
         if from_zero:
             values = [value for curve in curves for value in curve.values if math.isfinite(value)]
+            # Of zeros only, matplotlib chooses the top: an axis from 0 to 0 has no height.
             axes.set_ylim(0, _ROOM * max((*values, 0.0)) or None)
         _count(axes, axis, shares=shares)
         labels = [curve.label for curve in curves if curve.label]
@@ -383,11 +388,11 @@ def legend_above(axes: Axes, columns: int = 1) -> None:
 
 
 def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[Series]:
-    """Return the readings of curves: of each that has a name, or is alone."""
+    """Return the readings of labelled or single curves, else the range of the unlabelled."""
 
     def series_of(curve: Curve) -> Series:
         places = curve.places(steps)
-        # That of several logged lines is their mean.
+        # The step of several logged lines is their mean, perhaps a fraction.
         read = [round(place) for place in places] if axis == STEP else places
         return Series(curve.label, curve.colour, read, curve.values)
 
@@ -397,7 +402,7 @@ def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return as many as fit side by side: a legend that is too wide pushes the axes aside."""
+    """Return the number that fits side by side: too wide a legend pushes the axes aside."""
     taken = sum(len(label) + _KEY_LETTERS for label in labels)
     return len(labels) if taken <= _LETTERS_PER_INCH * width else math.ceil(len(labels) / 2)
 

@@ -2,7 +2,7 @@
   const SPACE = "http://www.w3.org/2000/svg";
   const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageDown: -0.1, PageUp: 0.1, Home: -Infinity, End: Infinity };
 
-  function said(value, shares) {
+  function formatted(value, shares) {
     if (shares) return `${(100 * value).toLocaleString("en", { maximumSignificantDigits: 3 })} %`;
     if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(2);
     const whole = Math.abs(value) >= 1000;
@@ -20,29 +20,29 @@
   }
 
   function added(parent, name, attributes) {
-    const one = document.createElementNS(SPACE, name);
-    for (const [key, value] of Object.entries(attributes)) one.setAttribute(key, value);
-    parent.append(one);
-    return one;
+    const element = document.createElementNS(SPACE, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    parent.append(element);
+    return element;
   }
 
   function reader(picture, box) {
-    const told = JSON.parse(picture.dataset.values);
-    const [left, top, right, bottom] = told.area;
-    const series = told.series.map((one) => ({ places: told.places, ...one }));
-    const places = told.places || [...new Set(series.flatMap((one) => one.places))].sort((a, b) => a - b);
-    const across = (place) => left + (right - left) * (place - told.x[0]) / (told.x[1] - told.x[0]);
-    const up = (value) => bottom - (bottom - top) * (value - told.y[0]) / (told.y[1] - told.y[0]);
+    const readings = JSON.parse(picture.dataset.values);
+    const [left, top, right, bottom] = readings.area;
+    const series = readings.series.map((curve) => ({ places: readings.places, ...curve }));
+    const places = readings.places || [...new Set(series.flatMap((curve) => curve.places))].sort((a, b) => a - b);
+    const across = (place) => left + (right - left) * (place - readings.x[0]) / (readings.x[1] - readings.x[0]);
+    const up = (value) => bottom - (bottom - top) * (value - readings.y[0]) / (readings.y[1] - readings.y[0]);
     const shown = added(picture, "g", { class: "reading" });
     const line = added(shown, "line", { y1: top, y2: bottom });
     let current = -1;
 
-    // The number of a series' own value near a place. One that ends earlier has none behind its end.
-    function valueNear(one, place) {
-      if (!one.places.length) return null;
-      const found = nearest(one.places, place);
-      const gap = (one.places[one.places.length - 1] - one.places[0]) / Math.max(1, one.places.length - 1);
-      return Math.abs(one.places[found] - place) <= gap && one.values[found] !== null ? found : null;
+    // The index of a curve's own value near a place. A curve that ends earlier has none behind its end.
+    function valueNear(curve, place) {
+      if (!curve.places.length) return null;
+      const found = nearest(curve.places, place);
+      const gap = (curve.places[curve.places.length - 1] - curve.places[0]) / Math.max(1, curve.places.length - 1);
+      return Math.abs(curve.places[found] - place) <= gap && curve.values[found] !== null ? found : null;
     }
 
     function show(number) {
@@ -52,17 +52,17 @@
       line.setAttribute("x1", x);
       line.setAttribute("x2", x);
       const head = document.createElement("b");
-      head.textContent = `${told.axis} ${said(place)}`;
+      head.textContent = `${readings.axis} ${formatted(place)}`;
       box.replaceChildren(head);
-      for (const one of series) {
-        const found = valueNear(one, place);
+      for (const curve of series) {
+        const found = valueNear(curve, place);
         if (found === null) continue;
-        const value = one.values[found];
+        const value = curve.values[found];
         const row = document.createElement("span"), key = document.createElement("i");
-        key.style.background = one.colour;
-        row.append(key, one.label ? `${one.label} ` : "", Object.assign(document.createElement("b"), { textContent: said(value, told.shares) }));
+        key.style.background = curve.colour;
+        row.append(key, curve.label ? `${curve.label} ` : "", Object.assign(document.createElement("b"), { textContent: formatted(value, readings.shares) }));
         box.append(row);
-        if (told.marked) added(shown, "circle", { cx: across(one.places[found]), cy: up(value), r: 3.2, style: `fill: ${one.colour}` });
+        if (readings.marked) added(shown, "circle", { cx: across(curve.places[found]), cy: up(value), r: 3.2, style: `fill: ${curve.colour}` });
       }
       box.hidden = false;
       shown.style.display = "";
@@ -77,7 +77,7 @@
       point(event) {
         const bounds = picture.getBoundingClientRect();
         const x = (event.clientX - bounds.left) / bounds.width * picture.viewBox.baseVal.width;
-        const place = told.x[0] + (told.x[1] - told.x[0]) * (x - left) / (right - left);
+        const place = readings.x[0] + (readings.x[1] - readings.x[0]) * (x - left) / (right - left);
         if (places.length) show(nearest(places, place));
       },
       move(by) {
@@ -88,7 +88,7 @@
   }
 
   document.querySelectorAll("svg[data-values]").forEach((picture) => {
-    // The box says more, and a browser's own hint would lie over it.
+    // A browser's own hint of the title would lie over the box.
     const title = picture.querySelector("title");
     if (title) {
       picture.setAttribute("aria-description", `${title.textContent}. Arrow keys read its values.`);
@@ -103,7 +103,7 @@
     frame.append(picture, box);
     picture.setAttribute("tabindex", "0");
     let made = null;
-    // A page of many pictures is there before any of them is read.
+    // Readers are made on first use, so that a page of many pictures appears at once.
     const read = () => (made = made || reader(picture, box));
     for (const kind of ["pointermove", "pointerdown"]) picture.addEventListener(kind, (event) => read().point(event));
     picture.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") read().hide(); });

@@ -1,10 +1,10 @@
 """The verdict on a training, in a sentence: for the top of the report, the model card, the console.
 
-Judged queries decide. Held-out pairs of the corpus are a proxy only where there are none, and the
-sentence says so: a model that finds the text of a held-out title may still answer queries worse
-than its start. Losses on other subjects follow, what could not be judged, and the next step. The
-sentence that calls a model better also names the sets that it was trained on, or that chose its
-checkpoint; alarms come before everything else.
+Judged queries decide. Without any, held-out pairs of the corpus are a proxy, and the sentence says
+so: a model may find texts by held-out titles and still answer queries worse than its start. Losses
+on other subjects follow, then untested figures and the next step. A sentence of praise also names
+the sets among the training pairs, and the set that chose the checkpoint. Alarms come before
+everything else.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 MIXED = "mixed"
 _SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
+_COUNTED = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out sets"}
 _LOOK = "Do not promote it before you know why."
 _JUDGE_AGAIN = (
-    "Before promoting it, judge it by questions that neither training nor training.keep_best has "
-    "seen."
+    "Before promoting it, judge it by queries unseen in training and by training.keep_best."
 )
 _PROXY = "Held-out pairs are a proxy for real queries: a gain on them may not carry over."
 
@@ -57,11 +57,11 @@ class Verdict:
     """The verdict on a training.
 
     Attributes:
-        word: `better`, `worse`, `mixed` or `not significant`, by the sets that decide.
-        sentence: The word, its significance, losses elsewhere, and what could not be judged.
+        word: `better`, `worse`, `mixed` or `not significant`, by the deciding sets.
+        sentence: The word, its significance, losses elsewhere, and untested figures.
         is_proxy: Whether no set with judged queries was measured.
-        tested: Which figures of which sets were tested, and how.
-        alarms: What is wrong with the model or its training, a sentence each.
+        tested: The tested figures and sets, and the test.
+        alarms: Faults of the model or its training, a sentence each.
         is_doubted: Whether people have to look at it, see :mod:`pipelines.evaluation.alarms`.
     """
 
@@ -81,76 +81,87 @@ class Verdict:
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     """Return the verdict on the model of a run; None without any interval or alarm.
 
-    ``figures`` are those of ``metrics.json``, see :func:`pipelines.report.comparison.compare`;
-    `model` says which state it is, where that is known.
+    ``figures`` are those of ``metrics.json``, see :func:`pipelines.report.comparison.compare`.
+    `model`, if known, describes its state.
     """
     by_role: dict[Role | None, list[Comparison]] = {role: [] for role in Role}
     for line in main_lines(compare(figures)):
         by_role.setdefault(line.role, []).append(line)
     subject = Role.JUDGED if by_role[Role.JUDGED] else Role.HELD_OUT
-    # What has chosen the checkpoint decides nothing where other sets do.
+    # The set that chose the checkpoint decides nothing where other sets do.
     choosing, guards = choosing_sets(figures), by_role[Role.GUARD]
     tested = [line for line in by_role[subject] if line.verdict]
     independent = [line for line in tested if line.evaluation not in choosing]
-    # Held-out pairs prove no gain where questions are judged, but what they lose is lost.
+    # Beside judged queries, held-out pairs prove no gain, but their losses count.
     elsewhere = [*guards, *(by_role[Role.HELD_OUT] if subject == Role.JUDGED else ())]
     lost = [line for line in elsewhere if line.verdict == WORSE]
     unknown = [line for line in [*by_role[subject], *guards] if not line.verdict]
     raised = tuple(alarm.sentence for alarm in alarms(figures))
     is_doubted, is_proxy = bool(doubts(figures)), subject == Role.HELD_OUT
     if not tested and not lost and not any(line.verdict for line in guards):
-        doubted = " ".join(one.sentence for one in doubts(figures)[len(raised) :])
+        doubted = " ".join(doubt.sentence for doubt in doubts(figures)[len(raised) :])
         look = _LOOK if raised else _JUDGE_AGAIN
-        told_doubts = Verdict(NOT_SIGNIFICANT, doubted, look, is_proxy, "", raised, is_doubted)
-        return told_doubts if is_doubted else None
-    told = independent or tested
-    word = _word(told or lost)
-    but = _told_doubts(figures, told)
-    sentences = _of_deciding(word, subject, told, but) if told else []
-    if len(told) < len(tested):
-        sentences.append(f"Not counted: {told_choosing(figures)}.")
-    if unmatched := _unmatched(figures, word, told):
+        of_doubts = Verdict(NOT_SIGNIFICANT, doubted, look, is_proxy, "", raised, is_doubted)
+        return of_doubts if is_doubted else None
+    deciding = independent or tested
+    word = _word(deciding or lost)
+    but = _reasons_for_doubt(figures, deciding)
+    sentences = _of_deciding(word, subject, deciding, but) if deciding else []
+    if len(deciding) < len(tested):
+        sentences.append(f"{_capitalised(told_choosing(figures))}, so its set does not count.")
+    if unmatched := _unmatched(figures, word, deciding):
         sentences.append(unmatched)
     if lost:
-        sentences.append(f"Lost elsewhere: {_told_all(lost)}.")
+        sentences.append(f"The model lost elsewhere: {_findings(lost)}.")
     if guards and not any(line in unknown or line in lost for line in guards):
         sentences.append("No guard shows a loss.")
     if unknown:
         sentences.append(
-            f"Not judged, for fewer than {FEWEST_ITEMS} queries, a single group of them or figures "
-            f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
+            f"No test was possible of {'; '.join(map(_of_unknown, unknown))}: it needs "
+            f"{FEWEST_ITEMS} queries or pairs, two groups of them and finite figures."
         )
-    sentences += [f"{one}." for line in guards if (one := told_overlap(figures, line.evaluation))]
+    overlaps = (told_overlap(figures, line.evaluation) for line in guards)
+    sentences += [f"{overlap}." for overlap in overlaps if overlap]
     untrained = figures.get("model", {}).get("start_share") == WHOLE
     if untrained:
         sentences.insert(0, "Nothing was trained: the encoder has the weights of the start.")
     next_step = _next_step(
-        word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown), untrained=untrained
+        word,
+        deciding,
+        is_proxy=is_proxy,
+        lost=bool(lost),
+        unknown=bool(unknown),
+        untrained=untrained,
     )
     if raised:
         next_step = _LOOK
     elif is_doubted and word in (BETTER, MIXED):
         next_step = _JUDGE_AGAIN
-    how = _what_was_tested(told, subject)
+    how = _what_was_tested(deciding, subject)
     return Verdict(word, " ".join(sentences), next_step, is_proxy, how, raised, is_doubted)
 
 
-def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
-    """Tell what makes figures of some sets better than the model is; empty where nothing does."""
+def _capitalised(text: str) -> str:
+    # Not `str.capitalize`, which would change the names of sets to lower case.
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _reasons_for_doubt(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
+    """Tell why figures may flatter the model; empty without a reason."""
     names = [line.evaluation for line in lines]
-    told = [told_overlap(figures, name) for name in names]
+    reasons = [told_overlap(figures, name) for name in names]
     if choosing_sets(figures).intersection(names):
-        told.append(told_choosing(figures))
-    return ", and ".join(filter(None, told))
+        reasons.append(told_choosing(figures))
+    return ", and ".join(filter(None, reasons))
 
 
 def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison]) -> str:
-    """Name the judged sets that gained and were never compared with the training pairs."""
+    """Name the judged sets with a gain and no comparison with the training pairs."""
     unmatched = unmatched_sets(figures)
     names = [shown(line.evaluation) for line in lines if line.evaluation in unmatched]
     if not names or word not in (BETTER, MIXED):
         return ""
-    return f"Whether {', '.join(names)} is among the training pairs is not known."
+    return f"It is not known whether {', '.join(names)} is among the training pairs."
 
 
 def _word(lines: Sequence[Comparison]) -> str:
@@ -159,33 +170,34 @@ def _word(lines: Sequence[Comparison]) -> str:
 
 
 def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str) -> list[str]:
-    """Tell what the deciding sets show; significant differences come first."""
+    """Tell the result of the deciding sets; significant differences come first."""
     by_word = {
-        told: [line for line in lines if line.verdict == told]
-        for told in (BETTER, WORSE, NOT_SIGNIFICANT)
+        verdict_word: [line for line in lines if line.verdict == verdict_word]
+        for verdict_word in (BETTER, WORSE, NOT_SIGNIFICANT)
     }
-    sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[NOT_SIGNIFICANT]
-    share = f"{len(sure)} of {len(lines)} " if sure and unsure else ""
-    on = f"{share}{_SUBJECTS[subject]}"
+    gains, losses, unsure = by_word[BETTER], by_word[WORSE], by_word[NOT_SIGNIFICANT]
+    sure = [*gains, *losses]
+    of_all = f"of {len(lines)} {_COUNTED[subject]}"
+    on = f"{len(sure)} {of_all}" if sure and unsure else _SUBJECTS[subject]
     starts = {
-        BETTER: f"Better on {on}",
-        WORSE: f"Worse on {on}",
-        MIXED: f"Better on some and worse on others of {on}",
-        NOT_SIGNIFICANT: f"No significant difference on {on}",
+        BETTER: f"The model is better on {on}",
+        WORSE: f"The model is worse on {on}",
+        MIXED: f"The model is better on {len(gains)} and worse on {len(losses)} {of_all}",
+        NOT_SIGNIFICANT: f"The model shows no significant difference on {on}",
     }
-    sentences = [f"{starts[word]}: {_told_all(sure or unsure)}."]
+    sentences = [f"{starts[word]}: {_findings(sure or unsure)}."]
     if but and word in (BETTER, MIXED):
         sentences = [f"{sentences[0][:-1]}, but {but}."]
     elif but:
-        sentences.append(f"{but[:1].upper()}{but[1:]}.")
+        sentences.append(f"{_capitalised(but)}.")
     if sure and unsure:
-        sentences.append(f"Not significant: {_told_all(unsure)}.")
-    lost = by_word[WORSE]
-    if lost and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in lost):
+        sentences.append(f"The others show no significant difference: {_findings(unsure)}.")
+    if losses and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in losses):
+        # A two-sided interval errs to either side equally often, and one side is a loss.
         by_chance = 1 - (1 - (1 - CONFIDENCE) / 2) ** len(lines)
         sentences.append(
-            f"A loss counts by itself; of {len(lines)} sets without a change, one or more shows it "
-            f"in {100 * by_chance:.0f} % of trainings."
+            f"A loss counts without correction: on {len(lines)} sets without a change, "
+            f"{100 * by_chance:.0f} % of trainings show one by chance."
         )
     if subject == Role.HELD_OUT:
         sentences.append(_PROXY)
@@ -193,14 +205,14 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
 
 
 def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
-    """Tell which figures of the deciding sets were tested, and how."""
+    """Tell the tested figures of the deciding sets, and the test."""
     if not lines:
         return ""
     metrics = " and ".join(dict.fromkeys(line.metric for line in lines))
     if len(lines) == 1:
         on = f"{shown(lines[0].evaluation)} ({lines[0].basis})"
     else:
-        on = f"{len(lines)} {_SUBJECTS[subject].replace('pairs', 'sets of pairs')}"
+        on = f"{len(lines)} {_COUNTED[subject]}"
     by = f"a {100 * CONFIDENCE:.0f} % interval"
     if all(line.interval is not None and line.interval.p is not None for line in lines):
         by += " and a sign-flip test"
@@ -208,35 +220,37 @@ def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
     return f"Tested: {metrics} on {on} by {by}{holm}."
 
 
-def _told_all(lines: Sequence[Comparison]) -> str:
-    return "; ".join(map(_told, lines))
+def _findings(lines: Sequence[Comparison]) -> str:
+    return "; ".join(map(_finding, lines))
 
 
-def _told(line: Comparison) -> str:
-    """Tell a figure, its difference and interval; and why it is no evidence, where it is not."""
-    interval = line.interval
-    assert interval is not None, "only figures with one are told"
-    told = (
-        f"{line.metric} on {shown(line.evaluation)} {line.difference:+.2f} "
-        f"({interval.low:+.2f} to {interval.high:+.2f})"
-    )
+def _finding(line: Comparison) -> str:
+    """Tell a figure, its difference and interval; and, if not significant, the reason."""
+    interval, difference = line.interval, line.difference
+    assert interval is not None, "a verdict needs an interval"
+    assert difference is not None, "a verdict needs a difference"
+    name = f"{line.metric} on {shown(line.evaluation)}"
+    ends = f"({interval.low:+.2f} to {interval.high:+.2f})"
     if line.verdict != NOT_SIGNIFICANT:
-        return told
+        verb = "rose" if difference > 0 else "fell"
+        return f"{name} {verb} by {abs(difference):.2f} {ends}"
+    change = f"{name} changed by {difference:+.2f} {ends}"
     if interval.differing is not None and interval.differing < FEWEST_DIFFERING:
         what = "groups" if interval.groups else line.basis.partition(",")[0].rpartition(" ")[2]
         count = f"only {interval.differing}" if interval.differing else "no"
-        return f"{told}, where {count} {what} differ"
+        return f"{change}, and {count} {what} differ"
     if not interval.low <= 0 <= interval.high and interval.p is not None:
-        among = "" if line.adjusted_p == interval.p else f", {line.adjusted_p:.2g} among the sets"
-        return f"{told}, p {interval.p:.2g}{among}"
+        corrected = line.adjusted_p
+        holm = "" if corrected == interval.p else f", {corrected:.2g} after Holm's correction"
+        return f"{change}, with a p value of {interval.p:.2g}{holm}"
     if not interval.detectable:
-        return told
-    return f"{told}, where differences show from {interval.detectable:.1f} on"
+        return change
+    return f"{change}, and only {interval.detectable:.1f} or more would show"
 
 
 def _of_unknown(line: Comparison) -> str:
     name = f"{line.metric} on {shown(line.evaluation)}"
-    return f"{name} {line.before:.2f} before and {line.after:.2f} after"
+    return f"{name} ({line.before:.2f} before, {line.after:.2f} after)"
 
 
 def _next_step(
@@ -253,36 +267,36 @@ def _next_step(
         return f"Weigh the loss before promoting it{less}."
     if is_proxy and word != WORSE:
         return (
-            "Before promoting it, name a set of judged questions in evaluation.retrieval_sets"
+            "Before promoting it, name a set of judged queries in evaluation.retrieval_sets"
             f"{_how_many(lines)}."
         )
     if word == BETTER and unknown:
-        return "Before promoting it, look at what was not judged."
-    train, other = "train longer", "try fewer steps, a lower learning rate or another objective"
+        return "Before promoting it, look at the untested figures."
+    train, change = "train longer", "try fewer steps, a lower learning rate or another objective"
     if untrained:
-        train = other = "set training.start_share below 1 to train it"
+        train = change = "set training.start_share below 1 to train it"
     return {
-        BETTER: "It may be promoted.",
-        MIXED: "Decide which of these sets your users' questions are like.",
-        WORSE: f"Keep the start; {other}.",
-        NOT_SIGNIFICANT: f"Judge more questions, or {train}{_how_many(lines)}.",
+        BETTER: "You may promote it.",
+        MIXED: "Decide which of these sets are like your users' queries.",
+        WORSE: f"Keep the start; {change}.",
+        NOT_SIGNIFICANT: f"Judge more queries, or {train}{_how_many(lines)}.",
     }[word]
 
 
 def _how_many(lines: Sequence[Comparison]) -> str:
-    """Tell how many items of the same spread show a difference of one point, where more do.
+    """Tell how many items would show a difference of one point; empty if there are as many.
 
     The smallest detectable difference falls with the root of the number of items or groups.
     """
     line = max(lines, key=_wanted, default=None)
     interval = None if line is None else line.interval
-    if line is None or interval is None or _wanted(line) <= max(one.items for one in lines):
+    if line is None or interval is None or _wanted(line) <= max(known.items for known in lines):
         return ""
     most = _wanted(line)
     groups = round((interval.groups or 0) * interval.detectable**2)
     digits = max(len(str(round(most))) - 2, 0)
-    of = f" in {groups:,} groups" if groups else ""
-    return f"; about {round(round(most), -digits):,}{of} show a difference of one point"
+    in_groups = f" in {groups:,} groups" if groups else ""
+    return f"; about {round(round(most), -digits):,}{in_groups} show a difference of one point"
 
 
 def _wanted(line: Comparison) -> float:
@@ -299,8 +313,8 @@ def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table
     """Return a line for each figure, before and after training, with difference and interval.
 
     Green and red stand for better and worse: only the first figure of each set is tested. ``width``
-    is that of the screen in characters. If it is too narrow for all columns, the lines of an
-    evaluation stand below its name; None is wide enough.
+    is that of the screen in characters. On a narrow one, the lines of an evaluation stand below its
+    name; None is wide enough.
     """
     from rich.measure import Measurement
 
@@ -308,14 +322,15 @@ def metrics_table(figures: Mapping[str, Any], width: int | None = None) -> Table
 
     lines = compare(figures)
     table = _table(lines, below_names=False)
+    # rich would fold the columns of a wide table, so its full width is measured first.
     screen = Screen(width=_ANY_WIDTH)
     if width is not None and Measurement.get(screen, screen.options, table).maximum > width:
         table = _table(lines, below_names=True)
-    table.caption = None if lines else "nothing was measured"
+    table.caption = None if lines else "Nothing was measured."
     if any(line.interval for line in lines):
         table.caption = (
-            "(95 % interval, by paired bootstrap); of each set the first figure is tested, and "
-            "coloured where it is better or worse"
+            "In brackets: the 95 % interval, by paired bootstrap. The first figure of each set is "
+            "tested: green is better, red is worse."
         )
     return table
 
@@ -327,8 +342,8 @@ def _table(lines: Sequence[Comparison], *, below_names: bool) -> Table:
     if not below_names:
         table.add_column("evaluation", overflow="fold")
         table.add_column("measured on")
-    named = "evaluation and metric" if below_names else "metric"
-    table.add_column(named, no_wrap=not below_names, overflow="fold")
+    title = "evaluation and metric" if below_names else "metric"
+    table.add_column(title, no_wrap=not below_names, overflow="fold")
     for name in ("before", "after", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
     for evaluation, group in groupby(lines, lambda line: line.evaluation):
@@ -340,14 +355,15 @@ def _table(lines: Sequence[Comparison], *, below_names: bool) -> Table:
                 continue
             if not place:
                 table.add_row(_cell(evaluation, "bold"))
-                table.add_row(_cell(line.basis))
+                # A line for each count, which the narrow column would break anywhere.
+                table.add_row(_cell(line.basis.replace(", ", ",\n"), "dim"))
             table.add_row(_cell(f"  {line.metric}"), *figures)
         table.add_section()
     return table
 
 
 def _cell(text: str, style: str = "") -> Text:
-    """Show any text literally: no markup by brackets, no control of the terminal."""
+    """Return any text literally: no markup by brackets, no control of the terminal."""
     from rich.text import Text
 
     return Text(printable(text), style)
@@ -391,7 +407,7 @@ def signed_points(value: float | None) -> str:
 
 
 def told_interval(line: Comparison) -> str:
-    """Tell an interval and its verdict; empty where it is not known."""
+    """Return an interval and its verdict in words; empty if unknown."""
     if line.interval is None or line.difference is None:
         return ""
     ends = f"{signed_points(line.interval.low)} to {signed_points(line.interval.high)}"
@@ -400,10 +416,10 @@ def told_interval(line: Comparison) -> str:
 
 
 def _coloured(line: Comparison) -> Text:
-    """Show a difference with its interval, short enough for a narrow terminal."""
+    """Return a difference with its interval, short enough for a narrow terminal."""
     from rich.text import Text
 
-    told = signed_points(line.difference)
+    difference = signed_points(line.difference)
     if line.interval is not None:
-        told += f" ({points(line.interval.low)} to {points(line.interval.high)})"
-    return Text(told, "" if line.doubt and line.verdict == BETTER else _COLOURS[line.verdict])
+        difference += f" ({points(line.interval.low)} to {points(line.interval.high)})"
+    return Text(difference, "" if line.doubt and line.verdict == BETTER else _COLOURS[line.verdict])

@@ -1,13 +1,12 @@
-"""The attempts on a run: the first start, each resume, each restart after workers were lost.
+"""The attempts on a run: the first start, each resume, each restart after a lost worker.
 
 Their numbers are fencing tokens. An attempt begins with the file of the next number in ``attempts``
-of the run folder. One process alone can make it, and it lists the checkpoints that the attempt
-takes over. From then on only these checkpoints and the attempt's own count; the number is part of a
-checkpoint's name. So a worker or driver of an earlier attempt, however late it writes, neither
-replaces nor adds a checkpoint that counts.
+of the run folder. Only one process can make this file, which lists the inherited checkpoints. From
+then on only these checkpoints and the attempt's own count; the number is part of a checkpoint's
+name. So a late worker or driver of an earlier attempt neither replaces nor adds a valid checkpoint.
 
-Writers first look for a later attempt, and end if there is one. A mount's cache may make that look
-out of date; nothing depends on it.
+Writers first look for a later attempt, and end if there is one. A mount's cache may delay that
+look; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ FIRST = 1
 """A run's first attempt; its checkpoints have the plain names."""
 _CHECKPOINT = re.compile(r"step-(\d+)(?:-attempt-(\d+))?")
 _RECORD = re.compile(r"(\d{8})\.json")
+# Each try may lose the next number to another process.
 _TRIES = 100
 
 _begun: dict[Location, int] = {}
-"""The attempt that this process has begun or works for, by run folder."""
+"""This process's attempt, by run folder."""
 
 
 class SupersededError(PipelineError):
@@ -50,9 +50,9 @@ class Attempts:
 
     Attributes:
         newest: The highest number given; 0 before the first.
-        basis: The newest attempt whose file is whole; 0 if there is none. An attempt with a torn
-            file ended before it had begun.
-        inherited: Names of the checkpoints that the basis took over.
+        basis: The newest attempt with a whole file; 0 if there is none. An attempt with a torn file
+            ended before it had begun.
+        inherited: Names of the basis's checkpoints from earlier attempts.
     """
 
     newest: int
@@ -71,7 +71,7 @@ def checkpoint_name(step: int, attempt: int) -> str:
 
 
 def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
-    """Return the checkpoints that count, whole or torn, by step, oldest first."""
+    """Return the accepted checkpoints, whole or torn, by step, oldest first."""
     known = read_attempts(run_folder)
     # Of two of one step, the later attempt's is the last.
     names = sorted(filter(known.accept, _names(run_folder)), key=_parsed)
@@ -94,28 +94,28 @@ def read_attempts(run_folder: Location) -> Attempts:
 def begin_attempt(run_folder: Location, first_step: int | None) -> int:
     """Begin the next attempt and return its number; earlier ones have lost the run.
 
-    Runs on the driver, which holds the run's lock, where there are locks. The attempt takes over
-    the checkpoints up to ``first_step``; none if that is None.
+    Runs on the driver, under the run's lock if the storage has locks. The attempt inherits the
+    checkpoints up to ``first_step``; none if it is None.
 
     Raises:
-        PipelineError: Another job has taken the run folder over, or the checkpoint.
+        PipelineError: Another job has taken over the run folder or the checkpoint.
     """
     fencing.check_own(run_folder)
     RunFolder(run_folder).attempts.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):
-        known, there = read_attempts(run_folder), accepted_checkpoints(run_folder)
-        taken = [] if first_step is None else [step for step in there if step <= first_step]
+        known, checkpoints = read_attempts(run_folder), accepted_checkpoints(run_folder)
+        steps = [] if first_step is None else [step for step in checkpoints if step <= first_step]
         # Runs of earlier releases have checkpoints, and no attempts.
         number = 1 + max([known.newest, *(_parsed(name)[1] for name in _names(run_folder))])
-        if first_step is not None and first_step not in there:
+        if first_step is not None and first_step not in checkpoints:
             raise SupersededError(
-                f"{run_folder}: the checkpoint before step {first_step} is not there any more:"
-                f" attempt {known.newest} on the run has begun"
+                f"{run_folder}: the checkpoint before step {first_step} is gone, because attempt"
+                f" {known.newest} on the run has begun"
             )
-        if _is_begun(run_folder, number, [there[step].name for step in taken]):
+        if _is_begun(run_folder, number, [checkpoints[step].name for step in steps]):
             break
     else:
-        raise PipelineError(f"{run_folder}: other jobs begin one attempt after the other there")
+        raise PipelineError(f"{run_folder}: other jobs keep beginning attempts on the run")
     _remove_superseded(run_folder)
     return number
 
@@ -123,14 +123,14 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
 def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
     """Begin an attempt unless another process has, and return whether this call did.
 
-    The number is set before its file exists: another thread of this process, which looks for a
-    later attempt before it writes, must not take its own for one.
+    Sets the number before its file exists. Otherwise another thread of this process could mistake
+    the new file for a later attempt of another process.
     """
     before = _begun.get(run_folder)
     _begun[run_folder] = number
     is_made = False
     try:
-        is_made = _made(_record(run_folder, number), checkpoints)
+        is_made = _create_record(_record(run_folder, number), checkpoints)
     finally:
         if not is_made and before is not None:
             _begun[run_folder] = before
@@ -143,18 +143,18 @@ def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool
 def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
     """Let this process write to a run folder only while its attempt is the newest.
 
-    Without a number, its attempt is the one that it has begun last.
+    Without a number, this process's attempt is the last begun here.
     """
     if attempt is not None:
         _begun[run_folder] = attempt
 
     def check() -> None:
         # In this order, since this process may begin an attempt in between.
-        newest, own = max(_numbers(run_folder), default=0), _begun[run_folder]
-        if newest > own:
+        newest, current = max(_numbers(run_folder), default=0), _begun[run_folder]
+        if newest > current:
             raise SupersededError(
-                f"{run_folder}: attempt {newest} on the run has begun, so that attempt {own} writes"
-                " nothing there any more"
+                f"{run_folder}: attempt {newest} on the run has begun, so attempt {current} may no"
+                " longer write there"
             )
 
     with fencing.fence(run_folder, check):
@@ -183,7 +183,7 @@ def _parsed(name: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or FIRST)
 
 
-def _made(path: Location, checkpoints: list[str]) -> bool:
+def _create_record(path: Location, checkpoints: list[str]) -> bool:
     """Make the file of an attempt, durably, and return whether this call did."""
     record = {
         "checkpoints": checkpoints,
@@ -201,11 +201,12 @@ def _made(path: Location, checkpoints: list[str]) -> bool:
 
 
 def _remove_superseded(run_folder: Location) -> None:
-    """Remove the checkpoints that will never count again."""
+    """Remove the checkpoints of superseded attempts."""
     known = read_attempts(run_folder)
     for name in _names(run_folder):
         if not known.accept(name):
             try:
                 storage.remove_folder(RunFolder(run_folder).checkpoints / name)
             except OSError as error:
-                logger.warning("the checkpoint %s, which does not count, is left: %s", name, error)
+                # Its name excludes it, so it costs disk space only.
+                logger.warning("could not remove the superseded checkpoint %s: %s", name, error)

@@ -1,13 +1,13 @@
 """Checkpoints: folders ``checkpoints/step-00001200``, each whole or absent.
 
-A checkpoint is taken *before* the step in its name. Step 0 holds the start weights, so starting and
-resuming are the same.
+A checkpoint holds the state *before* the step in its name. Step 0 holds the start weights, so
+starting and resuming are the same.
 
 Its ``state.json`` names the files with sizes and checksums. A rename alone does not make a folder
-whole: a power cut, or a mount that loses a write, leaves short files. Weights that are not trained
-lie beside the checkpoints once, in ``frozen``. Loading a checkpoint compares the sizes. The driver
-reads the contents once before a run goes on, and falls back to an older checkpoint where the newest
-is torn. Every damage gives one line that names the file.
+whole: a power cut, or a lost write on a mount, leaves short files. Frozen weights lie beside the
+checkpoints once, in ``frozen``. Loading a checkpoint compares the sizes. The driver reads the
+contents once before a run goes on. If the newest checkpoint is torn, it falls back to an older one.
+The error is one line with the damaged file's name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ AVERAGE = "ema"
 
 
 class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
-    """A checkpoint that is not as it was written; the message names the file and the damage."""
+    """A damaged checkpoint; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _State:
         if not (isinstance(files, dict) and all(map(_is_fingerprint, files.values()))):
             raise TornCheckpoint(f"{self.folder / STATE} does not list files and sizes")
         if not {WEIGHTS} <= files.keys() <= {WEIGHTS, MOMENTS}:
-            problem = "lists other files than those of a checkpoint"
+            problem = "lists files that no checkpoint has"
             raise TornCheckpoint(f"{self.folder / STATE} {problem}")
         return files
 
@@ -90,7 +90,7 @@ class _State:
 
     @property
     def scale(self) -> float:
-        """The factor of LoRA's products; only in the state that is not trained."""
+        """The factor of LoRA's products; only in the state of the frozen weights."""
         try:
             scale = float(self.values["scale"])
         except DAMAGED:
@@ -106,7 +106,7 @@ class _State:
 
 
 def _local_state(folder: Location) -> tuple[Path, _State]:
-    """Return a local folder and its state; refuse files of other sizes than the state has."""
+    """Return a local folder and its state; refuse files with sizes unlike the recorded ones."""
     try:
         path = local_folder(folder)
     except OSError as error:
@@ -131,12 +131,12 @@ def _read_arrays(
 
 @contextmanager
 def _telling_damage(path: Location) -> Iterator[None]:
-    """Turn libraries' errors at a file into a ``TornCheckpoint`` that names it."""
+    """Turn libraries' errors at a file into a ``TornCheckpoint`` with its name."""
     try:
         yield
     except (OSError, PipelineError, SafetensorError, *DAMAGED) as error:
-        told = " ".join(str(error).split())
-        raise TornCheckpoint(f"{path} cannot be read ({told})") from error
+        message = " ".join(str(error).split())
+        raise TornCheckpoint(f"{path} cannot be read ({message})") from error
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -161,9 +161,8 @@ class Checkpoint:
         step: The next step.
         weights: The trained weights: all, unless parts are frozen or LoRA is used.
         moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``, and moving averages of the
-            weights, ``ema/NAME``, where asked for; empty before step 1.
-        frozen: The other weights. They are not written with the checkpoint; see
-            :func:`save_frozen`.
+            weights, ``ema/NAME``, if configured; empty before step 1.
+        frozen: The other weights, in files of their own; see :func:`save_frozen`.
 
     Access may read an array from a file, or gather it from all workers: see
     :class:`pipelines.models.arrays.LazyArrays` and :meth:`gathered`.
@@ -177,7 +176,7 @@ class Checkpoint:
 
     @property
     def averages(self) -> Weights:
-        """The weights of the model: their moving averages, or else the weights."""
+        """The model's weights: the moving averages, or else the trained weights."""
         return {
             name: self.moments.get(f"{AVERAGE}/{name}", value)
             for name, value in self.weights.items()
@@ -194,7 +193,7 @@ class Checkpoint:
     def pass_through(self) -> None:
         """Make one array after the other, in the order of :func:`write_files`, and keep none.
 
-        By it a worker takes part in rank 0's writing.
+        A worker thereby takes part in rank 0's writing.
         """
         for arrays in (self.weights, self.moments):
             for name in stored_order(arrays):
@@ -207,13 +206,13 @@ class Checkpoint:
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
-    """Return the path of the checkpoint before a step: the one that counts, if any."""
+    """Return the path of the checkpoint before a step: the accepted one, if any."""
     path = accepted_checkpoints(run_folder).get(step)
     return _place(run_folder, step, FIRST) if path is None else path
 
 
 def _place(run_folder: Location, step: int, attempt: int) -> Location:
-    """Return the path of an attempt's checkpoint before a step, where no other attempt writes."""
+    """Return the path of an attempt's checkpoint before a step; other attempts have other paths."""
     return RunFolder(run_folder).checkpoints / checkpoint_name(step, attempt)
 
 
@@ -227,7 +226,7 @@ def save_checkpoint(
 ) -> Location:
     """Write a whole checkpoint, and prune older ones; see :func:`prune_checkpoints`.
 
-    It is on the disk when this returns, where the file system can flush.
+    It is on the disk at the return, if the file system can flush.
 
     Raises:
         FloatingPointError: Weights or moments are not finite; there is no checkpoint.
@@ -237,6 +236,7 @@ def save_checkpoint(
     with storage.built_folder(path) as folder:
         write_files(folder, checkpoint)
         storage.flush_tree(folder)
+    # A rename is durable only after a flush of the folder around it.
     storage.flush(path.parent)
     prune_checkpoints(run_folder, checkpoint.step, keep, spared)
     return path
@@ -250,7 +250,7 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
     """
     files = {
         WEIGHTS: _finite(checkpoint.step, "the weight", checkpoint.weights),
-        MOMENTS: _finite(checkpoint.step, "the optimiser's", checkpoint.moments),
+        MOMENTS: _finite(checkpoint.step, "the optimiser array", checkpoint.moments),
     }
     written = {name: Path(folder, name) for name, arrays in files.items() if arrays}
     for name, path in written.items():
@@ -260,26 +260,27 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
         "encoder": checkpoint.spec.to_json(),
         "files": {name: _fingerprint(path) for name, path in written.items()},
     }
+    # Last, since it holds the checksums of the other files.
     storage.write_json(Path(folder, STATE), state)
 
 
 def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
-    """Refuse fp32 arrays with numbers that are not finite, each when it is made.
+    """Refuse fp32 arrays with infinity or NaN, each at its first use.
 
-    A step's loss comes before its update, so no loss shows a last update that diverged. ``kind``
-    describes the arrays in the FloatingPointError, which names the array.
+    A step's loss comes before its update, so no loss shows a divergence in the last update.
+    ``kind`` describes the arrays in the FloatingPointError, beside the array's name.
     """
 
     def checked(name: str) -> np.ndarray:
         array = arrays[name]
-        # A sum of all fp32 numbers there are is within fp64, and costs less than looking at each.
-        # Infinities of both signs add up to no number.
+        # The fp64 sum of any fp32 array is finite, and costs less than a test of each number.
+        # Infinities of both signs add up to NaN.
         with np.errstate(invalid="ignore"):
             total = array.sum(dtype=np.float64)
         if not np.isfinite(total):
             raise FloatingPointError(
-                f"after step {step - 1} {kind} {name} holds numbers that are not"
-                " finite: lower training.learning_rate"
+                f"after step {step - 1} {kind} {name} holds infinity or NaN."
+                " Lower training.learning_rate"
             )
         return array
 
@@ -287,7 +288,7 @@ def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArray
 
 
 def save_frozen(run_folder: Location, frozen: Frozen) -> None:
-    """Write the weights that are not trained, if any, once and before the first checkpoint."""
+    """Write the frozen weights, if any, once and before the first checkpoint."""
     if not frozen.weights:
         return
     path = RunFolder(run_folder).frozen
@@ -317,10 +318,10 @@ def upload_checkpoint(
 def prune_checkpoints(
     run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
 ) -> None:
-    """Delete checkpoints up to ``step``, except the last ``keep`` and those of ``spared`` steps."""
-    # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
-    known = [known for known in checkpoint_steps(run_folder) if known <= step]
-    for old in (old for old in known[:-keep] if old not in spared):
+    """Delete checkpoints up to ``step``, except the last ``keep`` and the ``spared`` steps."""
+    # Newer ones may be torn: if they counted, a whole checkpoint would go in their favour.
+    steps = [earlier for earlier in checkpoint_steps(run_folder) if earlier <= step]
+    for old in (old for old in steps[:-keep] if old not in spared):
         storage.remove_folder(checkpoint_path(run_folder, old))
 
 
@@ -332,11 +333,11 @@ def remove_torn_checkpoints(run_folder: Location) -> None:
 def load_checkpoint(
     run_folder: Location, step: int, rows: Rows | None = None, *, lazily: bool = False
 ) -> Checkpoint:
-    """Read the checkpoint before a step, whose files must have the recorded sizes.
+    """Read the checkpoint before a step, after a check of its files' sizes.
 
     Args:
         rows: See :func:`pipelines.models.weights.load_weights`; for trained weights only.
-        lazily: Whether to read each array at its first use, from a file that has to stay.
+        lazily: Whether to read each array at its first use; the files must stay until then.
 
     Raises:
         TornCheckpoint: It is not whole.
@@ -350,6 +351,7 @@ def load_state(
     """Read a state of a run from another folder; see :func:`load_checkpoint`."""
     path, state = _local_state(folder)
     with_moments = MOMENTS in state.files
+    # Only parameter servers read rows, and they need no frozen weights.
     return Checkpoint(
         step=state.step,
         spec=state.spec,
@@ -393,27 +395,28 @@ def check_checkpoint(run_folder: Location, step: int) -> None:
     Raises:
         TornCheckpoint: It is not whole.
     """
-    own, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
-    for folder in (own, *([frozen] if frozen.is_dir() else [])):
+    checkpoint, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
+    for folder in (checkpoint, *([frozen] if frozen.is_dir() else [])):
         path, state = _local_state(folder)
-        if folder is not own:
+        # Properties raise for a missing part, so their access is the check.
+        if folder is not checkpoint:
             _ = state.scale
         elif state.spec and state.step != step:
-            raise TornCheckpoint(f"{path / STATE} is of another step")
+            raise TornCheckpoint(f"{path / STATE} belongs to another step")
         for name, written in state.files.items():
             if _fingerprint(path / name) != written:
-                raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
+                raise TornCheckpoint(f"{path / name} does not match its checksum")
 
 
 def checkpoint_steps(run_folder: Location) -> list[int]:
-    """Return the steps, in order, whose checkpoints count, whole or torn."""
+    """Return the steps of the accepted checkpoints, in order, whole or torn."""
     return list(accepted_checkpoints(run_folder))
 
 
 def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
     """Return the newest step with a whole checkpoint, up to ``latest``; warn of torn ones.
 
-    Reads all of it, so only the driver calls it.
+    Only the driver calls it, since it reads whole files.
     """
     for step in reversed(checkpoint_steps(run_folder)):
         if latest is not None and step > latest:
@@ -421,7 +424,7 @@ def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> 
         try:
             check_checkpoint(run_folder, step)
         except TornCheckpoint as torn:
-            logger.warning("a checkpoint is torn and is passed over: %s", torn)
+            logger.warning("skipping a torn checkpoint: %s", torn)
         else:
             return step
     return None
@@ -438,7 +441,7 @@ def newest_checkpoint(run_folder: Location) -> int:
         raise InputError(
             "training.resume",
             f"{run_folder} holds no whole checkpoint",
-            "put one back, or begin anew with run.overwrite",
+            "Restore one, or start anew with run.overwrite",
         )
     return step
 
@@ -447,7 +450,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a run, one after the other. Runs on an executor.
 
     A checkpoint for a store goes to the local disk first. The next step may then begin, while a
-    thread copies the files. The previous copy has ended by then, so the disk holds one at most.
+    thread copies the files. The writer waits for the previous copy, so the disk holds one at most.
     """
 
     def __init__(
@@ -463,7 +466,7 @@ class CheckpointWriter:
         """Write a checkpoint, then call ``saved`` with its step, perhaps on another thread.
 
         Raises:
-            FloatingPointError: It holds numbers that are not finite; there is no checkpoint.
+            FloatingPointError: It holds infinity or NaN; there is no checkpoint.
             OSError: It, or the one before it, cannot be written.
         """
         if as_local(self._run_folder) is not None:
@@ -476,7 +479,7 @@ class CheckpointWriter:
         try:
             write_files(written.name, checkpoint)
         except BaseException:
-            # Numbers are looked at while they are written: much of it may be there.
+            # The check runs while arrays are written, so most files may exist by now.
             written.cleanup()
             raise
         self._last = self._copying.submit(self._upload, written, checkpoint.step, saved)
@@ -500,5 +503,5 @@ class CheckpointWriter:
         saved(step)
 
     def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many checkpoints stay after that of a step, and the steps of further ones."""
+        """Return the number of checkpoints to keep, and the steps of further kept ones."""
         return self._training.kept_checkpoints, self._training.averaged_steps(step)

@@ -33,10 +33,10 @@ PROGRAM = "sentence-pipelines"
 
 
 logger = logging.getLogger(__name__)
-# Preparing is mostly kept, and steps are counted.
+# A preparation is mostly reused, and training shows its own count of steps.
 STAGES = ("evaluating",)
-# Where files are and who is told decide no time, and what is in the others may be secret.
-_OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
+# Places and recipients do not change the duration, and these sections may hold secrets.
+_UNTIMED_SECTIONS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has worked on a run.
+    """A job on a run.
 
     Attributes:
         name: `train` or `evaluate`.
         began: UTC, in ISO 8601.
         host: The driver's.
         command: Its command line without secrets; None for a call from Python.
-        commit: That of its working directory, if known.
+        commit: The commit of its working directory, if known.
         seconds: Wall clock; None if it has not ended, or was killed.
     """
 
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PreparedStage:
-    """A stage of the preparation; ``is_kept`` if an earlier preparation had run it."""
+    """A stage of the preparation; ``is_kept`` if it was reused from an earlier preparation."""
 
     name: str
     seconds: float
@@ -83,7 +83,7 @@ class JobsRecord:
 
     Attributes:
         jobs: In the order of their beginnings.
-        preparation: The stages of the training data, as they were when the training began.
+        preparation: The stages of the training data at the start of the training.
         prepared_folder: Relative to the run folder, or the address of a store; None if unknown.
     """
 
@@ -101,7 +101,7 @@ class _StageRecord(TypedDict):
 
 
 def begin_job(run_folder: Location, name: str, start: Start) -> None:
-    """Record that a job begins to work on a run; :func:`end_job` records its duration."""
+    """Record the beginning of a job on a run; :func:`end_job` records its duration."""
     arguments = command_arguments()
     command = None
     if arguments is not None:
@@ -113,7 +113,7 @@ def begin_job(run_folder: Location, name: str, start: Start) -> None:
 
 
 def end_job(run_folder: Location, start: Start) -> None:
-    """Record the end of the job that was begun last."""
+    """Record the end of the newest job."""
     known = read_jobs(run_folder)
     *earlier, job = known.jobs
     ended = replace(job, seconds=round(time.monotonic() - start.clock, 2))
@@ -121,10 +121,12 @@ def end_job(run_folder: Location, start: Start) -> None:
 
 
 def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
-    """Record the run's training data, which another preparation may replace later."""
+    """Record the run's training data, since another preparation may replace it later."""
     path = PreparedFolder(prepared_folder).stages
-    told = records.read_if_there(path, list[_StageRecord]) or []
-    stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in told)
+    recorded = records.read_if_there(path, list[_StageRecord]) or []
+    stages = tuple(
+        PreparedStage(stage["stage"], stage["seconds"], stage["kept"]) for stage in recorded
+    )
     known, folder = read_jobs(run_folder), _relative(prepared_folder, run_folder)
     _write(run_folder, replace(known, preparation=stages, prepared_folder=folder))
 
@@ -149,12 +151,13 @@ def prepared_folder_of(
     local = as_local(found)
     if local is None or local.is_absolute() or run is None:
         return found
-    # Not by way of what a link stands for, as the folder was named.
+    # Not `resolve`, which would follow links: the path must stay as the user named it.
     return Path(os.path.normpath(run.absolute() / local))
 
 
 def _relative(folder: Location, run_folder: Location) -> str:
     local, run = as_local(folder), as_local(run_folder)
+    # Relative paths survive a move of both folders together.
     if local is not None and run is not None:
         return Path(os.path.relpath(local.absolute(), run.absolute())).as_posix()
     return without_password(str(folder))
@@ -177,7 +180,7 @@ def expected_seconds(config: Config) -> dict[str, float]:
     try:
         known = records.read_if_there(PreparedFolder.of(config).run_seconds, _Known)
     except DamagedFileError as error:
-        # It is written anew at the end, and decides nothing but a display.
+        # The run's end replaces the file, and only a display reads it.
         logger.debug("%s", error)
         return {}
     return known.seconds if known and known.of == _digest(config) else {}
@@ -192,7 +195,7 @@ def keep_seconds(config: Config, seconds: Mapping[str, float]) -> None:
 
 
 def _digest(config: Config) -> str:
-    settings = config.model_dump(mode="json", exclude=_OTHERS)
+    settings = config.model_dump(mode="json", exclude=_UNTIMED_SECTIONS)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
@@ -203,7 +206,7 @@ class Chapter:
     Attributes:
         step: The first of them.
         last_step: One past the last step of the run, as planned then.
-        settings: Those that may change while a run goes on, by key.
+        settings: The changeable settings, by key.
     """
 
     step: int
@@ -212,16 +215,15 @@ class Chapter:
 
 
 def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
-    """Record and log from which step changed settings apply; return the planned ends of the run.
+    """Record and log the first step of changed settings; return the planned ends of the run.
 
-    ``first_step`` is the next step. Records from it on are dropped, since these steps are made
-    again.
+    ``first_step`` is the next step. Drops records from it on, since the run repeats these steps.
     """
     chapters = _read(folder)
     if first_step < last_step:
         before = [chapter for chapter in chapters if chapter.step < first_step]
         settings = dict(recorded_settings(config))
-        # A run without a history has been as it is now.
+        # Without a history, these settings count as those of all earlier steps.
         step = first_step if before else 0
         new = Chapter(step=step, last_step=last_step, settings=settings)
         is_same = before and (before[-1].settings, before[-1].last_step) == (settings, last_step)
@@ -234,19 +236,19 @@ def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> 
 
 
 def last_step_of(folder: Location) -> int | None:
-    """Return one past a run's last step, as planned when it last went on."""
+    """Return one past a run's last step, by its newest plan."""
     chapters = _read(folder)
     return chapters[-1].last_step if chapters else None
 
 
 def last_settings(folder: Location) -> Mapping[str, Any]:
-    """Return the recorded settings with which a run last went on; empty without a history."""
+    """Return the recorded settings of a run's newest start; empty without a history."""
     chapters = _read(folder)
     return chapters[-1].settings if chapters else {}
 
 
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
-    """Return a horizon for the first chapter, and for each that moved the run's end."""
+    """Return a horizon for the first chapter, and for each later one with another end."""
     horizons: list[Horizon] = []
     for chapter in chapters:
         if not horizons or horizons[-1].last_step != chapter.last_step:
@@ -264,11 +266,11 @@ def _log_changes(before: Chapter, now: Chapter) -> None:
         logger.info("from step %d on: %s", now.step, ", ".join(changed))
     if now.last_step == before.last_step:
         return
-    rate = "decays to the new end from where it is"
+    rate = "decays from its current value to the new end"
     if now.step >= before.last_step:
-        rate = "rises and decays once more, with a warm-up of its own"
+        rate = "warms up and decays once more"
     logger.info(
-        "the run ends at step %d instead of %d: unless training.schedule is constant, "
+        "the run ends at step %d instead of %d. Unless training.schedule is constant, "
         "the learning rate %s",
         now.last_step,
         before.last_step,
@@ -284,7 +286,7 @@ def add_restart(run_folder: Location, restart: Restart) -> None:
     """Append a restart."""
     known = [*read_restarts(run_folder), restart]
     path = RunFolder(run_folder).restarts
-    storage.write_json(path, [asdict(one) for one in known], durable=True)
+    storage.write_json(path, [asdict(each) for each in known], durable=True)
 
 
 def read_restarts(run_folder: Location) -> list[Restart]:
@@ -321,7 +323,7 @@ def add_evaluations(
 
 
 def forget_evaluations(run_folder: Location, after: int) -> None:
-    """Drop the lines of the steps after one, which are made again."""
+    """Drop the lines of the steps after one, since the run repeats them."""
     lines = read_evaluations(run_folder)
     if any(line["step"] > after for line in lines):
         _write_lines(run_folder, [line for line in lines if line["step"] <= after])

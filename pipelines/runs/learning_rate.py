@@ -35,6 +35,7 @@ class _Leg:
 
     def share(self, step: int, schedule: str) -> float:
         if step < self.top:
+            # Plus one: with a rate of zero the first step would change nothing.
             risen = (step - self.step + 1) / (self.top - self.step)
             return self.start + (self.peak - self.start) * risen
         progress = (step - self.top) / max(self.last_step - self.top, 1)
@@ -44,14 +45,14 @@ class _Leg:
 def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
     """Return the rate of a step: linear warm-up, then a decay to zero at the planned end.
 
-    A run whose end was moved before it was reached decays from its current rate to zero at the new
-    end. A run that had ended rises and decays once more, with its own warm-up. So the rate jumps
-    only to where a warm-up begins.
+    If the end moves before the run reaches it, the rate decays from its current value to zero at
+    the new end. After the end, the rate warms up and decays once more. So it never jumps, except to
+    the start of a warm-up.
 
     Source of the second rise: Ibrahim et al., "Simple and Scalable Strategies to Continually
     Pre-train Large Language Models", TMLR 2024, arXiv:2403.08763.
 
-    ``horizons`` are all planned ends from the first step on, after a resume too.
+    ``horizons`` are all planned ends from the first step on, also after a resume.
     """
     first, *later = horizons
     leg = _rise(0, first.last_step, 0.0, settings)
@@ -62,6 +63,7 @@ def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSett
 
 
 def _rise(step: int, last_step: int, start: float, settings: TrainingSettings) -> _Leg:
+    # `warmup` is a share of the steps of this leg, not of the whole run.
     top = step + math.ceil(settings.warmup * (last_step - step))
     return _Leg(step=step, top=top, last_step=last_step, start=start, peak=1.0)
 

@@ -2,7 +2,7 @@
 
 The best state by a metric of the evaluations during training lies in ``best`` of the run folder,
 without the optimiser's arrays and independent of the checkpoints; ``best.json`` holds its value.
-The file ``early_end.json`` says that a run is to end, or has ended, before its last step.
+The file ``early_end.json`` marks the early end of a run, requested or reached.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Metric:
     """A figure of an evaluation, for instance `retrieval.ndcg@10`.
 
     Attributes:
-        sign: 1 where more is better, -1 where less is.
-        asked_as: Its name in the settings, where that differs.
+        sign: 1 if more is better, -1 if less is.
+        asked_as: Its name in the settings, if different.
     """
 
     evaluation: str
@@ -112,15 +112,15 @@ def measured_since(lines: Iterable[Mapping[str, Any]], metric: Metric, best: Bes
 def compared_steps(
     lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best | None
 ) -> set[int]:
-    """Return the steps whose states were compared with the best so far, by ``evaluations.jsonl``.
+    """Return the steps already compared with the best so far, by ``evaluations.jsonl``.
 
-    A recorded step that beats the best is not among them: the driver died before it was kept, or
+    This excludes a recorded step with a better value: the driver died before it kept that state, or
     the comparison used another metric.
     """
     if best is None:
         return set()
     limit = metric.sign * best.value
-    # A figure that is no number is not greater, and was found to be none.
+    # NaN is not greater than any limit, so its step counts as compared.
     figures = _values(lines, metric).items()
     return {best.step} | {step for step, value in figures if not metric.sign * value > limit}
 
@@ -139,7 +139,7 @@ def ask_to_end(run_folder: Location) -> None:
 
 
 def is_to_end(run_folder: Location) -> bool:
-    """Return whether the run was asked to end, and not to go on since."""
+    """Return whether a request to end stands."""
     return RunFolder(run_folder).early_end.is_file()
 
 
@@ -159,8 +159,8 @@ class Choice:
     """A state, and the reasons for it.
 
     The model has the ``encoder_weights`` of ``checkpoint``. ``reasons`` go to ``metrics.json``,
-    beside the step: ``best_by`` and ``value``; ``averaged``, the steps of a mean; ``ema``, and
-    ``ema_of`` (:data:`FACTORS`) unless that is of the encoder's own weights; ``start_share``.
+    beside the step: ``best_by`` and ``value``; ``averaged``, the steps of a mean; ``ema``, with
+    ``ema_of`` (:data:`FACTORS`) for an average of LoRA's factors; ``start_share``.
     """
 
     checkpoint: Checkpoint
@@ -175,10 +175,10 @@ class Choice:
 def choose(
     run_folder: Location, training: TrainingSettings, last_step: int, share: float = 0.0
 ) -> Choice:
-    """Return the state that becomes a run's model, by the settings of the training.
+    """Return the state of a run's model, by the settings of the training.
 
     These are ``keep_best``, ``average_checkpoints`` and ``ema``; the default is the newest
-    checkpoint, that of ``last_step``.
+    checkpoint, at ``last_step``.
     """
     chosen = _trained(run_folder, training, last_step)
     if not share:
@@ -189,15 +189,16 @@ def choose(
 
 
 def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
-    """Return the share of the start weights that a model keeps, from 0 to :data:`WHOLE`.
+    """Return the share of the start weights in a model, from 0 to :data:`WHOLE`.
 
-    The setting `titles` asks the corpus whether most documents have titles. A title is like a
-    question, and a piece of a text is not: three collections with titles gained by training, and of
-    three without two lost; see the page on measurements.
+    With the setting `titles`, the share depends on titles in most documents. A title resembles a
+    question, and a piece of a text does not: three collections with titles gained by training, and
+    two of three without lost; see the page on measurements.
     """
     if training.start_share != TITLES:
         return float(training.start_share)
     known = records.read_if_there(corpus.statistics, _Statistics) or {}
+    # `titled` is the documents with a title minus the ones without.
     return WHOLE if known.get("titled", 0) < 0 else _SHARE_WITH_TITLES
 
 
@@ -216,8 +217,8 @@ def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -
         reasons = {"best_by": best.metric, "value": best.value, **_ema(state, training)}
         return Choice(checkpoint=state, reasons=reasons)
     newest = load_checkpoint(run_folder, last_step, lazily=True)
-    there = set(checkpoint_steps(run_folder))
-    earlier = [step for step in training.averaged_steps(last_step)[:-1] if step in there]
+    available = set(checkpoint_steps(run_folder))
+    earlier = [step for step in training.averaged_steps(last_step)[:-1] if step in available]
     mean, steps = _mean(run_folder, newest, earlier) if earlier else (newest, [])
     if len(steps) <= 1:
         return Choice(checkpoint=newest, reasons=_ema(newest, training))
@@ -226,31 +227,29 @@ def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -
 
 def told_choice(figures: Mapping[str, Any]) -> str:
     """Describe a choice for people, from ``metrics.json``."""
-    told = _told_state(figures)
+    state = _describe_state(figures)
     share = figures.get("start_share")
     if share == WHOLE:
-        return "the start's weights, since most documents have no title"
-    return told if share is None else f"{share:.0%} of the start and {1 - share:.0%} of {told}"
+        return "the start weights, since most documents have no title"
+    return state if share is None else f"{share:.0%} of the start and {1 - share:.0%} of {state}"
 
 
-def _told_state(figures: Mapping[str, Any]) -> str:
+def _describe_state(figures: Mapping[str, Any]) -> str:
     step = f"step {figures['step']:,}"
     if "averaged" in figures:
         steps = figures["averaged"]
         return f"the mean of the {len(steps)} checkpoints of steps {steps[0]:,} to {steps[-1]:,}"
     state = f"the state after {step}"
     if "ema" in figures:
-        of = "the weights"
-        if figures.get("ema_of") == FACTORS:
-            of = "LoRA's factors, each by itself,"
-        state = f"a moving average of {of} after {step} (decay {figures['ema']:g})"
+        averaged = "each LoRA factor" if figures.get("ema_of") == FACTORS else "the weights"
+        state = f"a moving average of {averaged} after {step} (decay {figures['ema']:g})"
     if "best_by" in figures:
         return f"{state}, the best by {figures['best_by']} ({figures['value']:.4g})"
     return state
 
 
 def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
-    """Return the reasons that concern a moving average."""
+    """Return the reasons about a moving average."""
     if training.ema is None:
         return {}
     if any(name.endswith((DOWN, UP)) for name in state.weights):
@@ -264,8 +263,8 @@ def _mean(
     """Return the mean of the newest state and earlier ones, and its steps; skip torn checkpoints.
 
     It holds one earlier state in memory at a time. With LoRA it is the mean of the encoder's
-    weights: the product of the factors' means would be another encoder, since factors of two states
-    may differ where their products do not.
+    weights. The product of the factors' means would be another encoder: different factors may have
+    the same product.
     """
     total, steps = _changed(newest), [newest.step]
     for step in reversed(earlier):
@@ -273,8 +272,7 @@ def _mean(
             weights = _changed(load_checkpoint(run_folder, step))
         except TornCheckpoint as torn:
             logger.warning(
-                "a checkpoint is torn and is no part of the model"
-                " (training.average_checkpoints): %s",
+                "leaving a torn checkpoint out of the mean (training.average_checkpoints): %s",
                 torn,
             )
             continue
@@ -290,13 +288,14 @@ def _mean(
 def _with_start(trained: Checkpoint, start: Weights, share: float) -> Checkpoint:
     """Return a state between the start and a trained one.
 
-    Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, whose `alpha` is
-    one minus the share. The straight line between both weights has a low loss, since one was
-    trained from the other.
+    Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022; its `alpha` is one
+    minus the share. The straight line between both weights has a low loss, since one was trained
+    from the other.
     """
     kept = trained.frozen
     moved = changed(trained.averages, kept.weights, kept.scale)
     mixed = {name: share * start[name] + (1 - share) * value for name, value in moved.items()}
+    # Frozen weights still equal the start's, so a mix would not change them.
     untouched = {name: value for name, value in kept.weights.items() if name not in mixed}
     return replace(trained, weights=mixed, moments={}, frozen=Frozen(weights=untouched))
 

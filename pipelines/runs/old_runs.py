@@ -1,4 +1,4 @@
-"""The removal of old runs: those beside a run, except the newest and those still needed."""
+"""The removal of old runs beside a run, except the newest and the needed ones."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ class Cleaned:
 def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
     """Remove the runs beside ``run.folder``, except the newest ``run.keep`` and those ``needed``.
 
-    The run of the settings stays. So do folders without a run, links, runs that a job works on, and
-    runs with other files than runs write.
+    The run of the settings stays. So do folders without a run, links, runs in use by a job, and
+    runs with foreign files.
     """
-    own = RunFolder.of(config).path
-    # What is left of runs whose removal was killed.
-    for gone in listed(own.parent, ".*.gone"):
+    run_folder = RunFolder.of(config).path
+    # Remains of killed removals.
+    for gone in listed(run_folder.parent, ".*.gone"):
         if storage.is_aside(gone.name):
             storage.discard_folder(gone)
-    stay = {path.resolve() for path in (own, *needed)}
-    others = sorted(
-        (path for path in _runs(own.parent) if path.resolve() not in stay), key=_last_change
+    stay = {path.resolve() for path in (run_folder, *needed)}
+    removable = sorted(
+        (path for path in _runs(run_folder.parent) if path.resolve() not in stay), key=_last_change
     )
-    old = others[: max(len(others) - config.run.keep, 0)]
+    old = removable[: max(len(removable) - config.run.keep, 0)]
     removed = [path.name for path in old if _is_removed(path)]
-    kept = [path.name for path in sorted(_runs(own.parent), key=_last_change)]
-    logger.info("%d runs removed, %d kept in %s", len(removed), len(kept), own.parent)
+    kept = [path.name for path in sorted(_runs(run_folder.parent), key=_last_change)]
+    logger.info("removed %d runs, kept %d in %s", len(removed), len(kept), run_folder.parent)
     return Cleaned(tuple(removed), tuple(kept))
 
 
 def _runs(folder: Location) -> list[Location]:
-    # What is put aside, and half removed, has a dot before its name.
+    # Folders set aside or half removed have a dot before their name.
     found = (path for path in listed(folder, "*") if not path.name.startswith("."))
     return [path for path in found if not path.is_symlink() and is_run(RunFolder(path))]
 
 
 def _last_change(run: Location) -> float:
-    """Return when a run's files were last written, in seconds; a resuming job writes its marks."""
+    """Return the time of a run's last write, in seconds; a resuming job writes its marks."""
     paths = RunFolder(run)
     files = (path for path in (*paths.marks, paths.metrics) if path.is_file())
     return max(path.stat().st_mtime for path in files)
@@ -69,7 +69,7 @@ def _is_removed(run: Location) -> bool:
         logger.warning("%s is kept: it holds other files (%s)", run, shown(found))
         return False
     try:
-        # It is released before the folder goes: the holder of a lock misses its file.
+        # Released before the removal: the holder of a lock misses its file.
         with locks.held(run / locks.LOCK_FILE, "clean"):
             pass
     except locks.LockedError as error:

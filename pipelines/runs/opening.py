@@ -62,12 +62,12 @@ def open_run_folder(
 ) -> tuple[Location, bool]:
     """Make or resume the run folder; return it, and whether there is a checkpoint to go on from.
 
-    A refusal changes nothing. A later look for a checkpoint may find that of a worker of an
+    A refusal changes nothing. A later look for a checkpoint may find one by a late worker of an
     overwritten run.
 
     Raises:
-        InputError: It holds a run and the settings do not say what to do with it, or a run that
-            cannot be resumed with these settings.
+        InputError: It holds a run, and the settings neither resume nor overwrite it, or cannot
+            resume it.
     """
     folder, has_run = check_run_folder(config)
     if has_run and config.training.resume:
@@ -88,46 +88,46 @@ def open_run_folder(
 def check_run_folder(config: Config) -> tuple[Location, bool]:
     """Check the run folder before there are lanes; return it, and whether it holds a run.
 
-    Such a run has made a step, and is to be resumed or overwritten; one that could not start is
-    begun anew. Changes nothing.
+    Only a run with a completed step needs `resume` or `overwrite`; a run without steps starts
+    again. Changes nothing.
 
     Raises:
-        InputError: It holds other files, or a run for which the settings say nothing, or a run to
-            be resumed that was begun with other settings.
+        InputError: It holds other files, or a run, and the settings neither resume nor overwrite
+            it, or resume it with different settings.
     """
     folder = check_owned(config)
     has_begun, steps = is_run(RunFolder(folder)), checkpoint_steps(folder)
     if steps and not has_begun:
-        # A run that was killed while it began has made none: somebody has put them there.
+        # A run killed at its start has no checkpoints: somebody put these there.
         raise holds_other_files("run.folder", folder, ["checkpoints"])
     has_run = has_begun and _has_learnt(folder)
     if has_run and not (config.training.resume or config.run.overwrite):
         raise InputError(
             "run.folder",
             f"{folder} holds a run already",
-            "set training.resume or run.overwrite to true, or name another folder",
+            "Set training.resume or run.overwrite to true, or name another folder",
         )
     if has_run and config.training.resume:
         _check_release(folder)
-        # Before anything is prepared, which may take hours.
+        # Before the preparation, which may take hours.
         _check_same_run(folder, _asked(config))
     return folder, has_run
 
 
 def check_measured(config: Config) -> None:
-    """Check that an evaluation replaces nothing of the user's; change nothing.
+    """Check that an evaluation replaces no file of the user; change nothing.
 
     Raises:
-        InputError: It would.
+        InputError: It would replace one.
     """
     check_free("run.folder", RunFolder.of(config).path, MEASURED)
 
 
 def check_owned(config: Config) -> Location:
-    """Return the run folder, if a run would replace nothing of the user's in it.
+    """Return the run folder, if a run would replace no file of the user in it.
 
     Raises:
-        InputError: It would, or it would replace the training's start encoder.
+        InputError: It would replace such a file, or the start encoder.
     """
     folder = RunFolder.of(config).path
     check_ours("run.folder", folder, RUN, whole=False)
@@ -135,25 +135,25 @@ def check_owned(config: Config) -> Location:
         start, real = location(config.encoder.start, config.storage).resolve(), folder.resolve()
         if is_within(start, real) and {*start.parts[len(real.parts) :][:1]} <= RUN.taken:
             problem = f"{folder} holds the input {config.encoder.start}"
-            raise InputError("run.folder", problem, "name a folder beside it")
+            raise InputError("run.folder", problem, "Name a folder beside it")
     return folder
 
 
 def _has_learnt(folder: Location) -> bool:
-    """Return whether a run has made a step that left anything."""
+    """Return whether a run has left a trace of a completed step."""
     metrics = RunFolder(folder).step_metrics
     return any(checkpoint_steps(folder)) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _asked(config: Config) -> dict[str, Any]:
-    """Return the settings that decide the result, except those fixed by the lanes."""
+    """Return the settings behind the result, except the ones fixed by the lanes."""
     from_lanes = ("training.granules_per_step", "training.seed", "lanes.granule")
     fixed = fixed_settings(config)
     return {key: fixed[key] for key in fixed if key not in from_lanes}
 
 
 def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
-    """Return, by setting, all that the steps of a run and their results follow from."""
+    """Return, by setting, everything behind the steps of a run and their results."""
     return {
         **_asked(config),
         "training.granules_per_step": plan.granules_per_step,
@@ -164,16 +164,17 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
 
 
 def _choices(config: Config) -> dict[str, Any]:
-    """Return the settings of the model's choice, which a resumed run may change."""
+    """Return the settings of the model's choice; a resumed run may change them."""
     usual = Config()
-    chosen = {key: attrgetter(key) for key in CHOICES}
-    return {key: get(config) for key, get in chosen.items() if get(config) != get(usual)}
+    getters = {key: attrgetter(key) for key in CHOICES}
+    # Non-default ones only, so that the digest of an earlier run survives a new setting.
+    return {key: get(config) for key, get in getters.items() if get(config) != get(usual)}
 
 
 def identity_digest(
     config: Config, plan: BatchPlan, manifest: LaneManifest, corpus: CorpusFolder
 ) -> str:
-    """Digest what a whole run's model follows from: lanes, settings and steps."""
+    """Digest the origins of a whole run's model: lanes, settings and steps."""
     last_step = asked_steps(config.training, plan.steps_per_epoch, corpus)
     identity = {**_identity(config, plan, manifest), **_choices(config), "format": FORMAT}
     return _digest(identity, last_step)
@@ -184,7 +185,7 @@ def trained_identity(folder: Location) -> str | None:
     steps = checkpoint_steps(folder)
     if not steps or not RunFolder(folder).plan.is_file():
         return None
-    # One that has ended early is as far as it was to come.
+    # After an early end the run is complete, as if it had made all planned steps.
     asked = last_step_of(folder) if is_to_end(folder) else None
     return _digest(_known_identity(RunFolder(folder).plan), asked or max(steps))
 
@@ -195,12 +196,12 @@ def _digest(identity: dict[str, Any], steps: int) -> str:
 
 
 def _check_release(folder: Location) -> None:
-    """Refuse a run of an earlier release, whose lanes had another format."""
+    """Refuse a run of an earlier release with another format of lanes."""
     if _known_identity(RunFolder(folder).plan).get("format") != FORMAT:
         raise InputError(
             "training.resume",
-            f"{folder} was begun by another release, whose lanes this one does not read",
-            "finish it with that release, or begin anew with run.overwrite",
+            f"{folder} was begun by another release, and this release cannot read its lanes",
+            "Finish it with that release, or start anew with run.overwrite",
         )
 
 
@@ -208,18 +209,18 @@ def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
     """Refuse to resume a run whose steps, or their results, would change."""
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
-        # A setting that there was not when the run began was not written down.
+        # The record of an earlier release lacks newer settings.
         before = recorded_value(known, key, value)
         if before != value:
             raise InputError(
                 key,
                 f"the run was begun with {before}, not {value}",
-                "put it back, or begin anew with run.overwrite",
+                "Change it back, or start anew with run.overwrite",
             )
 
 
 def _known_identity(path: Location) -> dict[str, Any]:
-    """Return the identity that the run was begun with."""
+    """Return the identity of the run at its start."""
     try:
         known = storage.read_json(path)
     except (OSError, ValueError) as error:
@@ -228,31 +229,32 @@ def _known_identity(path: Location) -> dict[str, Any]:
         if isinstance(known, dict):
             return known
         problem = f"{path} holds no mapping"
-    raise InputError("training.resume", problem, "put it back, or begin anew with run.overwrite")
+    remedy = "Restore the file, or start anew with run.overwrite"
+    raise InputError("training.resume", problem, remedy)
 
 
 def tell_if_finished(run: TrainingRun, share: float) -> None:
-    """Log that nothing is left to do; no error, as schedulers may ask for a run twice.
+    """Log a run without remaining steps; no error, as schedulers may ask for a run twice.
 
     ``share`` comes from :func:`pipelines.runs.model_choice.start_share`.
     """
     if run.first_step < run.last_step:
         return
     if share == WHOLE:
-        logger.info("the run is finished: its model keeps the start's weights")
+        logger.info("the run is finished: its model keeps the start weights")
         return
     logger.info(
-        "the run has made its %d steps already; for more of them, "
-        "raise training.max_steps or training.epochs",
+        "the run has made its %d steps already. Raise training.max_steps or training.epochs "
+        "for more",
         run.first_step,
     )
 
 
 def _forget_run(folder: Location) -> None:
-    """Delete a run's files, except ``plan.json``, which the next run replaces.
+    """Delete a run's files, except ``plan.json``: the next run replaces it.
 
-    If it is killed, a run stays that can be resumed or overwritten, or is barely begun: the marks
-    of a run go last, and the checkpoints before them, the newest last.
+    The marks of a run go last, and the checkpoints before them, the newest last. So after a kill
+    the folder still holds a run to resume or overwrite, or a barely begun one.
     """
     paths = RunFolder(folder)
     storage.remove_left_aside(folder, (*paths.contents, *paths.marks))
@@ -261,7 +263,7 @@ def _forget_run(folder: Location) -> None:
         _delete(path)
     for step in checkpoint_steps(folder):
         _delete(checkpoint_path(folder, step))
-    # Behind the checkpoints, which are nothing without it.
+    # After the checkpoints, which are useless without it.
     _delete(paths.frozen)
     for path in paths.marks:
         _delete(path)

@@ -22,22 +22,22 @@ from pipelines.settings.training import Place, Placement
 from pipelines.tokens.vocabulary import SpecialIds
 
 SAMPLED_GRANULES = 512
-"""The number of granules, evenly spread over the lanes, that the axes are computed from."""
+"""The number of granules behind the axes, evenly spread over the lanes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """Everything that an engine and its workers need to know.
+    """The input of an engine and its workers.
 
     Every executor reaches ``lanes_folder`` and ``run_folder``.
 
     Attributes:
         first_step: The step to begin with; the checkpoint before it exists.
         last_step: One past the last step.
-        horizons: The planned ends of the run from its first step on, if the end was ever moved.
+        horizons: The planned ends of the run from its first step on, if the end ever moved.
         teacher_axes: The projection of a teacher's vectors, fp32 [teacher's width, embedding's];
             None without a projection.
-        special_ids: The vocabulary's, for an objective that reconstructs texts; else None.
+        special_ids: The vocabulary's, for a reconstruction objective; else None.
         attempt: The number of this attempt on the run; see :mod:`pipelines.runs.attempts`.
     """
 
@@ -69,7 +69,7 @@ class TrainingRun:
         return self.config.training.mode != "sync"
 
     def is_checkpointed(self, step: int) -> bool:
-        """Return whether there is to be a checkpoint before a step."""
+        """Return whether the settings plan a checkpoint before a step."""
         return step % self.config.training.checkpoint_every == 0 or step == self.last_step
 
     def shares(
@@ -78,9 +78,9 @@ class TrainingRun:
         """Yield the steps of one worker, each with the worker's granules.
 
         ``rank`` is the number of the worker, or of its replica. A synchronous worker has an equal
-        part of every step. An asynchronous one has the whole of every n-th step of n workers. So
-        the updates, and their numbers of granules, are the same for any number of workers; only the
-        age of the parameters differs.
+        part of every step. An asynchronous one of n workers has every n-th step whole. So the
+        updates, and their numbers of granules, are the same for any number of workers; only the age
+        of the parameters differs.
         """
         for step in self.plan.steps(self.first_step, self.last_step):
             if not self.takes_turns:
@@ -91,7 +91,7 @@ class TrainingRun:
     def lane_reader(self) -> LaneReader:
         """Return a reader of the embedded sides of granules. Runs on an executor."""
         cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
-        wanted = [Wanted(one.sides, one.teacher) for one in self.by_source]
+        wanted = [Wanted(run.sides, run.teacher) for run in self.by_source]
         return LaneReader(
             self.lanes_folder, self.manifest, by_source=wanted, cache_bytes=cache_bytes
         )
@@ -100,12 +100,12 @@ class TrainingRun:
     def by_source(self) -> tuple[TrainingRun, ...]:
         """The run restricted to each source, or itself for a single source.
 
-        Objective and sides are those of the source; the plan is that of all.
+        Each has its source's objective and sides, and the plan of the whole run.
         """
         if not self.config.corpus.sources:
             return (self,)
-        alone = zip(self.config.by_source(), self.manifest.by_source, strict=True)
-        return tuple(replace(self, config=config, manifest=lanes) for config, lanes in alone)
+        restricted = zip(self.config.by_source(), self.manifest.by_source, strict=True)
+        return tuple(replace(self, config=config, manifest=lanes) for config, lanes in restricted)
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -118,8 +118,11 @@ class TrainingRun:
     @property
     def teacher(self) -> TeacherVectors | None:
         """The teacher's vectors in the lanes, if the loss uses them."""
-        held = self.manifest.teacher if self.config.objective.uses_teacher else None
-        return held if held is None or self.teacher_axes is None else held.along(self.teacher_axes)
+        # Lanes may hold vectors that this objective has no use for.
+        stored = self.manifest.teacher if self.config.objective.uses_teacher else None
+        if stored is None or self.teacher_axes is None:
+            return stored
+        return stored.along(self.teacher_axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +132,8 @@ class WorkerTask:
     Attributes:
         monitor: Host and port of the driver's monitor.
         token: Authenticates the worker to the monitor.
-        fingerprint: Of the driver's certificate, which authenticates the monitor to the worker;
-            none where the cluster does not encrypt.
+        fingerprint: Of the driver's certificate, to authenticate the monitor to the worker; None
+            without encryption.
     """
 
     run: TrainingRun
@@ -156,7 +159,7 @@ class WorkerTask:
 
     @property
     def first_lane(self) -> int:
-        """The first lane that this worker reads."""
+        """This worker's first lane."""
         if self.run.takes_turns:
             return 0
         replicas = self.placement.replicas
@@ -177,14 +180,14 @@ class Staleness:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """The continuation of a run that has lost workers.
+    """The continuation of a run after a loss of workers.
 
     Attributes:
-        step: The first step that the remaining workers make, perhaps again.
+        step: The first step of the remaining workers, perhaps a repeated one.
         made: Steps of the run made before.
         time: UTC, in ISO 8601.
-        cause: What happened to the worker that was lost first.
-        lane: The first lane that this worker read, where known.
+        cause: The reason for the first loss.
+        lane: The first lane of the worker lost first, if known.
     """
 
     step: int
@@ -205,9 +208,8 @@ class TrainingOutcome:
     Attributes:
         steps: Optimiser updates made.
         seconds: From the first step to the last.
-        examples_per_second: Without the first logged steps, which include the framework's
-            start-up.
-        precision: Of matrix multiplications; None where no worker reported it.
+        examples_per_second: Without the first logged steps and their framework start-up.
+        precision: Of matrix multiplications; None if no worker reported it.
     """
 
     steps: int
@@ -221,22 +223,21 @@ class TrainingOutcome:
 
 
 def with_axes(run: TrainingRun, width: int) -> TrainingRun:
-    """Return the run with the axes that project its teacher's vectors, where they are projected.
+    """Return the run with the projection axes of its teacher's vectors, if it projects them.
 
-    The vectors get ``width`` numbers, as embeddings have. The axes are those along which the
-    vectors differ most from zero: no projection to as many dimensions keeps their inner products
-    better (Eckart and Young, "The approximation of one matrix by another of lower rank",
-    Psychometrika 1936). Centring would change cosines. The first axis holds most, so the projected
-    vectors may be truncated. The axes are part of what a run learns: they are written into its
-    folder when it begins, and stay.
+    The vectors get ``width`` numbers, as many as embeddings have. Along the axes the vectors differ
+    most from zero: no projection to as many dimensions keeps their inner products better (Eckart
+    and Young, "The approximation of one matrix by another of lower rank", Psychometrika 1936).
+    Centring would change cosines. The first axis holds most, so projected vectors are truncatable.
+    The axes are a part of the training target: the run folder keeps them from the start on.
     """
-    held = run.teacher
-    if held is None or held.width <= width or not run.config.objective.projects_teacher:
+    vectors = run.teacher
+    if vectors is None or vectors.width <= width or not run.config.objective.projects_teacher:
         return run
     path = RunFolder(run.run_folder).teacher_axes
     if not path.is_file():
-        axes = principal_axes(_second_moment(run, held.width), width)
-        # Not by its name, to which numpy would add an ending.
+        axes = principal_axes(_second_moment(run, vectors.width), width)
+        # An open file: numpy would add `.npy` to a name.
         with storage.built_file(path) as file, file.open("wb") as opened:
             np.save(opened, axes)
     return replace(run, teacher_axes=np.load(io.BytesIO(path.read_bytes())))
@@ -249,7 +250,9 @@ def principal_axes(moment: np.ndarray, count: int) -> np.ndarray:
     orthonormal, and the entry of largest magnitude in each is positive.
     """
     _, axes = np.linalg.eigh(moment)
+    # `eigh` sorts eigenvalues in ascending order.
     axes = axes[:, ::-1][:, :count]
+    # An eigenvector's sign is arbitrary: a rule for it makes runs repeat.
     largest = np.abs(axes).argmax(axis=0)
     signs = np.sign(axes[largest, np.arange(axes.shape[1])])
     found: np.ndarray = (axes * signs).astype(np.float32)

@@ -1,7 +1,7 @@
 """Metrics of the steps on the driver: workers' records become metrics lines and figures.
 
-A worker reports its own part of a step. A step, shared or made by one worker, is complete when the
-records of all its granules have arrived, from each worker of the replica that made them.
+A worker reports its own part of a step. A step, shared or made by one worker, is complete with the
+records of all its granules, from each worker of their replica.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 
 class _Step(TypedDict):
-    """The keys that a continued log reads from a line."""
+    """The keys of a line for a continued log."""
 
     step: int
     precision: NotRequired[str | None]
 
 
 class MetricsLine(_Step):
-    """The keys read back from every line, which has more."""
+    """The keys read back from every line, among others."""
 
     loss: float
     seconds: float
@@ -68,7 +68,7 @@ def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
 class MetricsLog:
     """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
 
-    It drops the lines of an earlier file whose steps are made again.
+    It drops an earlier file's lines of repeated steps.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -84,7 +84,7 @@ class MetricsLog:
             run.last_step,
             run.first_step,
             "step {done}/{total}  {text}",
-            "the workers start",
+            "starting the workers",
         )
 
     def __enter__(self) -> MetricsLog:
@@ -96,7 +96,7 @@ class MetricsLog:
         self._lines.flush()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take a metrics line; drop later ones, whose steps a run makes again after a loss."""
+        """Take a metrics line; drop later ones, since a run repeats their steps after a loss."""
         if line["step"] <= self._logged:
             self._keep_lines_to(line["step"] - 1)
         self._logged = line["step"]
@@ -109,7 +109,7 @@ class MetricsLog:
         """Show the number of completed steps."""
         self._progress.move(step)
         if self._run.is_checkpointed(step):
-            # A run that goes on from the checkpoint, which is written now, makes no lines before.
+            # A run resumed from this checkpoint does not repeat the lines before it.
             self._lines.flush()
 
     def checkpoint_saved(self) -> None:
@@ -117,23 +117,23 @@ class MetricsLog:
         self._lines.flush()
 
     def _warn_of_gap(self) -> None:
-        """Warn if a job was killed before a store had the lines of its last checkpoint."""
+        """Warn if a killed job's last lines never reached the store."""
         first, every = self._run.first_step, self._run.config.training.log_every
         last = max((line["step"] for line in _read(self._run.run_folder, _Step)), default=0)
+        # Lines come at multiples of `log_every`; the steps after the last multiple have none yet.
         if last < first // every * every:
             logger.warning(
-                "metrics.jsonl lacks steps %d to %d: the run before was killed before it wrote"
+                "metrics.jsonl lacks steps %d to %d: the earlier job was killed before it wrote"
                 " their lines",
                 last + 1,
                 first,
             )
 
     def _warn_of_precision(self, precision: str | None) -> None:
-        """Warn if the precision changes, as ``auto`` may bring about."""
+        """Warn of a change of the precision, a possible effect of ``auto``."""
         if None not in (precision, self._precision) and precision != self._precision:
             logger.warning(
-                "the steps up to here were computed in %s, and those from here on are in %s "
-                "(training.precision)",
+                "the precision changes from %s to %s at this step (training.precision)",
                 self._precision,
                 precision,
             )
@@ -154,7 +154,7 @@ class _Model(TypedDict, total=False):
 
 
 class _Record(TypedDict, total=False):
-    """The key read back from ``metrics.json``, which has more."""
+    """The key read back from ``metrics.json``, among others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -167,13 +167,13 @@ def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
 
 
 def model_step(folder: Location) -> int | None:
-    """Return the step of the state that became the model; None if unknown."""
+    """Return the step of the model's state; None if unknown."""
     step: int | None = _read_metrics(folder).get("model", {}).get("step")
     return step
 
 
 def forget_earlier_model(folder: Location) -> None:
-    """Remove the figures of a run's model, which are outdated once the run goes on."""
+    """Remove the figures of a run's model: they are outdated once the run goes on."""
     known = _read_metrics(folder)
     if known:
         left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
@@ -210,7 +210,7 @@ def training_figures(
 def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
     """Return the figures of a training from its log, if the driver died after the last step.
 
-    None if the record has them, or there is no log.
+    None if the record already has them, or without a log.
     """
     lines = list(read_metrics_lines(run.run_folder))
     if not lines or "training" in _read_metrics(run.run_folder):
@@ -227,15 +227,16 @@ def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
 
 
 def _figures_of_lines(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return losses, objectives, and CPU time where all of it is known.
+    """Return losses, objectives, and CPU time if every line has it.
 
-    Losses are means over the steps of a line, as on the console; the last step's loss would be that
-    of a single batch.
+    Losses are means over the steps of a line, as on the console; the last step's loss would
+    describe a single batch.
     """
+    objectives = (config.objective.name for config in run.config.by_source())
     figures: dict[str, Any] = {
         "final_loss": float(lines[-1]["loss"]),
         "largest_loss": max(float(line["loss"]) for line in lines),
-        "objectives": list(dict.fromkeys(one.objective.name for one in run.config.by_source())),
+        "objectives": list(dict.fromkeys(objectives)),
     }
     if all("cpu_seconds" in line for line in lines):
         figures["cpu_seconds"] = round(math.fsum(line["cpu_seconds"] for line in lines), 2)
@@ -263,20 +264,20 @@ def _read_metrics(folder: Location) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One worker's part of one step. Figures that were not measured are None.
+    """One worker's part of one step. Unmeasured figures are None.
 
     Attributes:
-        loss: Mean over the worker's granules, or over the whole step where the workers share it.
-        gradient_norm: Before clipping, of the gradient that the worker used for the update.
+        loss: Mean over the worker's granules, or over the whole of a shared step.
+        gradient_norm: Before clipping, of the worker's gradient for the update.
         padded_tokens: Tokens with padding.
-        data_seconds: Seconds that the worker waited for these granules.
+        data_seconds: Seconds of waiting for these granules.
         seconds: From the beginning of the worker's first step to the end of this one.
-        staleness: Updates between the parameters that gave the gradient and those that it was
-            applied to; None where they are the same by construction.
-        rank: The worker's; None where a record stands for all workers.
+        staleness: Updates between the computation of the gradient and its use; None if there are
+            none by construction.
+        rank: The worker's; None for a record of all workers.
         compute_seconds: Seconds of arithmetic and communication.
-        communication_seconds: The part of these for transfers and waiting for others; None where
-            it cannot be separated from arithmetic.
+        communication_seconds: The part of these for transfers and waiting for others; None if
+            inseparable from arithmetic.
         step_seconds: Seconds from the end of the worker's previous step to the end of this one.
         cpu_seconds: CPU time in ``step_seconds`` of all threads of the worker's process.
         precision: Of the worker's matrix multiplications.
@@ -305,14 +306,14 @@ class StepRecord:
 
 @runtime_checkable
 class StepListener(Protocol):
-    """A listener of metrics lines that also hears of each step."""
+    """A listener of metrics lines and of single steps."""
 
     def step_done(self, step: int) -> None:
-        """Hear the number of completed steps."""
+        """Take the number of completed steps."""
         ...
 
     def checkpoint_saved(self) -> None:
-        """Hear that a checkpoint is whole; its steps were reported before."""
+        """Take note of a whole checkpoint; its steps were reported before."""
         ...
 
 
@@ -320,7 +321,7 @@ class StepMetrics:
     """Collects the records of a run; not thread-safe, its caller is.
 
     A metrics line covers the ``log_every`` steps before it; lines come in the order of the steps.
-    ``on_line`` hears each line, and each step too if it is a :class:`StepListener`.
+    ``on_line`` gets each line, and each step too if it is a :class:`StepListener`.
     """
 
     def __init__(self, run: TrainingRun, workers: int, on_line: OnMetrics) -> None:
@@ -334,7 +335,7 @@ class StepMetrics:
         self._next = run.first_step
         self._window: list[list[StepRecord]] = []
         self._window_began = 0.0
-        # Kept of every step, so in as few bytes as they take: a run may have millions.
+        # Compact arrays, since a run may have millions of steps.
         self._losses = array("d")
         self._ages = array("i")
         self._ages_until = array("q")
@@ -350,7 +351,7 @@ class StepMetrics:
         return self._next
 
     def checkpoint_saved(self) -> None:
-        """Pass on that a worker has saved a checkpoint, whose steps it reported before."""
+        """Pass on a worker's saved checkpoint; its steps were reported before."""
         if self._on_step is not None:
             self._on_step.checkpoint_saved()
 
@@ -361,7 +362,7 @@ class StepMetrics:
         return self._began
 
     def go_back(self, restart: Restart) -> None:
-        """Forget the steps, before :attr:`next_step`, that other workers make again."""
+        """Forget steps before :attr:`next_step`, since the remaining workers repeat them."""
         self._restarts.append(restart)
         made = restart.step - self._run.first_step
         del self._losses[made:], self._ages_until[made:]
@@ -372,7 +373,7 @@ class StepMetrics:
             self._settled = None
 
     def add(self, record: StepRecord) -> None:
-        """Take a worker's part, and pass on the lines that it completes.
+        """Take a worker's part, and pass on completed lines.
 
         Raises:
             PipelineError: Workers compute in different precisions.
@@ -381,8 +382,8 @@ class StepMetrics:
         if record.precision not in (None, self._precision):
             raise PipelineError(
                 f"rank {record.rank} computes in {record.precision} and others in"
-                f" {self._precision}; with precision auto each worker decides alone in this mode:"
-                " set training.precision"
+                f" {self._precision}, because each worker resolves precision auto alone in this"
+                " mode. Set training.precision"
             )
         records = self._open.setdefault(record.step, [])
         records.append(record)
@@ -416,7 +417,7 @@ class StepMetrics:
         """Count a complete step, the next in order."""
         weight = sum(record.granules for record in records)
         self._losses.append(sum(record.loss * record.granules for record in records) / weight)
-        self._ages.extend(one.staleness for one in records if one.staleness is not None)
+        self._ages.extend(record.staleness for record in records if record.staleness is not None)
         self._ages_until.append(len(self._ages))
         self._seconds = max(self._seconds, *(record.seconds for record in records))
         self._window.append(records)
@@ -431,10 +432,11 @@ class StepMetrics:
     def _log(self) -> None:
         records = [record for step in self._window for record in step]
         steps = len(self._window)
-        # Workers that make steps alone finish some before those that come earlier in order: between
-        # these no time has passed, and yet they took as long as each worker spent on them.
+        # Asynchronous workers may finish steps out of order, and several lines close at once:
+        # the clock then shows no time between them, so the workers' own seconds are the bound.
         spent = sum(record.step_seconds for record in records) / self._workers
         seconds = max(self._seconds - self._window_began, spent, 1e-9)
+        # All workers of a replica report the same tokens, so rates divide by their number.
         tokens = sum(record.tokens for record in records)
         ages = [record.staleness for record in records if record.staleness is not None]
         staleness, cpu_seconds = _staleness(ages), _total(records, "cpu_seconds")
@@ -459,44 +461,43 @@ class StepMetrics:
             "workers": workers,
         }
         if self._settled is None:
+            # Rates leave out the first line, since it includes the framework's start-up.
             self._settled = (self._seconds, len(self._losses))
         self._window_began = self._seconds
         self._window = []
         self._on_line(line)
 
     def _of_sources(self, losses: Sequence[float]) -> dict[str, Any]:
-        """Return loss and number of steps of each source, where there are several."""
-        found: dict[str, list[float]] = {}
+        """Return loss and number of steps of each of several sources."""
+        by_source: dict[str, list[float]] = {}
         names = [source.name for source in self._run.config.corpus.sources]
         for of_step, loss in zip(self._window, losses, strict=True) if names else ():
-            found.setdefault(names[of_step[0].source], []).append(loss)
-        told = {
-            name: {"loss": sum(own) / len(own), "steps": len(own)}
-            for name, own in sorted(found.items())
+            by_source.setdefault(names[of_step[0].source], []).append(loss)
+        figures = {
+            name: {"loss": sum(of_source) / len(of_source), "steps": len(of_source)}
+            for name, of_source in sorted(by_source.items())
         }
-        return {"sources": told} if told else {}
+        return {"sources": figures} if figures else {}
 
     def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-        """Return the work and the seconds of each worker, where measured."""
+        """Return the work and the seconds of each worker; empty if a record lacks them."""
         if any(record.rank is None or record.compute_seconds is None for record in records):
             return []
         ranks = sorted({record.rank for record in records if record.rank is not None})
         examples = self._run.manifest.granule
+        by_rank = {rank: [record for record in records if record.rank == rank] for rank in ranks}
         return [
-            _worker_line(
-                rank, [one for one in records if one.rank == rank], examples, self._reports
-            )
-            for rank in ranks
+            _worker_line(rank, of_rank, examples, self._reports)
+            for rank, of_rank in by_rank.items()
         ]
 
 
 def _worker_line(
     rank: int, records: Sequence[StepRecord], examples: int, sharing: int
 ) -> dict[str, Any]:
-    """Return the work of one worker, and its seconds, whose parts add up to the whole.
+    """Return the work of one worker, its seconds, and their parts.
 
-    ``examples`` is the size of a granule; the ``sharing`` workers that make one get equal parts of
-    it.
+    ``examples`` is the size of a granule; its ``sharing`` workers get equal parts of it.
     """
     seconds, data = _total(records, "step_seconds") or 0.0, _total(records, "data_seconds") or 0.0
     compute = _total(records, "compute_seconds") or 0.0
@@ -518,13 +519,13 @@ def _worker_line(
 
 
 def _total(records: Sequence[StepRecord], name: str) -> float | None:
-    """Return the sum of a figure; None where a record lacks it."""
+    """Return the sum of a figure; None if a record lacks it."""
     figures = [getattr(record, name) for record in records]
     return None if None in figures else math.fsum(figures)
 
 
 def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return arithmetic and communication as shares of all workers' time, where known."""
+    """Return arithmetic and communication as shares of all workers' time, if known."""
     seconds = max(math.fsum(worker["seconds"] for worker in workers), 1e-9)
     return {
         part: math.fsum(worker[part] for worker in workers) / seconds
@@ -534,8 +535,9 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the mean of finite norms, where known; the state after others is refused by name."""
-    norms = [one.gradient_norm for one in records if one.gradient_norm is not None]
+    """Return the mean of the finite norms, if any."""
+    norms = [record.gradient_norm for record in records if record.gradient_norm is not None]
+    # An infinite norm needs no figure: the next state is refused with the array's name.
     finite = [norm for norm in norms if math.isfinite(norm)]
     return {"gradient_norm": math.fsum(finite) / len(finite)} if finite else {}
 

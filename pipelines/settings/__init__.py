@@ -1,6 +1,6 @@
 """Every setting, with its type, unit, range and default; see :mod:`pipelines.settings.load`.
 
-A module of the package holds a section and the rules that refuse its keys.
+A module of the package holds a section and the checks of its keys.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Config(Settings):
     """The whole configuration; ``Config()`` is the embedded default job."""
 
     recipe: str | None = Field(default=None, json_schema_extra={"enum": [*RECIPES]})
-    """Settings that are meant for one another, for one kind of corpus, under whatever else is set;
-    see [recipes](recipes.md). Unset: the defaults below."""
+    """Settings for one kind of corpus; your own settings override them. See [recipes](recipes.md).
+    Null: the defaults below."""
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()
@@ -124,24 +124,24 @@ class Config(Settings):
         return self
 
     def _check_sources(self) -> None:
-        """Refuse sources that are wrong alone (by the keys of a lone corpus) or together."""
-        sources, every = self.corpus.sources, self.by_source()
-        objectives = [alone.objective for alone in every]
+        """Refuse contradictions between the sources, or within one as the only corpus."""
+        sources, configs = self.corpus.sources, self.by_source()
+        objectives = [config.objective for config in configs]
         check_sources(sources, objectives, self.teacher)
-        for source, alone in zip(sources, every, strict=True):
+        for source, config in zip(sources, configs, strict=True):
             try:
                 check_key_column(source, self.corpus.key_column)
-                alone.corpus.check()
-                check_dimensions(alone.objective)
-                LOSSES.load(alone.objective.name).check_with(alone)
+                config.corpus.check()
+                check_dimensions(config.objective)
+                LOSSES.load(config.objective.name).check_with(config)
             except InputError as error:
                 problem = f"source {source.name}: {error.problem}"
                 raise InputError(error.key, problem, error.remedy) from None
 
     @property
     def asked(self) -> Asked:
-        """Return the settings that decide which features a training needs."""
-        objectives = [alone.objective for alone in self.by_source()]
+        """Return the settings that limits of engines and modes depend on."""
+        objectives = [config.objective for config in self.by_source()]
         return Asked(self.training, self.encoder, self.corpus, objectives)
 
     def by_source(self) -> tuple[Config, ...]:
@@ -164,16 +164,18 @@ class Config(Settings):
         return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     def trained_widths(self) -> tuple[int, ...]:
-        """Return the widths in `objective.dimensions` that some step of any source trains."""
+        """Return the widths in `objective.dimensions` of any source."""
         return tuple(dict.fromkeys(chain.from_iterable(self._widths())))
 
     def common_widths(self) -> tuple[int, ...]:
-        """Return the widths that every step of every source trains."""
-        widths = self._widths()
-        return tuple(width for width in widths[0] if all(width in others for others in widths))
+        """Return the widths in `objective.dimensions` of every source."""
+        by_source = self._widths()
+        return tuple(
+            width for width in by_source[0] if all(width in widths for widths in by_source)
+        )
 
     def _widths(self) -> list[tuple[int, ...]]:
-        return [alone.objective.dimensions for alone in self.by_source()]
+        return [config.objective.dimensions for config in self.by_source()]
 
     def stage_conf(self, stage: StageName) -> dict[str, str]:
         """Return the Spark conf to submit for a stage, by whole keys.
@@ -184,6 +186,6 @@ class Config(Settings):
         return shared | dict(getattr(self.stages, stage))
 
     def for_stage(self, stage: StageName) -> Config:
-        """Return the settings of an application that runs only this stage, with its Spark conf."""
+        """Return the settings of an application for this stage only, with its Spark conf."""
         conf = {key.removeprefix(PREFIX): text for key, text in self.stage_conf(stage).items()}
         return self.model_copy(update={"spark": self.spark.with_conf(conf)})

@@ -29,9 +29,10 @@ logger = logging.getLogger(__name__)
 REFUSED: Final = "refused"
 """The type of validation errors that hold a problem and its remedy."""
 
-# What YAML 1.1 or Python reads as a number, each in its own way: 010, 0x1F, 1_000 and 1:30.
+# YAML 1.1 and Python read these as different numbers: 010, 0x1F, 1_000 and 1:30.
 _OTHER_NOTATION = re.compile(r"[-+]?(0[0-9box_]|[0-9.][0-9.e+-]*[_:])", re.IGNORECASE)
 _LARGEST = 1 << 63
+# Python refuses int() of a text with more than 4,300 digits.
 _LONGEST = 1000
 
 
@@ -76,14 +77,14 @@ class Settings(BaseModel):
 def _separator(given: str | None) -> str | None:
     sign = {"\\t": "\t", "tab": "\t"}.get(given or "", given)
     if sign is not None and (len(sign) != 1 or sign in '"\r\n'):
-        remedy = "write one character, no quote or line end; `tab` is a tab"
+        remedy = "Write one character, but no quote or line end (`tab` is a tab)"
         raise refusal(f"`{given}` is no separator", remedy)
     return sign
 
 
 def _escape(given: str | None) -> str | None:
     if given is not None and (len(given) != 1 or given in "\r\n"):
-        raise refusal(f"`{given}` is no escape", "write one character, most often a backslash")
+        raise refusal(f"`{given}` is no escape", "Write one character, most often a backslash")
     # A quote before a quote is the rule anyway.
     return None if given == '"' else given
 
@@ -93,8 +94,8 @@ CsvSeparator = Annotated[
     AfterValidator(_separator),
     Field(
         description=(
-            "Sign between the fields of CSV, such as `;`. Unset: a comma. It is always a tab in "
-            "what is named `.tsv` or `.tab`."
+            "CSV field separator: one character, or `tab`. Null: a comma. `.tsv` and `.tab` always "
+            "have tabs."
         )
     ),
 ]
@@ -103,8 +104,8 @@ CsvEscape = Annotated[
     AfterValidator(_escape),
     Field(
         description=(
-            "Sign before a quote within the quotes of a CSV field, and before itself: a backslash "
-            "in what Spark writes. Unset: quotes there are doubled."
+            "Character before quotes and itself in quoted CSV fields: a backslash in Spark's "
+            "output. Null: doubled quotes."
         )
     ),
 ]
@@ -112,17 +113,12 @@ CsvEscape = Annotated[
 
 FollowLinks = Annotated[
     bool,
-    Field(
-        description=(
-            "Whether links in a folder of inputs, or among what a glob matches, are followed out "
-            "of it. If not, they are refused."
-        )
-    ),
+    Field(description="Follow links out of input folders and globs. `false`: refuse them."),
 ]
 
 
 def value_kinds(annotation: Any) -> set[Any]:
-    """Return the types of a setting's values; of a list or mapping, the types of its items."""
+    """Return the types of a setting's values, or of the items of a list or mapping."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         return {annotation}
@@ -133,7 +129,8 @@ def value_kinds(annotation: Any) -> set[Any]:
 
 
 def refusal(problem: str, remedy: str) -> PydanticCustomError:
-    """Return the error that a validator raises for a problem that the user can mend."""
+    """Return a validator's error for a problem of the user's."""
+    # `load` takes problem and remedy from the context, to put the key before them.
     return PydanticCustomError(
         REFUSED, in_sentences("{problem}", "{remedy}"), {"problem": problem, "remedy": remedy}
     )
@@ -151,7 +148,7 @@ def _each(change: Callable[[Any], Any], given: Any) -> Any:
 def _as_written(given: Any) -> Any:
     if isinstance(given, bool):
         return str(given).lower()
-    # Numbers of a file know how they are written; see `yaml_file`, which is not needed here.
+    # Numbers of a file keep their spelling; an attribute spares the import of `yaml_file`.
     return getattr(given, "written", given)
 
 
@@ -159,15 +156,15 @@ def _checked_number(given: Any) -> Any:
     """Return the value; refuse truth values, and numbers that readers take for different ones."""
     if isinstance(getattr(given, "truth", given), bool):
         written = str(given).lower() if isinstance(given, bool) else given
-        raise refusal(f"`{written}` is no number", "write one, for example 1")
+        raise refusal(f"`{written}` is no number", "Write a number, such as 1")
     plain = given.strip() if isinstance(given, str) else given
     if isinstance(plain, str) and _OTHER_NOTATION.match(plain):
-        raise refusal(f"`{plain[:50]}` is no decimal number", "write it as 12, -3, 0.5 or 2e-5")
+        raise refusal(f"`{plain[:50]}` is no decimal number", "Write it as 12, -3, 0.5 or 2e-5")
     digits = plain.lstrip("+-") if isinstance(plain, str) else ""
     if digits.isdecimal() and len(digits) < _LONGEST:
         plain = int(digits)
     if isinstance(plain, int) and abs(plain) >= _LARGEST:
-        raise refusal("it is 2^63 or more", "give a smaller number")
+        raise refusal("the number is 2^63 or more", "Write a smaller one")
     return given
 
 
@@ -179,7 +176,7 @@ class Choice:
     others: tuple[str, ...] = ()
 
     def current(self, name: str) -> str:
-        """Return the current name of an entry; log a former one, which is read for one release.
+        """Return the current name of an entry; log a former one, valid for one release.
 
         Raises:
             InputError: There is no such entry.
@@ -203,18 +200,17 @@ class Choice:
 
 
 def choice_of(registry: Registry, *others: str) -> Choice:
-    """Return the mark, for ``Annotated``, that makes a `str` setting a name in a registry.
+    """Return the mark, for ``Annotated``, of a `str` setting with names in a registry.
 
-    Refusals and the page of all settings list the names. `others` are values that stand for no
-    entry.
+    Refusals and the page of all settings list the names. `others` are values without an entry.
     """
     return Choice(registry, others)
 
 
-_MOUNT = "mount it and give the path that the driver and every executor see"
-# A single letter and a colon would be a drive, and a name without a slash may have a colon.
-# `$1` and `a$` are names; `$HOME` and `${HOME}` are meant as what a shell makes of them.
+_MOUNT = "Mount it and give the path that the driver and every executor see"
+# `$1` and `a$` are names; a shell would replace `$HOME` and `${HOME}`.
 _VARIABLE = re.compile(r"\$(\{|[A-Za-z_])")
+# A single letter and a colon would be a drive, and a name without a slash may have a colon.
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 _FILE = re.compile(r"file:(?:(?!//[^/])|//localhost(?=/))/*(?=/)", re.IGNORECASE)
 _IN_STORE = re.compile(
@@ -243,7 +239,7 @@ STORES: Mapping[str, Scheme] = {
     "viewfs": Scheme("viewfs", has_bucket=False, has_account=True),
 }
 """Forms by the scheme of an address; fsspec may know other schemes."""
-# Databricks shows them as folders, and Spark's way to write them is no address of a store.
+# Databricks mounts them as folders, and Spark's spelling of a path is no address of a store.
 _MOUNTED = ("file", "local", "dbfs")
 _BY_NAME = ("delta", "iceberg", "table")
 """Formats whose inputs Spark finds: table names, and addresses of Delta tables."""
@@ -269,7 +265,7 @@ def local_path(given: str) -> str:
         NotLocalError: It is an address of another kind or another host, or names nothing.
     """
     if not given or "\0" in given:
-        raise NotLocalError(f"{given!r} names no file or folder", "give a path")
+        raise NotLocalError(f"{given!r} names no file or folder", "Give a path")
     _check_variables(given)
     plain = _FILE.sub("", given, count=1)
     address = _ADDRESS.match(plain)
@@ -280,7 +276,7 @@ def local_path(given: str) -> str:
         return str(Path(plain).expanduser()) if plain.startswith("~") else plain
     except RuntimeError:
         raise NotLocalError(
-            f"`{given}` is the home of a user who is not here", "put ./ before it if it is a name"
+            f"`{given}` is the home of an unknown user", "Put ./ before it if it is a name"
         ) from None
 
 
@@ -297,30 +293,32 @@ def stored_path(given: str) -> str:
     scheme = address["scheme"].lower()
     if scheme not in STORES and not _is_known_to_fsspec(scheme):
         raise NotLocalError(
-            f"`{given}` is in no kind of store that is known", f"one of {', '.join(STORES)}"
+            f"`{given}` is in an unknown kind of store", f"Choose one of {', '.join(STORES)}"
         )
     known = STORES.get(scheme, Scheme(scheme, has_bucket=False))
     if not address["authority"] and known.has_bucket:
-        raise NotLocalError(f"`{given}` names no bucket", f"write {scheme}://BUCKET/FOLDER")
+        raise NotLocalError(f"`{given}` names no bucket", f"Write {scheme}://BUCKET/FOLDER")
     if "@" in address["authority"] and not known.has_account:
         raise NotLocalError(
             f"`{given}` holds credentials",
-            "leave them to the environment; see docs/guides/buckets.md",
+            "Leave them to the environment; see docs/guides/buckets.md",
         )
+    # A store has names and no folders, so `..` would be a part of a name.
     if ".." in address["path"].split("/"):
-        raise NotLocalError(f"`{given}` goes up", "write the address without `..`")
+        raise NotLocalError(f"`{given}` goes up a folder", "Write the address without `..`")
     return given
 
 
 def _check_variables(given: str) -> None:
-    """Refuse an environment variable in a path: nothing would replace it."""
+    """Refuse an environment variable in a path: the package replaces none."""
     if _VARIABLE.search(given):
         raise NotLocalError(
-            f"`{given}` names a variable, and a setting takes none", "write its value"
+            f"`{given}` names a variable, and settings take none", "Write its value"
         )
 
 
 def _is_known_to_fsspec(scheme: str) -> bool:
+    # Local paths work without fsspec.
     try:
         from fsspec.registry import known_implementations, registry
     except ImportError:
@@ -329,14 +327,15 @@ def _is_known_to_fsspec(scheme: str) -> bool:
 
 
 def _checked_local(given: str) -> str:
-    return _told(local_path, given)
+    return _as_refusal(local_path, given)
 
 
 def _checked(given: str) -> str:
-    return _told(stored_path, given)
+    return _as_refusal(stored_path, given)
 
 
-def _told(check: Callable[[str], str], given: str) -> str:
+def _as_refusal(check: Callable[[str], str], given: str) -> str:
+    # A ValueError would lose its remedy in pydantic's own message.
     try:
         return check(given)
     except NotLocalError as error:
@@ -344,7 +343,7 @@ def _told(check: Callable[[str], str], given: str) -> str:
 
 
 def _checked_input(given: str, info: ValidationInfo) -> str:
-    # A path of a Delta table; names and addresses are left to Spark.
+    # Delta tables may have a path; Spark looks up names and addresses.
     return _checked_if_path(given) if info.data.get("format") in _BY_NAME else _checked(given)
 
 

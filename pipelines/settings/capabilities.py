@@ -1,7 +1,7 @@
-"""The table of what cannot be trained how; refusals and docs/reference/engines.md follow from it.
+"""The table of unsupported combinations, for refusals and docs/reference/engines.md.
 
-A limit names a feature, the trainings that lack it, and why. Limits of frameworks, modes and
-layouts are checked when settings are read, those of an engine before it starts.
+A limit names a feature, the trainings without it, and why. Limits of frameworks, modes and layouts
+are checked with the settings, those of an engine before it starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipelines.settings.training import TrainingSettings
 
 
 class Asked(NamedTuple):
-    """The settings that decide which features a training needs; `objectives` has one per source."""
+    """The settings behind the features of a training; `objectives` has one per source."""
 
     training: TrainingSettings
     encoder: EncoderSettings
@@ -51,7 +51,7 @@ class Scope:
 
 
 class Limit(NamedTuple):
-    """A cell of the table: a feature that the trainings of a scope cannot have.
+    """A cell of the table: a feature without support in the trainings of a scope.
 
     Attributes:
         problem: Why, for `str.format` with ``training``.
@@ -74,7 +74,9 @@ def _uses_step_negatives(asked: Asked) -> bool:
 
 
 def _has_own_weights(asked: Asked) -> bool:
-    return any(LOSSES.load(one.name).reconstruction is not None for one in asked.objectives)
+    return any(
+        LOSSES.load(objective.name).reconstruction is not None for objective in asked.objectives
+    )
 
 
 def _may_drop(asked: Asked) -> bool:
@@ -104,7 +106,7 @@ WIDTHS = Feature(
 NOT_PLAIN = Feature(
     "objective.directions",
     "directions, hardness, margins",
-    lambda asked: not all(getattr(one, "is_plain", True) for one in asked.objectives),
+    lambda asked: not all(getattr(objective, "is_plain", True) for objective in asked.objectives),
 )
 SOURCES = Feature("corpus.sources", "several sources", lambda asked: bool(asked.corpus.sources))
 MICRO_BATCHES = Feature(
@@ -167,35 +169,35 @@ ELEPHAS_WORKERS = Scope(
 MEGATRON = Scope("`megatron`", engine="megatron")
 MESH = Scope("`mesh`", engine="mesh")
 
-_LEAVE_OUT = "leave it out, or training.engine: torch"
-_LEAVE_0 = "set it to 0, or training.engine: torch"
-_GRANULE = "set it to granule, or training.engine: torch"
-_TORCH = "leave it out, or training.framework: torch"
-_SPLIT = "leave it out, or training.engine: torch with training.sharding: none"
-_TOGETHER = "leave it out, or training.mode: sync with another framework than bigdl"
-_SYNC = "leave it 1, or training.mode: sync"
-_FRAMEWORKS = "one of tensorflow, torch"
-_WHOLE_GRANULES = "leave it out, and lower lanes.granule"
-_BY_STEPS = "leave it out, and set training.checkpoint_every"
-_MODE = "mode `{training.mode}` of framework `{training.framework}` has no such thing"
-_ALL_TRAINED = "with training.sharding `{training.sharding}` all weights are trained"
-_WHOLE = "in the mode `{training.mode}` each worker holds the whole encoder"
-_MEET = "in the mode `{training.mode}` the workers meet at checkpoints of known steps alone"
-_ROUNDS = "the workers of engine elephas have states of their own between two averages"
+_LEAVE_OUT = "Leave it out, or set training.engine to torch"
+_LEAVE_0 = "Set it to 0, or training.engine to torch"
+_GRANULE = "Set it to granule, or training.engine to torch"
+_TORCH = "Leave it out, or set training.framework to torch"
+_SPLIT = "Leave it out, or set training.engine to torch and training.sharding to none"
+_TOGETHER = "Leave it out, or set training.mode to sync with another framework than bigdl"
+_SYNC = "Leave it 1, or set training.mode to sync"
+_FRAMEWORKS = "Choose one of tensorflow, torch"
+_WHOLE_GRANULES = "Leave it out, and lower lanes.granule"
+_BY_STEPS = "Leave it out, and set training.checkpoint_every"
+_MODE = "mode `{training.mode}` of framework `{training.framework}` does not support it"
+_ALL_TRAINED = "training.sharding `{training.sharding}` trains all weights"
+_WHOLE = "each worker holds the whole encoder in mode `{training.mode}`"
+_MEET = "the workers in mode `{training.mode}` meet only at checkpoints of known steps"
+_ROUNDS = "the workers of engine elephas have separate states between two averages"
 _APART = "the workers of engine elephas do not meet inside a step, so it cannot be `step`"
-_UNDIVIDED = "LoRA's small matrices are not divided"
-_WRITTEN_OUT = "the loss reconstructs texts with weights that are not divided"
-_NO_LORA = "leave it 1, or encoder.lora.rank: 0"
-_OTHER_LOSS = "leave it 1, or take another objective.name"
+_UNDIVIDED = "LoRA's small matrices stay undivided"
+_WRITTEN_OUT = "the loss reconstructs texts with undivided weights"
+_NO_LORA = "Leave it 1, or set encoder.lora.rank to 0"
+_OTHER_LOSS = "Leave it 1, or choose another objective.name"
 _BY_MEMBERS, _BY_STAGES = "training.model_parallel", "training.pipeline_parallel"
 _MEGATRON_ALL = "engine megatron trains all of an encoder"
 
 LIMITS: tuple[Limit, ...] = (
-    Limit(SOURCES, BIGDL, "bigdl trains on one source alone", _FRAMEWORKS, "training.framework"),
+    Limit(SOURCES, BIGDL, "bigdl trains on one source only", _FRAMEWORKS, "training.framework"),
     Limit(
         WIDTHS,
         BIGDL,
-        "bigdl trains embeddings of the whole width only",
+        "bigdl trains embeddings of the full width only",
         f"{_FRAMEWORKS}, or leave objective.dimensions out",
         "training.framework",
     ),
@@ -209,49 +211,53 @@ LIMITS: tuple[Limit, ...] = (
     Limit(FREEZE, BIGDL, "`bigdl` trains all weights", _TORCH),
     Limit(FREEZE, SHARDED, _ALL_TRAINED, _SPLIT),
     Limit(FREEZE, MEGATRON, _MEGATRON_ALL, _LEAVE_OUT),
-    Limit(FREEZE, MESH, "the mesh trains all weights", _LEAVE_OUT),
+    Limit(FREEZE, MESH, "engine mesh trains all weights", _LEAVE_OUT),
     Limit(
         FREEZE,
         ANY_STAGES,
         "a stage of frozen layers has no gradient to pass on",
-        "leave it 1, or leave encoder.freeze out",
+        "Leave it 1, or leave encoder.freeze out",
         _BY_STAGES,
     ),
     Limit(LORA, BIGDL, "`bigdl` trains all weights", _TORCH),
     Limit(LORA, SHARDED, _ALL_TRAINED, _SPLIT),
     Limit(LORA, MEGATRON, _MEGATRON_ALL, _LEAVE_0),
-    Limit(LORA, MESH, "the mesh has no dimensions for matrices of LoRA", _LEAVE_0),
+    Limit(LORA, MESH, "engine mesh has no dimensions for LoRA's matrices", _LEAVE_0),
     Limit(LORA, DIVIDED, _UNDIVIDED, _NO_LORA, _BY_MEMBERS),
     Limit(LORA, STAGES_ALONE, _UNDIVIDED, _NO_LORA, _BY_STAGES),
-    Limit(BF16, DLLIB, "dllib computes in fp32", "set fp32"),
+    Limit(BF16, DLLIB, "dllib computes in fp32", "Set it to fp32"),
     Limit(
-        BF16, MESH, "Mesh TensorFlow computes in fp32 here", "set fp32, or training.engine: torch"
+        BF16, MESH, "engine mesh computes in fp32", "Set it to fp32, or training.engine to torch"
     ),
     Limit(
         DROPOUT,
         DLLIB,
-        "framework bigdl has none, and unset it is that of the start",
-        "set it to 0",
+        "framework bigdl has no dropout, and an unset value means that of the start",
+        "Set it to 0",
     ),
-    Limit(STEP_NEGATIVES, DLLIB, "framework bigdl sees one granule at a time", "set it to granule"),
-    Limit(STEP_NEGATIVES, MESH, "the mesh compares the texts of one granule", _GRANULE),
+    Limit(STEP_NEGATIVES, DLLIB, "framework bigdl sees one granule at a time", "Set it to granule"),
+    Limit(STEP_NEGATIVES, MESH, "engine mesh compares only the texts of one granule", _GRANULE),
     Limit(
         STEP_NEGATIVES,
         DEEPSPEED_STAGES,
         "DeepSpeed's pipelines see one granule at a time",
         _GRANULE,
     ),
-    Limit(STEP_NEGATIVES, ELEPHAS_WORKERS, _APART, "set it to granule, or training.mode to async"),
+    Limit(STEP_NEGATIVES, ELEPHAS_WORKERS, _APART, "Set it to granule, or training.mode to async"),
     Limit(
         OWN_WEIGHTS,
         MEGATRON,
         "engine megatron has no decoder, which the loss needs",
-        "another objective.name, or training.engine: torch",
+        "Choose another objective.name, or set training.engine to torch",
     ),
     Limit(OWN_WEIGHTS, DIVIDED, _WRITTEN_OUT, _OTHER_LOSS, _BY_MEMBERS),
     Limit(OWN_WEIGHTS, STAGES_ALONE, _WRITTEN_OUT, _OTHER_LOSS, _BY_STAGES),
-    Limit(CHECKPOINTING, NOT_TORCH, "`{training.framework}` keeps all activations", _TORCH),
-    Limit(MICRO_BATCHES, NOT_TORCH, "`{training.framework}` embeds granules as they are", _TORCH),
+    Limit(
+        CHECKPOINTING, NOT_TORCH, "framework `{training.framework}` keeps all activations", _TORCH
+    ),
+    Limit(
+        MICRO_BATCHES, NOT_TORCH, "framework `{training.framework}` embeds whole granules", _TORCH
+    ),
     Limit(
         MICRO_BATCHES, STAGES, "the micro-batches of a pipeline are whole granules", _WHOLE_GRANULES
     ),
@@ -265,42 +271,42 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         EMA,
         SHARDED,
-        "with training.sharding `{training.sharding}` there is none",
-        "leave it out, or training.sharding: none",
+        "training.sharding `{training.sharding}` keeps no average",
+        "Leave it out, or set training.sharding to none",
     ),
-    Limit(EMA, ELEPHAS, _ROUNDS, "leave it out, or take another engine"),
+    Limit(EMA, ELEPHAS, _ROUNDS, "Leave it out, or choose another engine"),
     Limit(EMA, MEGATRON, "engine megatron's optimiser keeps no average", _LEAVE_OUT),
-    Limit(EMA, MESH, "the mesh keeps no moving averages of the weights", _LEAVE_OUT),
+    Limit(EMA, MESH, "engine mesh keeps no moving average of the weights", _LEAVE_OUT),
     Limit(PATIENCE, NOT_TOGETHER, _MODE, _TOGETHER),
     Limit(
         PATIENCE,
         FED,
-        "with training.feed `spark` all granules are sent to the workers",
-        "leave it out, or training.feed: lanes",
+        "training.feed `spark` sends all granules to the workers",
+        "Leave it out, or set training.feed to lanes",
     ),
-    Limit(PATIENCE, ELEPHAS, _ROUNDS, "leave it out, or take another engine"),
+    Limit(PATIENCE, ELEPHAS, _ROUNDS, "Leave it out, or choose another engine"),
     Limit(MINUTES, ALONE, _MEET, _BY_STEPS),
     Limit(
         MINUTES,
         DLLIB,
-        "dllib is told before a part of the run which checkpoints it is to write",
+        "dllib needs to know the checkpoints before each part of the run",
         _BY_STEPS,
     ),
     Limit(MEMBERS, ALONE, _WHOLE, _SYNC),
     Limit(LAYERS, ALONE, _WHOLE, _SYNC),
-    Limit(OFFLOAD, ANY_STAGES, "the moments of stages stay in memory", "leave it none"),
+    Limit(OFFLOAD, ANY_STAGES, "the moments of stages stay in memory", "Leave it none"),
     Limit(
         OFFLOAD,
         UNSHARDED,
-        "with training.sharding `none` each worker keeps its state in its memory",
-        "leave it none, or training.sharding: parameters",
+        "training.sharding `none` keeps each worker's state in memory",
+        "Leave it none, or set training.sharding to parameters",
     ),
-    Limit(COMPRESSION, ORCA, "PyTorch's gradients travel as they are", "leave it none"),
+    Limit(COMPRESSION, ORCA, "Orca sends PyTorch's gradients uncompressed", "Leave it none"),
 )
 
 
 def check_limits(asked: Asked, limits: Sequence[Limit] = LIMITS, engine: str | None = None) -> None:
-    """Refuse features that a training cannot have.
+    """Refuse unsupported features of a training.
 
     Without an `engine`, only the limits of no engine are checked.
 

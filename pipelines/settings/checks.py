@@ -25,86 +25,87 @@ def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
         raise InputError(
             "tokens.max_length",
             f"{tokens.max_length} is more than encoder.max_length",
-            f"at most {longest}",
+            f"Set it to at most {longest}",
         )
 
 
 def check_teacher(teacher: TeacherSettings, encoder: EncoderSettings) -> None:
     """Refuse two teachers, a random start as teacher, and a width without a teacher."""
     if teacher.model is not None and teacher.vectors:
-        raise InputError("teacher.vectors", "teacher.model is set too", "leave one of them out")
+        raise InputError("teacher.vectors", "teacher.model is set too", "Leave one of them out")
     if teacher.model == START and encoder.start == "random":
-        raise InputError("teacher.model", "a random start teaches nothing", "name a model's folder")
+        raise InputError("teacher.model", "a random start teaches nothing", "Name a model's folder")
     if teacher.dimensions is not None and teacher.model is None:
         raise InputError(
-            "teacher.dimensions", "it is of teacher.model", "set that, or leave it out"
+            "teacher.dimensions", "it needs teacher.model", "Set that, or leave it out"
         )
 
 
 def check_encoder(encoder: EncoderSettings) -> None:
-    """Refuse shapes that no encoder has, and settings that its start or LoRA rank rules out."""
+    """Refuse impossible shapes, and settings without effect for the start or LoRA rank."""
     if not encoder.lora.rank:
         for key, field in LoraSettings.model_fields.items():
             if getattr(encoder.lora, key) != field.default:
                 raise InputError(
                     "encoder.lora.rank",
                     f"it is 0, and encoder.lora.{key} is set",
-                    "16, for example, or leave the section out",
+                    "Set it to 16, for example, or leave the section out",
                 )
+    # The packaged start is a BERT.
     if encoder.start == "default" and encoder.kind != EncoderSettings.model_fields["kind"].default:
         raise InputError(
             "encoder.kind",
             f"encoder.start `default` is no `{encoder.kind}`",
-            "set encoder.start: random",
+            "Set encoder.start: random",
         )
     if encoder.start == "random" and encoder.keep_layers is not None:
         raise InputError(
-            "encoder.keep_layers", "a random start has no layers to keep", "set encoder.layers"
+            "encoder.keep_layers", "a random start has no layers to keep", "Set encoder.layers"
         )
     ARCHITECTURES.load(encoder.kind).check_settings(encoder)
 
 
 def check_dimensions(objective: ObjectiveSettings) -> None:
-    """Refuse dimensions and weights that no embeddings can have."""
-    often = len(set(objective.dimensions)) < len(objective.dimensions)
-    if often or any(dimension < 1 for dimension in objective.dimensions):
+    """Refuse impossible dimensions and weights."""
+    is_repeated = len(set(objective.dimensions)) < len(objective.dimensions)
+    if is_repeated or any(dimension < 1 for dimension in objective.dimensions):
         raise InputError(
             "objective.dimensions",
             f"it is {', '.join(map(str, objective.dimensions))}",
-            "whole numbers above 0, each once",
+            "Name whole numbers above 0, each once",
         )
     weights = objective.dimension_weights
     if weights and len(weights) != len(objective.dimensions):
         raise InputError(
             "objective.dimension_weights",
             f"it has {len(weights)} weights for {len(objective.dimensions)} dimensions",
-            "one for each, or none",
+            "Give one for each, or none",
         )
     if any(weight <= 0 for weight in weights):
         raise InputError(
             "objective.dimension_weights",
             f"it is {', '.join(map(str, weights))}",
-            "numbers above 0",
+            "Give numbers above 0",
         )
 
 
 def check_training(
     training: TrainingSettings, encoder: EncoderSettings, evaluation: EvaluationSettings
 ) -> None:
-    """Refuse contradictory choices of the model, and steps that cannot be shared."""
+    """Refuse contradictory choices of the model, and an uneven share of granules."""
     averages = {
         "training.ema": training.ema is not None,
         "training.average_checkpoints": training.average_checkpoints > 1,
     }
     if all(averages.values()):
         raise InputError(
-            "training.average_checkpoints", "training.ema averages already", "leave one out"
+            "training.average_checkpoints", "training.ema averages already", "Leave one out"
         )
     if training.keep_best and averages["training.average_checkpoints"]:
         raise InputError(
             "training.average_checkpoints",
             "the model cannot be both this mean and the best checkpoint",
-            "leave it out, or training.keep_best",
+            "Leave it or training.keep_best out",
         )
     lora = encoder.lora
     is_adapter = lora.rank > 0 and lora.export == "adapter"
@@ -114,57 +115,56 @@ def check_training(
         raise InputError(
             "training.average_checkpoints",
             "a mean of LoRA's products is no adapter of the same rank",
-            "leave it out, or encoder.lora.export: merged",
+            "Leave it out, or set encoder.lora.export: merged",
         )
     if training.keep_best and not evaluation.every_checkpoints:
         raise InputError(
             "training.keep_best",
-            "no checkpoint is measured while training goes on",
-            "set evaluation.every_checkpoints to 1",
+            "training measures no checkpoint",
+            "Set evaluation.every_checkpoints to 1",
         )
     if training.patience and not training.keep_best:
         raise InputError(
-            "training.patience", "nothing says what is a gain", "set training.keep_best"
+            "training.patience", "no metric decides what a gain is", "Set training.keep_best"
         )
     check_sharing(training)
 
 
 def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
-    """Refuse a share of a random start, or one that the export cannot hold."""
+    """Refuse a share of a random start, or one outside the export."""
     if encoder.start == "random":
         raise InputError(
-            "training.start_share", "there is nothing in random weights to keep", "leave it out"
+            "training.start_share", "random weights hold nothing to keep", "Leave it out"
         )
     if is_adapter:
         raise InputError(
             "training.start_share",
-            "the adapter is of the trained weights alone",
-            "leave it out, or encoder.lora.export: merged",
+            "the adapter holds trained weights only",
+            "Leave it out, or set encoder.lora.export: merged",
         )
 
 
 def check_sharing(training: TrainingSettings) -> None:
-    """Refuse steps whose granules workers, or replicas, cannot share."""
+    """Refuse steps with unequal numbers of granules for workers, or replicas."""
     placement = training.placement
     replicas = placement.replicas
     if training.mode == "sync" and training.granules_per_step % replicas:
         raise InputError(
             "training.granules_per_step",
-            f"{training.granules_per_step} granules cannot be shared by {replicas} "
-            f"{placement.sharing}",
-            f"a multiple of {replicas}",
+            f"{replicas} {placement.sharing} cannot share {training.granules_per_step} granules",
+            f"Set it to a multiple of {replicas}",
         )
 
 
 def check_divided(training: TrainingSettings) -> None:
-    """Refuse workers that make no whole replicas, for an engine that divides the encoder."""
+    """Refuse incomplete replicas of workers, for an engine with divided encoders."""
     placement = training.placement
     if placement.is_divided and training.workers % placement.per_replica:
         raise InputError(
             "training.workers",
             f"{training.workers} workers make no whole replicas of {placement.members} x "
             f"{placement.stages} (training.model_parallel x training.pipeline_parallel)",
-            f"a multiple of {placement.per_replica}",
+            f"Use a multiple of {placement.per_replica}",
         )
 
 
@@ -173,7 +173,7 @@ def check_sources(
     objectives: Sequence[ObjectiveSettings],
     teacher: TeacherSettings,
 ) -> None:
-    """Refuse sources that cannot be told apart or trained together, or that have a teacher.
+    """Refuse ambiguous names, incompatible objectives, and a teacher of several sources.
 
     `objectives` holds one for each source.
     """
@@ -182,34 +182,35 @@ def check_sources(
             raise InputError(
                 "corpus.sources.name",
                 f"`{name}` is no name of a source",
-                "letters, digits, `_` and `-`",
+                "Use at most 64 letters, digits, `_` and `-`",
             )
         if sum(source.name == name for source in sources) > 1:
             raise InputError(
-                "corpus.sources.name", f"two sources are called {name}", "name each its own"
+                "corpus.sources.name", f"two sources are called {name}", "Give each its own name"
             )
     weighted = [source.weight is not None for source in sources]
     if any(weighted) and not all(weighted):
-        alone = next(source.name for source in sources if source.weight is None)
-        lacking = f"source {alone} has none"
-        raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
+        unweighted = next(source.name for source in sources if source.weight is None)
+        lacking = f"source {unweighted} has none"
+        raise InputError("corpus.sources.weight", lacking, "Give all of them one, or none")
     if teacher.is_asked:
         raise InputError(
             "corpus.sources",
-            "the vectors of a teacher are of a corpus without sources",
-            "leave one of them out",
+            "a corpus with sources has no teacher",
+            "Leave one of them out",
         )
     _check_own_weights(objectives)
 
 
 def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
     """Refuse an objective with its own weights beside another: not every step would train them."""
-    with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
-    if with_own and len({*objectives}) > 1:
+    names = [objective.name for objective in objectives]
+    with_weights = [name for name in names if LOSSES.load(name).reconstruction]
+    if with_weights and len({*objectives}) > 1:
         raise InputError(
             "corpus.sources.objective",
-            f"`{with_own[0]}` has weights of its own, which every step must train",
-            "the same objective for all sources",
+            f"`{with_weights[0]}` has weights of its own, which every step must train",
+            "Use the same objective for all sources",
         )
 
 
@@ -219,5 +220,5 @@ def check_key_column(source: SourceSettings, key_column: str | None) -> None:
         raise InputError(
             "corpus.sources.key_column",
             f"`{source.key_column}` is not corpus.key_column, which `delete` goes by",
-            "name the same column, or set it to null for this source",
+            "Name the same column, or set it to null for this source",
         )

@@ -37,9 +37,9 @@ def spelled_out(names: Iterable[str]) -> Iterator[str]:
 
 
 def element_of(name: str, columns: Collection[str]) -> tuple[str, int] | None:
-    """Return the list column and the index that a name stands for, or None.
+    """Return the list column and the index of a name such as `wrong[0]`, or None.
 
-    A name that is in `columns` itself stands for that column.
+    A column may itself have such a name.
     """
     found = None if name in columns else _ELEMENT.fullmatch(name)
     return None if found is None else (found["column"], int(found["place"]))
@@ -52,6 +52,7 @@ def column_of(name: str, columns: Collection[str]) -> str:
 
 
 def _spelled_out(names: Any) -> Any:
+    # Pydantic refuses anything else, and names the setting.
     is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
     return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
 
@@ -66,63 +67,58 @@ class SourceForm(Settings):
     """The texts of a corpus or of one of its sources, and how they become examples."""
 
     format: Annotated[str, choice_of(FORMATS)] = "docstrings"
-    """What the inputs are. `docstrings`: the installed Python packages; `documents`: text, Markdown
-    and WikiExtractor files, told apart by name and first bytes; `table`, `iceberg`: tables by name;
-    `delta`: table folders."""
+    """[Format](../concepts/corpus.md#formats) of the inputs. `docstrings`: installed Python
+    packages; `documents`: `text`, `markdown` and `wikiextractor`, detected by name and first bytes;
+    `table`, `iceberg`: tables by name; `delta`: table folders."""
     inputs: tuple[InputPath, ...] = ()
-    """Files, folders or globs; empty only with format `docstrings`."""
+    """Files, folders, globs or tables. Only `docstrings` needs none."""
     pairs: Literal[
         "summary", "adjacent", "title", "document", "columns", "triplets", "group", "single"
     ] = "summary"
-    """`summary`: a text's first sentence with the paragraph after it; `adjacent`: two sentences of
-    a document that follow one another; `title`: a document's title with its first paragraph;
-    `document`: its title with its text, or without a title a piece of its text with what is around
-    it; `columns`: the two `pair_columns`; `triplets`: the `triplet_columns`; `group`: any two texts
-    of one `group_column`; `single`: texts alone."""
+    """How texts become examples; see [pairs](../concepts/corpus.md#pairs)."""
     sentences: bool = False
-    """Cut the texts of `pairs: single` into their sentences."""
+    """Split texts of `pairs: single` into sentences."""
     text_column: str = "text"
-    """Column that holds the text."""
+    """Text column."""
     pair_columns: tuple[str, str] = ("sentence1", "sentence2")
-    """The two columns of `pairs: columns`."""
+    """Columns of `pairs: columns`."""
     triplet_columns: Names = ("anchor", "positive", "negative")
-    """The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a column of
-    lists, `wrong[0:5]` are the first five texts."""
+    """Columns of `pairs: triplets`: anchor, positive, one or more negatives. `wrong[0:5]` is the
+    first five texts of a list column."""
     title_column: str | None = "title"
-    """Column of the titles of `pairs: title` and `document`, where there are columns; null:
-    documents have none."""
+    """Title column of `pairs: title` and `document`. Null: documents have no titles."""
     group_column: str | None = None
-    """Rows that share its value never meet in one granule; `pairs: group` needs it."""
+    """Rows of one group never share a granule (a fixed micro-batch). `pairs: group` needs it."""
     key_column: str | None = None
-    """Column that says whose a row is; `delete` removes rows by its values. With it, no excerpt is
-    kept of what could not be read, nor of what is cut out of a text."""
+    """Owner of a row, for `delete`. With it, `prepare` keeps no excerpts of unreadable or removed
+    text."""
     score_column: str | None = None
-    """Similarity of a pair, or its label, for [losses](losses.md) on them."""
+    """Similarity or label of a pair, for [losses](losses.md) on scores."""
     score_columns: Names = ()
-    """Scores that a teacher gives the positive and each negative of `pairs: triplets`, in the order
-    of `triplet_columns`; as they are, of any range."""
+    """Teacher scores, of any range, of the positive and each negative of `pairs: triplets`, in the
+    order of `triplet_columns`."""
     score_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value in `score_column`."""
     pairs_per_group: int = Field(default=10, ge=1)
-    """Most pairs that are made of one group."""
+    """Most pairs per group."""
     csv_multiline: bool = True
-    """Whether quoted fields of CSV files may hold line ends. If not, several tasks read a large
-    file, and a line in which a quote stays open goes to the quarantine."""
+    """Allow line ends in quoted CSV fields. `false`: tasks share large files, and quarantine lines
+    with open quotes."""
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     min_characters: int = Field(default=10, ge=1)
-    """Shorter texts are dropped."""
+    """Drop shorter texts."""
     max_characters: int = Field(default=5000, ge=1)
-    """Longer texts are dropped, of `pairs: document` cut."""
+    """Drop longer texts; `pairs: document` truncates them."""
     max_symbols: float = Field(default=0.4, ge=0, le=1)
-    """Largest share of characters that are neither letter, mark, digit nor space."""
+    """Largest share of characters other than letters, marks, digits and spaces."""
     max_repeated: float = Field(default=0.5, ge=0, le=1)
-    """Largest share of words in three-word sequences that the text repeats."""
+    """Largest share of words in repeated three-word sequences."""
     languages: tuple[str, ...] = ()
-    """Texts in other languages are dropped (ISO 639 codes); empty: all are kept."""
+    """Languages to keep (ISO 639 codes). Empty: all."""
     prompts: Mapping[str, str] | None = None
-    """Text before each side of an example in training, by `anchor`, `positive` and `negatives`;
-    unset: the model's own prompts. The model keeps its own."""
+    """Training prompts of `anchor`, `positive` and `negatives`; the saved model keeps its own.
+    Null: the model's."""
 
     @property
     def hard_negatives(self) -> int:
@@ -130,37 +126,39 @@ class SourceForm(Settings):
         return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
 
     def check_form(self) -> None:
-        """Refuse missing inputs, and pairs that lack columns; errors name keys of `corpus`."""
+        """Refuse missing inputs, and pairs without columns; errors name keys of `corpus`."""
         if self.format != "docstrings" and not self.inputs:
             raise InputError(
-                "corpus.inputs", "it is empty", f"name the {self.format} files to read"
+                "corpus.inputs", "it is empty", f"Name the {self.format} files to read"
             )
         for language in self.languages:
             if re.fullmatch("[a-z]{2,3}", language) is None:
                 raise InputError(
                     "corpus.languages",
                     f"`{language}` is no ISO 639 code",
-                    "for example en, de or ko",
+                    "Write codes such as en, de or ko",
                 )
         if self.sentences and self.pairs != "single":
             raise InputError(
-                "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
+                "corpus.sentences",
+                f"`pairs: {self.pairs}` does not use it",
+                "Leave it out, or set pairs: single",
             )
         self._check_triplets()
         if self.pairs == "title" and self.title_column is None:
-            raise InputError("corpus.title_column", "`pairs: title` needs it", "name the column")
+            raise InputError("corpus.title_column", "`pairs: title` needs it", "Name the column")
         if self.pairs == "group" and self.group_column is None:
-            raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
+            raise InputError("corpus.group_column", "`pairs: group` needs it", "Name the column")
         if self.min_characters > self.max_characters:
             raise InputError(
                 "corpus.min_characters",
                 f"{self.min_characters} is more than corpus.max_characters",
-                f"at most {self.max_characters}",
+                f"Set it to at most {self.max_characters}",
             )
         for side in self.prompts or ():
             if side not in SIDES:
                 raise InputError(
-                    "corpus.prompts", f"`{side}` is no side", f"one of {', '.join(SIDES)}"
+                    "corpus.prompts", f"`{side}` is no side", f"Choose one of {', '.join(SIDES)}"
                 )
 
     def _check_triplets(self) -> None:
@@ -169,14 +167,16 @@ class SourceForm(Settings):
             raise InputError(
                 "corpus.triplet_columns",
                 f"it names {len(self.triplet_columns)} columns",
-                "an anchor, a positive and at least one negative",
+                "Name an anchor, a positive and at least one negative",
             )
         candidates = self.triplet_columns[1:] if self.pairs == "triplets" else ()
         if self.score_columns and len(self.score_columns) != len(candidates):
             raise InputError(
                 "corpus.score_columns",
                 f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
-                f"one for each of {', '.join(candidates)}" if candidates else "set pairs=triplets",
+                f"Name one for each of {', '.join(candidates)}"
+                if candidates
+                else "Set corpus.pairs: triplets",
             )
 
 
@@ -184,24 +184,26 @@ class SourceSettings(SourceForm):
     """A source: its own keys of `corpus`, and how it is trained on."""
 
     name: str
-    """What tells the source from others: letters, digits, `_`, `-`."""
+    """Name of the source: letters, digits, `_`, `-`."""
     weight: float | None = Field(default=None, gt=0)
-    """Its share of the steps of an epoch, beside the weights of the others: a small source is read
-    several times, a large one over several epochs. Unset, for all sources: as many steps as it
-    has."""
+    """Share of an epoch's steps relative to other weights: small sources repeat, large ones span
+    several epochs. Null, for all sources: by size."""
     objective: AnyObjective | None = None
-    """Its own loss, with all keys of `objective`; unset: that section."""
+    """Loss of the source, with all keys of `objective`. Null: that section."""
 
 
 def completed(corpus: Any) -> Any:
-    """Return the section with each source completed by the section's keys that it leaves out.
+    """Return the section with each source completed by the section's keys.
 
-    This makes a source whole wherever it is recorded. Anything but a section stays as it is.
+    Records of a run then hold complete sources. Anything but a section stays as it is.
     """
     if not isinstance(corpus, Mapping) or not isinstance(corpus.get("sources"), (list, tuple)):
         return corpus
     shared = {key: value for key, value in corpus.items() if key in SourceForm.model_fields}
-    sources = [{**shared, **one} if isinstance(one, Mapping) else one for one in corpus["sources"]]
+    sources = [
+        {**shared, **source} if isinstance(source, Mapping) else source
+        for source in corpus["sources"]
+    ]
     return {**corpus, "sources": sources}
 
 
@@ -210,39 +212,36 @@ class CorpusSettings(SourceForm):
 
     follow_links: FollowLinks = False
     near_duplicates: float | None = Field(default=None, ge=0, le=1)
-    """Jaccard similarity of 5-character shingles from which a text is a near duplicate of an
-    earlier one and dropped; 0: none are. Unset: 0.8 for sentences, 0 otherwise."""
+    """Drop texts with at least this Jaccard similarity (5-character shingles) to an earlier one.
+    0: off. Null: 0.8 for sentences, otherwise 0."""
     redact: str | None = None
-    """Function from text to text, as `module:function`, that each text goes through on the
-    executors before it is cut, hashed or written."""
+    """`module:function` from text to text. Executors apply it before they split, hash or write a
+    text."""
     max_record_megabytes: int = Field(default=16, ge=1, le=512)
-    """Longest line or record; longer ones are quarantined unread."""
+    """Longest line or record. `prepare` quarantines longer ones unread."""
     max_quarantined: float = Field(default=0.01, ge=0, le=1)
-    """Largest share of the rows that may be unreadable; more of them is an error."""
+    """Largest share of unreadable rows; beyond it, `prepare` fails."""
     max_dropped: float | None = Field(default=None, ge=0, le=1)
-    """Largest share of the rows that may lack a usable value of a column: a score that is no number
-    or out of `score_range`; a text, group or title that is not there. More of them is an error.
-    Unset: 0.1 for scores, 0.5 for the others."""
+    """Largest share of rows without a usable score, text, group or title; beyond it, `prepare`
+    fails. Null: 0.1 for scores, otherwise 0.5."""
     report_examples: int = Field(default=3, ge=0, le=20)
-    """Texts that reports show of each reason why some are dropped, and held-out queries of each
-    kind; 0: no text is in statistics, quarantine, samples and reports."""
+    """Example texts per drop reason, and held-out queries per kind, in reports. 0: no text in
+    statistics, quarantine, samples and reports."""
     evaluation_share: float = Field(default=0.05, ge=0.0, lt=1.0)
-    """Share of the groups (of the pairs, for docstrings: whole packages) that is held out, by hash,
-    for the retrieval evaluation."""
+    """Share of groups (for docstrings, of packages) held out by hash for retrieval evaluation."""
     evaluation_pairs: int = Field(default=2000, ge=1)
-    """Most held-out pairs that are kept for evaluation."""
+    """Most held-out pairs for evaluation."""
     evaluation_documents: int = Field(default=20_000, ge=0)
-    """Most documents of the pairs for training, drawn by hash, that held-out queries search besides
-    their own; with few, retrieval looks better than it is."""
+    """Most training documents, drawn by hash, that held-out queries also search. Few documents
+    flatter retrieval."""
     exclude: tuple[StoredPath, ...] = ()
-    """Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near duplicates of
-    them; a match drops its whole group, or the sentence in a document."""
+    """Files (Parquet, CSV, JSON lines) of texts to keep out of training. A match, or near
+    duplicate, drops its group, or a document's sentence."""
     exclude_columns: tuple[str, ...] = ("sentence1", "sentence2")
-    """Text columns of the `exclude` files."""
+    """Text columns of `exclude`."""
     sources: tuple[SourceSettings, ...] = ()
-    """Several corpora that are trained on together, a batch from one of them: a list of mappings
-    with a `name`, the keys from `format` to `prompts` above that differ from this section's, and
-    `weight` and `objective`."""
+    """[Several corpora](../guides/several-corpora.md), one per batch: mappings with `name`,
+    `weight`, `objective`, and any keys from `format` to `prompts` that differ from this section."""
 
     @model_validator(mode="before")
     @classmethod
@@ -250,13 +249,13 @@ class CorpusSettings(SourceForm):
         return completed(given)
 
     def check(self) -> None:
-        """Refuse a corpus without texts, and kinds of pairs that lack what they need."""
-        # Each of several sources is checked as if it were alone.
+        """Refuse a corpus without texts, and pairs without their columns."""
+        # `Config` checks each of several sources as the only corpus.
         if not self.sources:
             self.check_form()
         if self.redact is not None and re.fullmatch(r"[\w.]+:\w+", self.redact) is None:
             raise InputError(
                 "corpus.redact",
                 f"`{self.redact}` is no module with a function",
-                "name it as `module:function`",
+                "Name it as `module:function`",
             )

@@ -13,12 +13,12 @@ from pipelines.settings.preparing import LONGEST_UNASKED
 
 
 class FreezeSettings(Settings):
-    """Parts of the encoder that keep the weights of the start."""
+    """Parts of the encoder with the weights of the start."""
 
     embeddings: bool = False
-    """Do not train what is before the layers: words, positions."""
+    """Freeze word and position embeddings."""
     layers: int = Field(default=0, ge=0)
-    """Do not train so many layers, the first ones."""
+    """Number of first layers to freeze."""
 
     @property
     def is_on(self) -> bool:
@@ -30,27 +30,26 @@ class LoraSettings(Settings):
     """Low-rank adaptation: adds products of two small matrices to layers, and trains only these."""
 
     rank: int = Field(default=0, ge=0)
-    """LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. See
+    """Rank of the LoRA matrices, then the only trained weights. 0: off. See
     [training](../concepts/training.md#frozen-layers-and-lora)."""
     alpha: float = Field(default=16.0, gt=0)
-    """The product of the two is added times `alpha / rank`."""
+    """Scale of a LoRA product: `alpha / rank`."""
     targets: tuple[str, ...] = ()
-    """How the names of the matrices end, without `.weight` (`query`, `attention.self.value`);
-    unset: all matrices of the layers."""
+    """Endings of matrix names, without `.weight` (`query`, `attention.self.value`). Empty: all
+    matrices of the layers."""
     export: Literal["merged", "adapter"] = "merged"
-    """The model folder holds the sums. `adapter`: beside it `run.folder` has a folder `adapter` as
-    `peft` writes it."""
+    """`merged`: the model folder holds the sums; `adapter`: also write a `peft` folder `adapter` in
+    `run.folder`."""
 
 
 class LsaSettings(Settings):
     """Latent semantic analysis: components of an embedding that depend only on a text's words."""
 
     dimensions: int = Field(default=0, ge=0)
-    """Numbers that the model's embeddings have behind those of the encoder, by which of the corpus'
-    words stand in texts together, 128 for example; 0: none. See
-    [training](../concepts/training.md#lexical-features-lsa)."""
+    """Lexical (LSA) features after the encoder's values, from word co-occurrence in the corpus,
+    such as 128. 0: none. See [training](../concepts/training.md#lexical-features-lsa)."""
     weight: float = Field(default=0.25, gt=0)
-    """How much they count beside the encoder's numbers, which count 1."""
+    """Weight of lexical features; the encoder's values have 1."""
 
 
 class EncoderSettings(Settings):
@@ -59,41 +58,38 @@ class EncoderSettings(Settings):
     start: StoredPath = "default"
     """A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2)."""
     kind: Annotated[str, choice_of(ARCHITECTURES)] = "bert"
-    """The [architecture](architectures.md) of a random start; a checkpoint tells its own. `bert`: a
-    transformer; `static`: the mean of static token embeddings, for which of the shape keys only
-    `hidden` and `normalise` count."""
+    """[Architecture](architectures.md) of a random start; a checkpoint names its own. `static`:
+    mean of token embeddings, with only `hidden` and `normalise` of the shape."""
     layers: int = Field(default=4, ge=1)
-    """Transformer layers."""
+    """Transformer layers of a random start."""
     keep_layers: int | None = Field(default=None, ge=0)
-    """Of a checkpoint: keep so many of its layers, evenly spaced, as a smaller encoder that is to
-    learn from the whole one; 0: static embeddings that begin with what it makes of each word alone;
-    unset: all."""
+    """Layers of a checkpoint to keep, evenly spaced, for a smaller student. 0: static embeddings,
+    from its embeddings of single words. Null: all."""
     hidden: int = Field(default=256, ge=8)
-    """Width of the layers and of embeddings."""
+    """Width of layers and embeddings of a random start."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads; a divisor of `hidden`."""
+    """Attention heads of a random start; a divisor of `hidden`."""
     intermediate: int | None = Field(default=None, ge=8)
-    """Feed-forward width; 4 x `hidden` unless set."""
+    """Feed-forward width of a random start. Null: 4 x `hidden`."""
     pooling: Literal["mean", "cls", "lasttoken", "weightedmean"] = "mean"
-    """Pooling of a random start, and of a checkpoint that is no sentence-transformers folder:
-    `mean` of all tokens, `cls` the first token, `lasttoken` (for decoders), `weightedmean` by the
-    tokens' places."""
+    """Pooling of a random start or a plain transformers checkpoint: `mean` of all tokens, `cls`
+    (first token), `lasttoken` (decoders), `weightedmean` by position."""
     normalise: bool = True
     """Scale embeddings to length 1."""
     max_length: Annotated[int, Field(ge=8)] | Literal["corpus"] | None = Field(
         default=None,
         description=(
-            "Most tokens of a text that the trained model reads. Unset: as many as the start "
-            "does, or `tokens.max_length` if that is more; `random`: `tokens.max_length`, or as it "
-            "has positions; a random `static`: all. `corpus`: as unset, but where more than half "
-            f"of the documents are longer, as the start has positions, up to {LONGEST_UNASKED}."
+            "Most tokens of a text that the trained model reads; see "
+            "[two lengths](../concepts/encoders.md#two-lengths). Null: by the start and "
+            f"`tokens.max_length`. `corpus`: up to {LONGEST_UNASKED}, if more than half of the "
+            "documents are longer."
         ),
     )
     prompts: Mapping[str, str] = Field(default_factory=dict)
-    """Texts that are put before others, by name, beside those of the start: `query` before the
-    anchor, `document` before the positive and the negative."""
+    """Prompts by name, added to those of the start: `query` for anchors, `document` for positives
+    and negatives."""
     default_prompt_name: str | None = None
-    """The prompt of texts that are neither; unset: the start's, if it has one."""
+    """Prompt of all other texts. Null: the start's, if any."""
 
     freeze: FreezeSettings = FreezeSettings()
     """Parts that are not trained."""

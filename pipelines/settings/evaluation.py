@@ -16,7 +16,7 @@ RANKED_METRIC = re.compile(r"(?P<name>ndcg|mrr|recall|map)@(?P<cutoff>[1-9][0-9]
 """A metric of rankings, and how many ranks count."""
 
 
-# Spark does not tell capitals of columns apart.
+# In lower case: Spark's column names ignore case.
 _OF_ONE_QUERY = ("_id", "id", "text", "metadata")
 
 
@@ -24,60 +24,59 @@ class EvaluationSettings(Settings):
     """The measurements before and after training."""
 
     retrieval: bool = True
-    """Measure retrieval on the held-out pairs of the corpus."""
+    """Measure retrieval on held-out pairs."""
     similarity: tuple[StoredPath, ...] = ()
-    """Files of scored pairs (Parquet, CSV or JSON lines)."""
+    """Files of scored pairs (Parquet, CSV, JSON lines)."""
     similarity_columns: tuple[str, str, str] = ("sentence1", "sentence2", "score")
     """Two texts and their score."""
     retrieval_sets: tuple[StoredPath, ...] = ()
-    """Folders in BEIR's layout (`corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`), or one of the
-    files in `qrels`; of a folder, `test.tsv`, or else `dev.tsv`."""
+    """BEIR folders (`corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`; `test.tsv`, otherwise
+    `dev.tsv`), or a file in `qrels`."""
     retrieval_metrics: tuple[str, ...] = ()
-    """More figures of retrieval, beside nDCG@10, MRR@10, Recall@1 and Recall@10: `ndcg`, `mrr`,
-    `recall` or `map` with a cut-off up to 1000, such as `map@100`."""
+    """Metrics beside nDCG@10, MRR@10, Recall@1 and Recall@10: `ndcg`, `mrr`, `recall`, `map` with a
+    cut-off up to 1000 (`map@100`)."""
     query_group: str = Field(default="group", min_length=1)
-    """Field of `queries.jsonl`, or of `metadata` in it, that queries of one thread, document or
-    user share: intervals and tests draw them together."""
+    """Field of `queries.jsonl` or its `metadata`, shared by queries of one thread, document or
+    user. Intervals and tests resample [groups](../concepts/evaluation.md#groups-of-queries)."""
     missing_documents: Missing = "refuse"
-    """Judged documents that `corpus.jsonl` does not have: `refuse` the set, or count them as
-    `not_found`, as trec_eval does (ArguAna)."""
+    """Judged documents missing from `corpus.jsonl`: `refuse` the set, or count them as `not_found`,
+    like trec_eval (ArguAna)."""
     missing_queries: Missing = "refuse"
-    """Judged queries that `queries.jsonl` does not have: `refuse` the set, or let them find nothing
+    """Judged queries missing from `queries.jsonl`: `refuse` the set, or let them find nothing
     (`not_found`)."""
     guards: tuple[StoredPath, ...] = ()
-    """What a model must not lose: files of scored pairs (with `similarity_columns`) and folders in
-    BEIR's layout, on other subjects than the corpus."""
+    """Files of scored pairs (`similarity_columns`) and BEIR folders on other subjects, which a
+    model must not lose."""
     classification: tuple[StoredPath, ...] = ()
-    """Files of pairs with label 1 or 0 (Parquet, CSV or JSON lines)."""
+    """Files of pairs with label 1 or 0 (Parquet, CSV, JSON lines)."""
     classification_columns: tuple[str, str, str] = ("sentence1", "sentence2", "label")
     """Two texts and their label."""
     follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     hybrid: bool = False
-    """Measure retrieval, of held-out pairs and `retrieval_sets`, also by vectors and BM25 together
-    (`NAME+bm25`), as `search --hybrid` ranks."""
+    """Also measure retrieval by vectors and BM25 together (`NAME+bm25`), ranked like `search
+    --hybrid`."""
     geometry: bool = True
-    """Measure alignment and uniformity of the held-out pairs."""
+    """Measure alignment and uniformity of held-out pairs."""
     every_checkpoints: int = Field(default=0, ge=0)
-    """During training measure each checkpoint (1), every second one (2) and so on, in a process
-    beside the driver; 0: none. See [evaluation](../concepts/evaluation.md)."""
+    """[Evaluate](../concepts/evaluation.md) every checkpoint (1), every second (2) and so on during
+    training, in a process beside the driver. 0: none."""
     samples: int = Field(default=150, ge=0, le=1000)
-    """Held-out pairs on the report's map of embeddings; 0: no map, and no texts of held-out pairs
-    in the report."""
+    """Held-out pairs on the report's map. 0: no map, and no held-out texts in the report."""
 
     def check(self) -> None:
         """Refuse unknown metrics, and groups of a single query."""
         if self.query_group.lower() in _OF_ONE_QUERY:
             raise InputError(
                 "evaluation.query_group",
-                f"`{self.query_group}` is of one query",
-                "name a field that queries of one thread or document share",
+                f"each query has its own `{self.query_group}`",
+                "Name a field that queries of one thread or document share",
             )
         for name in self.retrieval_metrics:
             if RANKED_METRIC.fullmatch(name) is None:
                 raise InputError(
                     "evaluation.retrieval_metrics",
                     f"`{name}` is no metric of rankings",
-                    "name ndcg, mrr, recall or map with a cut-off from 1 to 1000, such as map@100",
+                    "Name ndcg, mrr, recall or map with a cut-off from 1 to 1000, such as map@100",
                 )

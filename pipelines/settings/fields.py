@@ -30,7 +30,7 @@ class SettingField(NamedTuple):
 
 
 def fields() -> Iterator[SettingField]:
-    """Yield every setting; a key that differs between losses, once for each form."""
+    """Yield every setting; a key with several forms in losses, once for each."""
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not _is_part(model):
@@ -49,23 +49,24 @@ def fields() -> Iterator[SettingField]:
 
 
 def kinds(section: str, name: str) -> set[Any]:
-    """Return the generic types that a setting may be of, such as `tuple` and `Mapping`.
+    """Return the generic types of a setting, such as `tuple` and `Mapping`.
 
     `name` has a dot for a setting in a part of the section, as `lora.targets`.
     """
     model = _section(section)
     found: list[Any] = [] if model is None else [model]
     if model is ObjectiveSettings:
+        # Overrides are parsed before the loss is known.
         found += settings_by_loss().values()
     for part in name.split("."):
-        fields = [one.model_fields for one in found if _is_part(one)]
-        found = [of_part[part].annotation for of_part in fields if part in of_part]
+        by_model = [part_model.model_fields for part_model in found if _is_part(part_model)]
+        found = [fields[part].annotation for fields in by_model if part in fields]
     options = chain.from_iterable(map(_options, found))
     return {get_origin(annotation) for annotation in options} - {None}
 
 
 def is_section(name: str) -> bool:
-    """Tell whether a name is a section, and not the one setting outside of sections."""
+    """Tell whether a name is a section; the setting `recipe` is none."""
     return _section(name) is not None
 
 
@@ -92,7 +93,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:
-    """Yield the keys that only some losses have, with the names of those losses."""
+    """Yield the losses' own keys, with the names of their losses."""
     losses: dict[SettingField, list[str]] = {}
     for name, model in settings_by_loss().items():
         for field in _fields_of(section, model):
@@ -103,7 +104,7 @@ def _fields_of_losses(section: str) -> Iterator[SettingField]:
 
 
 def _fields_of_sources() -> Iterator[SettingField]:
-    """Yield the keys of a source that the section does not have."""
+    """Yield the keys of a source beside those of the section."""
     for field in _fields_of("corpus.sources", SourceSettings):
         if field.key.rpartition(".")[2] not in SourceForm.model_fields:
             yield field
@@ -127,12 +128,14 @@ def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
 
 def description_of(model: type[BaseModel], name: str) -> str:
     """Return a field's description: that of its `Field`, or the string below it in the source."""
-    told = model.model_fields[name].description
-    return told or next((found[name] for found in map(_told, model.mro()) if name in found), "")
+    if description := model.model_fields[name].description:
+        return description
+    by_class = map(_strings_below_fields, model.mro())
+    return next((strings[name] for strings in by_class if name in strings), "")
 
 
 @cache
-def _told(model: type) -> Mapping[str, str]:
+def _strings_below_fields(model: type) -> Mapping[str, str]:
     """Return the strings below the fields of a class, without their line breaks."""
     if model is BaseModel or not issubclass(model, BaseModel):
         return {}
@@ -179,7 +182,7 @@ def _kind_in_words(schema: Mapping[str, Any]) -> str:
 
 
 _ELSEWHERE = {
-    # Of Transformers, Sentence Transformers, Accelerate, Keras and Lightning.
+    # Names in Transformers, Sentence Transformers, Accelerate, Keras and Lightning.
     "training.learning_rate": "lr base_lr max_lr learning_rate_init",
     "lanes.granule": "micro_batch_size mini_batch_size",
     "training.granules_per_step": "gradient_accumulation_steps accumulate_grad_batches",
@@ -224,28 +227,28 @@ FROM_ELSEWHERE: Mapping[str, str] = {
 """Settings by the names that other tools give them."""
 
 _BATCH = (
-    "an update takes training.granules_per_step granules of lanes.granule examples each: "
-    "set one of these"
+    "Set training.granules_per_step or lanes.granule: the granules of an update, and the examples "
+    "of a granule"
 )
 _IN_WORDS = {
     _BATCH: (
         "batch_size train_batch_size global_batch_size per_device_train_batch_size "
         "per_device_batch_size"
     ),
-    "set training.precision=bf16": "fp16 bf16",
-    "set training.warmup to a share of the steps": "warmup_steps num_warmup_steps",
-    "set objective.temperature to its inverse": "scale",
+    "Set training.precision=bf16": "fp16 bf16",
+    "Set training.warmup to a share of the steps": "warmup_steps num_warmup_steps",
+    "Set objective.temperature to its inverse": "scale",
 }
 IN_WORDS: Mapping[str, str] = {
-    name: told for told, names in _IN_WORDS.items() for name in names.split()
+    name: advice for advice, names in _IN_WORDS.items() for name in names.split()
 }
-"""How to say here what is a setting in other tools, by its names there."""
+"""What to do instead of a setting of other tools, by its names there."""
 
 _CLOSE, _CLOSE_ELSEWHERE = 0.6, 0.8
 
 
 def remedy(key: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a setting that does not exist.
+    """Return a suggestion for an unknown setting.
 
     `key` is as written, with or without its section; `known` settings have theirs.
     """
@@ -254,18 +257,18 @@ def remedy(key: str, known: Iterable[str]) -> str:
     by_name: dict[str, list[str]] = {}
     for setting in known:
         by_name.setdefault(setting.rpartition(".")[2], []).append(setting)
-    own = [name for name, settings in by_name.items() if f"{section}.{name}" in settings]
-    # A typing error first, then another tool's name, then what is somewhat similar.
-    if close := difflib.get_close_matches(name, own, 1, _CLOSE_ELSEWHERE):
+    siblings = [name for name, settings in by_name.items() if f"{section}.{name}" in settings]
+    # A typing error first, then another tool's name, then a similar name.
+    if close := difflib.get_close_matches(name, siblings, 1, _CLOSE_ELSEWHERE):
         meant = f"{section}.{close[0]}"
     elif name in IN_WORDS:
         return IN_WORDS[name]
     elif name in FROM_ELSEWHERE:
         meant = FROM_ELSEWHERE[name]
-    elif close := difflib.get_close_matches(name, own, 1, _CLOSE):
+    elif close := difflib.get_close_matches(name, siblings, 1, _CLOSE):
         meant = f"{section}.{close[0]}"
     elif close := difflib.get_close_matches(name, by_name, 1, _CLOSE_ELSEWHERE):
         meant = " or ".join(by_name[close[0]])
     else:
-        return "see docs/reference/settings.md for all of them"
-    return f"did you mean {meant}?"
+        return "See docs/reference/settings.md for all settings"
+    return f"Did you mean {meant}?"

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
@@ -27,6 +28,24 @@ from pipelines.settings.yaml_file import (
     scalar,
 )
 
+_MAPPING = "Write a mapping, such as {{key: value}}"
+_REMEDIES = {
+    "greater_than_equal": "Set it to at least {ge}",
+    "greater_than": "Set it to more than {gt}",
+    "less_than_equal": "Set it to at most {le}",
+    "less_than": "Set it to less than {lt}",
+    "literal_error": "Choose {expected}",
+    "bool_parsing": "Set it to true or false",
+    "bool_type": "Set it to true or false",
+    "too_short": "List at least {min_length}",
+    "too_long": "List at most {max_length}",
+    "missing": "Add the missing value",
+    "model_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "tuple_type": "Write a list, such as [a, b]",
+}
+"""What to do about pydantic's errors, by their types: its own words describe the right value."""
+_NEEDED = "Input should be "
 _QUOTES = ("'", '"')
 _SHOWN = 200
 """Characters of a value that an error shows."""
@@ -65,7 +84,9 @@ def read_tree(
         key = current_key(written.strip())
         if not separator or not key:
             raise InputError(
-                "--set", f"`{_shown(override)}` is not KEY=VALUE", "for example training.workers=2"
+                "--set",
+                f"`{_shown(override)}` is not KEY=VALUE",
+                "Write training.workers=2, for example",
             )
         value = _parse_value(key, text)
         if isinstance(value, Mapping) and _is_mapping(key):
@@ -73,7 +94,7 @@ def read_tree(
         else:
             _put(tree, key, value)
     if recorded:
-        # All that the recipe of its release set is in the file.
+        # The file holds the recipe's settings; this release may have others under its name.
         tree.pop("recipe", None)
         if isinstance(tree.get("objective"), dict):
             tree["objective"] = own_keys(tree["objective"])
@@ -106,7 +127,7 @@ def dump(config: Config) -> str:
     """Return YAML that :func:`load` reads back to an equal configuration."""
     tree = config.model_dump(mode="json")
     if config.training.chooses_framework:
-        # It would be asked for otherwise.
+        # A framework in the file would count as the user's choice.
         del tree["training"]["framework"]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
@@ -116,19 +137,19 @@ def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
         tree = parse_yaml(read_text(path))
     except FileNotFoundError:
         raise InputError(
-            "--config", f"there is no file {path}", "name an existing YAML file"
+            "--config", f"there is no file {path}", "Name an existing YAML file"
         ) from None
     except RepeatedKeyError as error:
         raise _repeated(path, error.key, error.lines) from None
     except (OSError, UnicodeDecodeError, UnusableYamlError) as error:
         raise InputError(
-            "--config", f"{path} is not readable YAML ({_shown(error)})", "mend the file"
+            "--config", f"{path} is not readable YAML ({_shown(error)})", "Correct the file"
         ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise InputError(
-            "--config", f"{path} holds no mapping", "write `section: {key: value}` in it"
+            "--config", f"{path} holds no mapping", "Write `section: {key: value}` in it"
         )
     return tree
 
@@ -144,7 +165,7 @@ def _merge(
         if name in lines:
             raise _repeated(path, name, (lines[name], line))
         lines[name] = line
-        # Nothing is set in a section all of whose settings are commented out.
+        # YAML gives null for a section with all its settings commented out.
         if (value is None and path is not None) or value == {}:
             section, _, part = key.partition(".")
             if is_section(key) or has_parts(section, part):
@@ -170,19 +191,19 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     branch = tree.setdefault(section, {})
     if not isinstance(branch, dict):
         raise InputError(
-            section, f"`{_shown(branch)}` is not a section", f"write `{section}: {{key: value}}`"
+            section, f"`{_shown(branch)}` is not a section", f"Write `{section}: {{key: value}}`"
         )
     name, _, entry = rest.partition(".")
     if section == "spark":
         branch[rest.removeprefix("spark.")] = conf_text(value)
     elif entry and (has_parts(section, name) or Mapping in kinds(section, name)):
-        # Names of the user's own may have dots in them.
+        # The user's names may have dots in them, like metrics.
         entries = branch.setdefault(name, {})
         if not isinstance(entries, dict):
             raise InputError(
                 f"{section}.{name}",
                 f"`{_shown(entries)}` is no mapping",
-                f"write `{{{entry}: {_shown(value)}}}`",
+                f"Write `{{{entry}: {_shown(value)}}}`",
             )
         entries[entry] = value
     else:
@@ -210,7 +231,7 @@ def _parse_value(key: str, text: str) -> Any:
     except RepeatedKeyError as error:
         raise _repeated(None, f"{key}.{error.key}", error.lines) from None
     except UnusableYamlError:
-        raise InputError(key, f"`{_shown(text)}` is not a YAML value", "quote it") from None
+        raise InputError(key, f"`{_shown(text)}` is not a YAML value", "Quote it") from None
 
 
 def _items(text: str) -> list[str]:
@@ -232,12 +253,12 @@ def _is_mapping(key: str) -> bool:
 
 def _repeated(path: str | Openable | None, key: str, lines: tuple[int, int]) -> InputError:
     if path is None:
-        return InputError("--set", f"`{_shown(key)}` is set twice in a value", "keep one of them")
+        return InputError("--set", f"`{_shown(key)}` stands twice in a value", "Keep one of them")
     first, again = lines
     return InputError(
         "--config",
         f"{path} sets `{_shown(key)}` in line {first} and again in line {again}",
-        "keep one of them",
+        "Keep one of them",
     )
 
 
@@ -249,27 +270,36 @@ def _shown(value: object) -> str:
 def _input_error(error: ValidationError) -> InputError:
     first = error.errors()[0]
     given, kind = first["input"], first["type"]
-    # Of a setting of several types, the place ends with the type that was tried.
+    # For a union, pydantic's location ends with the type that it tried.
     parts = (part for part in first["loc"] if not isinstance(part, int))
     key = ".".join(part for part in parts if not part.startswith(("constrained-", "literal[")))
-    # A name may be empty, too.
+    # YAML allows an empty key.
     key = key or '""'
     shown = "null (`~`, or nothing)" if given is None else f"`{_shown(given)}`"
     if kind == REFUSED:
         return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
     if kind == "extra_forbidden":
         known = dict.fromkeys(field.key.removesuffix(".*") for field in fields())
-        # Of a section that there is not, what was set in it tells what was meant.
+        # The first key in an unknown section shows which setting was meant.
         inside = given if isinstance(given, dict) else {}
         written = ".".join((key, *list(inside)[:1]))
         return InputError(key, "there is no such setting", remedy(written, known))
     if kind == "tuple_type" and not isinstance(given, dict):
         example = "VALUE" if given is None else _shown(given)
-        return InputError(key, f"{shown} is no list", f"write [{example}]")
+        return InputError(key, f"{shown} is no list", f"Write [{example}]")
     if kind == "string_type":
         return InputError(
             key,
             f"{shown} does not fit",
-            "write a text, in quotes where it is null or looks like a list or a mapping",
+            "Write a text, in quotes if it is null or looks like a list or a mapping",
         )
-    return InputError(key, f"{shown} does not fit", first["msg"][0].lower() + first["msg"][1:])
+    return InputError(key, f"{shown} does not fit", _remedy_of(first))
+
+
+def _remedy_of(error: ErrorDetails) -> str:
+    """Return the remedy for an error of pydantic."""
+    if error["type"] in _REMEDIES:
+        return _REMEDIES[error["type"]].format(**error.get("ctx", {}))
+    # After a comma pydantic explains how its parser failed.
+    needed = error["msg"].partition(", ")[0]
+    return f"Write {needed.removeprefix(_NEEDED)}" if needed.startswith(_NEEDED) else error["msg"]

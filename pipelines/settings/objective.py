@@ -21,17 +21,16 @@ class ObjectiveSettings(Settings):
     """The loss to minimise. Every loss adds its own keys, in its own module."""
 
     name: Annotated[str, choice_of(LOSSES)] = DEFAULT
-    """The loss."""
+    """The [loss](losses.md)."""
     dimensions: tuple[int, ...] = ()
-    """Trains Matryoshka embeddings: the loss is the sum over embeddings truncated to each of these
-    widths and scaled to length 1; retrieval is evaluated at each. Name the whole width too. Empty:
-    the whole width only."""
+    """Matryoshka widths: the loss is the sum over embeddings truncated to each and scaled to length
+    1, and retrieval is evaluated at each. Name the whole width too. Empty: only that."""
     dimension_weights: tuple[float, ...] = ()
-    """Of each of `dimensions` in the sum; empty: 1 each."""
+    """Weights of `dimensions` in the sum. Empty: 1 each."""
 
     @property
     def compares_anchors(self) -> bool:
-        """Tell whether anchors are compared with other anchors, which makes them candidates too."""
+        """Tell whether anchors are candidates of other anchors."""
         return False
 
     @property
@@ -46,7 +45,7 @@ class ObjectiveSettings(Settings):
         return False
 
     def check_width(self, width: int, teacher: int | None = None) -> None:
-        """Refuse dimensions above the width of embeddings, and a teacher's vectors that do not fit.
+        """Refuse dimensions above the width of embeddings, and unfit vectors of a teacher.
 
         Logs a line if no dimension is the whole width. `teacher` is the width of the teacher's
         vectors, if the loss reads them.
@@ -54,8 +53,8 @@ class ObjectiveSettings(Settings):
         if any(dimension > width for dimension in self.dimensions):
             raise InputError(
                 "objective.dimensions",
-                f"{max(self.dimensions)} is more than the {width} of the encoder's embeddings",
-                f"at most {width}",
+                f"{max(self.dimensions)} is more than the {width} values of an embedding",
+                f"Use at most {width}",
             )
         if self.dimensions and width not in self.dimensions:
             logger.warning(
@@ -67,9 +66,9 @@ class ObjectiveSettings(Settings):
 
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
-    """Return the settings of a loss; keys that are not given have its defaults."""
-    own: type[ObjectiveSettings] = LOSSES.load(name).settings
-    return own(name=name, **keys)
+    """Return the settings of a loss; missing keys have its defaults."""
+    settings: type[ObjectiveSettings] = LOSSES.load(name).settings
+    return settings(name=name, **keys)
 
 
 def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
@@ -94,8 +93,8 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
 
     Files of earlier releases hold the keys of all losses.
     """
-    known = ((loss, one.model_fields) for loss, one in settings_by_loss().items())
-    owners = {loss: by_name[key] for loss, by_name in known if key in by_name}
+    fields = ((loss, settings.model_fields) for loss, settings in settings_by_loss().items())
+    owners = {loss: by_name[key] for loss, by_name in fields if key in by_name}
     if name in owners or not owners:
         return False
     # A file has lists where defaults are tuples.
@@ -104,21 +103,21 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
         raise InputError(
             f"objective.{key}",
             f"loss {name} has no such setting",
-            f"leave it out: it is one of {', '.join(owners)}",
+            f"Leave it out: it belongs to {', '.join(owners)}",
         )
     logger.warning("objective.%s is left out: loss %s has no such setting", key, name)
     return True
 
 
 def own_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a section without those of other losses, whatever their values.
+    """Return the keys of a section without those of other losses.
 
-    For the files of runs: earlier releases wrote the keys of all losses.
+    The files of runs have them: earlier releases wrote the keys of all losses.
     """
     name = LOSSES.renamed.get(str(given.get("name", DEFAULT)), given.get("name", DEFAULT))
-    others = {key for loss in settings_by_loss().values() for key in loss.model_fields}
-    own = settings_by_loss()[name].model_fields if name in LOSSES else others
-    return {key: value for key, value in given.items() if key in own or key not in others}
+    of_any = {key for settings in settings_by_loss().values() for key in settings.model_fields}
+    of_this = settings_by_loss()[name].model_fields if name in LOSSES else of_any
+    return {key: value for key, value in given.items() if key in of_this or key not in of_any}
 
 
 AnyObjective = Annotated[SerializeAsAny[ObjectiveSettings], BeforeValidator(_of_its_loss)]

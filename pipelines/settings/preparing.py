@@ -1,4 +1,4 @@
-"""The sections of what `prepare` makes of a corpus: tokens, lanes, and a teacher's vectors."""
+"""The sections of the results of `prepare`: tokens, lanes, and a teacher's vectors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ class PreparedSettings(Settings):
     """Where the prepared corpus lives."""
 
     folder: StoredPath = "prepared"
-    """Folder that the driver and every executor can reach."""
+    """Folder of the prepared corpus, shared by driver and executors."""
     reuse: bool = True
-    """Keep a stage whose inputs and settings have not changed."""
+    """Keep stages with unchanged inputs and settings."""
     cache_gigabytes: float = Field(default=20.0, ge=0)
-    """What a machine keeps on its disk of lanes in an object store, for all runs on it together, in
-    units of 10^9 bytes; 0 fetches granules anew in each epoch. The folder is
-    `storage.cache_folder`."""
+    """Disk space per machine for lanes (shards) from object stores, in 10^9 bytes. 0: fetch
+    granules each epoch. Folder: `storage.cache_folder`."""
     keep_units: bool = True
-    """Keep the cleaned texts of each input file beside the corpus, so that the next preparation
-    reads new and changed files alone; about as large as the corpus."""
+    """Keep cleaned texts per input file (the corpus's size). `prepare` then reads only new and
+    changed files."""
 
 
 SHORTEST_TEXT, LONGEST_TEXT = 8, 32_768
@@ -36,22 +35,22 @@ class TokenSettings(Settings):
     """Vocabulary and token ids."""
 
     vocabulary: StoredPath = "start"
-    """`start`: the start checkpoint's; `train`: a new one; or a folder."""
+    """`start`: that of the start checkpoint; `train`: a new one; or a folder."""
     model: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    """Algorithm of a vocabulary that is trained."""
+    """Algorithm of a trained vocabulary."""
     vocabulary_size: int = Field(default=30522, ge=100)
-    """Entries of a vocabulary that is trained."""
+    """Entries of a trained vocabulary."""
     lowercase: bool = True
-    """Whether a vocabulary that is trained lower-cases texts."""
+    """Lower-case texts in a trained vocabulary."""
     max_length: int | None = Field(
         default=None,
         ge=SHORTEST_TEXT,
         le=LONGEST_TEXT,
         description=(
-            "Tokens of a text that training reads, [CLS] and [SEP] included; cut after. At most as "
-            "many as the model reads. Unset: as many as leave 99 % of the examples whole, up to "
-            f"{LONGEST_UNASKED}. Memory and time of a granule grow with it: set it, to 64 for "
-            "example, where texts are short; `training.tokens_per_micro_batch` is for long ones."
+            "Tokens of a text in training, [CLS] and [SEP] included, within the model's length; "
+            "longer texts are truncated. Null: enough for 99 % of the examples, up to "
+            f"{LONGEST_UNASKED}. Memory and time grow with it: lower it for short texts (64), and "
+            "see `training.tokens_per_micro_batch` for long ones."
         ),
     )
 
@@ -60,16 +59,15 @@ class LaneSettings(Settings):
     """How examples are dealt into granules and lanes, for any number of workers."""
 
     count: int = Field(default=48, ge=1)
-    """Number of lanes; a small corpus gets a divisor of it."""
+    """Number of lanes (shards); small corpora get a divisor."""
     granule: int = Field(default=64, ge=2)
-    """Examples in a granule."""
+    """Examples per granule."""
     bucket: int = Field(default=8, ge=1)
     """Width of a length bucket, in tokens."""
     bucket_growth: float = Field(default=1.05, ge=1, le=2)
-    """From 512 tokens on, each bucket ends at so many times the length of the one before; 1: all
-    have one width."""
+    """Ratio of consecutive bucket ends from 512 tokens on. 1: constant width."""
     seed: int = Field(default=17, ge=0)
-    """Seed of the order that decides which examples share a granule."""
+    """Seed of the distribution of examples to granules."""
 
 
 Precision = Literal["fp16", "fp32"]
@@ -78,18 +76,18 @@ START = "start"
 
 
 class TeacherSettings(Settings):
-    """The teacher whose vectors the lanes hold, for objectives that learn from them."""
+    """The teacher of objectives with teacher vectors; the lanes hold them."""
 
     model: StoredPath | None = None
-    """A sentence-transformers folder, or `start`: that of `encoder.start`. `prepare` has it embed
-    each text of the corpus once, anchors as queries and the others as documents; it computes as
-    `embedding.backend`, `precision` and `batch_tokens` say."""
+    """A sentence-transformers folder, or `start` for `encoder.start`. `prepare` embeds each text
+    once, anchors as queries, others as documents, with `embedding.backend`, `precision` and
+    `batch_tokens`."""
     vectors: tuple[StoredPath, ...] = ()
-    """Folders of tables that `embed` wrote of the texts, instead of `teacher.model`."""
+    """Folders of tables from `embed`, instead of `teacher.model`."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Values of a vector to keep, of models trained for it; unset: all."""
+    """Leading values of a vector to keep, for Matryoshka models. Null: all."""
     precision: Precision = "fp16"
-    """How a value of a vector is stored in the lanes."""
+    """Number format of vectors in the lanes."""
 
     @property
     def is_asked(self) -> bool:

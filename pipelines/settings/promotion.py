@@ -30,27 +30,26 @@ class PromotionSettings(Settings):
     """The rules by which a model replaces the one in service."""
 
     target: StoredPath | None = None
-    """Folder that models are served from; `current` in it is the one in service."""
+    """Folder of served models; `current` in it is in service."""
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Metrics that must not fall, each after its evaluation, as in `metrics.json`. Unset: the first
-    one of every judged set and guard, or of held-out pairs where no set is judged; see
+    """Metrics that must not fall, as in `metrics.json`. Null: the first of each judged set and
+    guard, or of held-out pairs without judged sets; see
     [promotion](../guides/serving.md#adjust-the-gate)."""
     tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(default_factory=dict)
-    """By metric, how many points lower than the model in service it may be (the first model: than
-    its start); 0 unless set. What has no interval is refused where it is lower by more."""
+    """Allowed loss by metric, in points below the model in service (first model: its start);
+    otherwise 0. Without an interval, any larger loss is refused."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Of the interval of a difference to the model in service, by paired bootstrap over the queries
-    (or pairs): what is decided by."""
+    """Confidence of the deciding interval, a paired bootstrap of the difference over queries (or
+    pairs)."""
     required: Literal["not_worse", "better"] = "not_worse"
-    """`not_worse`: refused where it is worse and the whole interval is lower than the tolerance
-    allows; `better`: refused unless it is better, by interval and test."""
+    """`not_worse`: refuse a worse model if its whole interval is below the tolerance; `better`:
+    refuse unless better by interval and test."""
     minimum: Mapping[str, Points] = Field(default_factory=dict)
-    """By metric, the least points; they hold for the first promotion too."""
+    """Least points by metric, for the first promotion too."""
     accept: tuple[Doubt, ...] = ()
-    """Doubts that do not keep a model out of service, by name; see
-    [promotion](../guides/serving.md#resolve-doubts)."""
+    """Doubts to accept, by name; see [promotion](../guides/serving.md#resolve-doubts)."""
     keep: int = Field(default=3, ge=1)
-    """Models formerly in service that are kept for a rollback."""
+    """Former models to keep for a rollback."""
 
     def check(self) -> None:
         """Refuse metrics without an evaluation, and limits of metrics that are not compared.
@@ -65,7 +64,7 @@ class PromotionSettings(Settings):
                 raise InputError(
                     "promotion.metrics",
                     f"`{name}` names no evaluation",
-                    "for example retrieval.ndcg@10",
+                    "Name the evaluation too, as in retrieval.ndcg@10",
                 )
         for key, by_metric in (("tolerance", self.tolerance), ("minimum", self.minimum)):
             for name in by_metric:
@@ -73,5 +72,5 @@ class PromotionSettings(Settings):
                     raise InputError(
                         f"promotion.{key}",
                         f"`{name}` is not one of promotion.metrics",
-                        f"one of {', '.join(self.metrics)}, or add it there",
+                        f"Choose one of {', '.join(self.metrics)}, or add it there",
                     )

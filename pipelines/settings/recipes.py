@@ -89,7 +89,7 @@ STATIC = Recipe(
 
 
 def with_recipe(given: Any) -> Any:
-    """Return settings completed by the recipe that they name; without one they stay as they are.
+    """Return settings completed by their recipe; without one they stay as they are.
 
     Each loss has keys of its own, so a recipe's objective is taken as a whole or, if the settings
     name another loss, not at all.
@@ -99,16 +99,16 @@ def with_recipe(given: Any) -> Any:
         return given
     completed = dict(given)
     for section, keys in RECIPES.load(name).settings.items():
-        own = given.get(section, {})
-        if isinstance(own, Mapping) and own.get("name", keys.get("name")) == keys.get("name"):
-            completed[section] = _completed(own, keys)
+        asked = given.get(section, {})
+        if isinstance(asked, Mapping) and asked.get("name", keys.get("name")) == keys.get("name"):
+            completed[section] = _completed(asked, keys)
     return completed
 
 
-def _completed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section completed by the keys that it leaves out, in nested sections too."""
-    completed = {**others, **own}
-    for key, value in own.items():
-        if isinstance(value, Mapping) and isinstance(others.get(key), Mapping):
-            completed[key] = _completed(value, others[key])
+def _completed(asked: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section completed by the recipe's keys, in nested sections too."""
+    completed = {**recipe, **asked}
+    for key, value in asked.items():
+        if isinstance(value, Mapping) and isinstance(recipe.get(key), Mapping):
+            completed[key] = _completed(value, recipe[key])
     return completed

@@ -13,8 +13,8 @@ from pipelines.settings import Config, Settings
 
 HIDDEN = "(hidden)"
 
-# What Spark's own pattern matches, and what clouds, stores and databases use. Java must read these
-# too, in a file in which a backslash would begin an escape.
+# The words of Spark's own pattern, and those of clouds, stores and databases. Java reads them too,
+# from a file where a backslash begins an escape.
 _WORDS = "|".join(f"(?<![a-z0-9]){word}(?![a-z0-9])" for word in ("sas", "auth", "pw"))
 _NAMES = (
     "secret|passw|passphrase|pass(?![a-z])|pwd|token|credential|private|signature|bearer|cookie"
@@ -33,7 +33,7 @@ _SECRET_NAME = re.compile(f"{_NAMES}|{_VARIABLES}", re.IGNORECASE)
 _SECRET_VALUE = re.compile(_VALUES, re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
 _SETTING = re.compile(r"(?P<option>--\w+=)?(?P<key>[^=:?]+)=(?P<value>.*)", re.DOTALL)
-# Their values are those of Spark, which may be anything.
+# Their values belong to Spark and may hold anything.
 _CONF_SECTIONS = ("spark", "stages")
 # Parameters begin with one of these; those of databases with a semicolon.
 _PARAMETERS = re.compile(r"[?#;]")
@@ -74,7 +74,7 @@ def _plain_argument(argument: str) -> str:
     option, key, value = found["option"] or "", found["key"].strip(), found["value"]
     section = key.partition(".")[0]
     is_plain = section in Config.model_fields and section not in _CONF_SECTIONS
-    # A mapping holds keys of its own.
+    # The keys within a mapping are not looked at one by one.
     hidden = not is_plain and ("{" in value or is_secret(key, value))
     return f"{option}{key}={HIDDEN if hidden else without_password(value)}"
 
@@ -85,7 +85,7 @@ def without_password(text: str) -> str:
 
 
 def _plain_address(found: re.Match[str]) -> str:
-    # A password may hold any sign, in spite of the rules for addresses, and so may a parameter.
+    # Users write unescaped passwords and parameters, with any sign in them.
     place, found_at, host = found[2].rpartition("@")
     if found_at and _PARAMETERS.search(place):
         return f"{found[1]}{HIDDEN}"

@@ -1,4 +1,4 @@
-"""The lists of settings that may, or may not, change when a run is resumed.
+"""The lists of settings that may, or may not, change in a resumed run.
 
 Every setting that decides a training is in one of them; `objective` is in as a whole, since a loss
 has keys of its own. The corpus is not in them: lanes know by their digest whether they are the
@@ -106,23 +106,27 @@ _OF_SOURCE = ("weight", "objective")
 
 
 def fixed_settings(config: Config) -> Mapping[str, Any]:
-    """Return the settings that must not change when a run is resumed, by key, as JSON values."""
+    """Return the fixed settings of a run, by key, as JSON values."""
     return {**_values(config, FIXED), **_of_sources(config)}
 
 
 def _of_sources(config: Config) -> dict[str, Any]:
-    """Return how each source of several is trained on."""
-    told = [one.model_dump(mode="json") for one in config.corpus.sources]
-    return {f"corpus.sources.{one['name']}.{key}": one[key] for one in told for key in _OF_SOURCE}
+    """Return the weight and objective of each source."""
+    sources = [source.model_dump(mode="json") for source in config.corpus.sources]
+    return {
+        f"corpus.sources.{source['name']}.{key}": source[key]
+        for source in sources
+        for key in _OF_SOURCE
+    }
 
 
 def recorded_settings(config: Config) -> Mapping[str, Any]:
-    """Return the settings that may change and are recorded, by key, as JSON values."""
+    """Return the recorded settings of a run, by key, as JSON values."""
     return _values(config, RECORDED)
 
 
 def recorded_value(known: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Return the value that a run has recorded for a setting, in current names.
+    """Return a run's recorded value of a setting, in current names.
 
     `known` has the names of the run's release; `key` is the current name.
     """
@@ -143,7 +147,7 @@ def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
     for key in keys:
         section, _, name = key.partition(".")
         names = sections[section] if name == "*" else [name]
-        found |= {f"{section}.{one}": _value(sections[section], one) for one in names}
+        found |= {f"{section}.{part}": _value(sections[section], part) for part in names}
     return found
 
 
@@ -154,7 +158,7 @@ def _value(values: Mapping[str, Any], name: str) -> Any:
 
 
 def differing_settings(config: Config, sections: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the settings that differ from their defaults, by dotted key, as JSON values.
+    """Return the settings with other values than their defaults, by key, as JSON values.
 
     The keys of a loss have the defaults of that loss. `sections` limits the comparison.
     """
@@ -172,11 +176,11 @@ def differing_settings(config: Config, sections: Collection[str] | None = None) 
 def _differing(
     prefix: str, values: Mapping[str, Any], default: Settings
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a section, or of a part, that differ from the defaults."""
+    """Yield the keys and values of a section, or of a part, without the defaults."""
     usual = default.model_dump(mode="json")
     for key, value in values.items():
         part = getattr(default, key, None)
-        # A mapping of the user's own names is one value.
+        # A mapping with the user's names is one value.
         if isinstance(part, Settings):
             yield from _differing(f"{prefix}{key}.", value, part)
         elif key not in usual or value != usual[key]:

@@ -15,16 +15,15 @@ class RunSettings(Settings):
     """The place of a run's results."""
 
     folder: StoredPath = "runs/default"
-    """Folder that the driver and every executor can reach."""
+    """Folder of the run, shared by driver and executors."""
     overwrite: bool = False
-    """Delete a run that the folder holds, and start over."""
+    """Delete the folder's run, and start over."""
     only_new: bool = False
-    """`train` and `embed` end with exit code 4, before they start Spark, if nothing is new: the
-    model in service was trained in the same way on the same lanes; the table has been made of the
-    same model and inputs."""
+    """`train` and `embed` end with exit code 4 before Spark starts if nothing is new: same training
+    and lanes as the model in service; same model and inputs as the table."""
     keep: int = Field(default=5, ge=0)
-    """Other runs beside `run.folder` that `clean` keeps, the newest first; those of models that are
-    kept in `promotion.target` stay as well."""
+    """Number of other runs beside `run.folder` that `clean` keeps, newest first. Runs of models in
+    `promotion.target` stay too."""
 
 
 # As the hub has them: a name, or an owner and a name.
@@ -33,43 +32,42 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 
 
 class CardSettings(Settings):
-    """What the model card says that nothing else tells. Nothing of it is ever guessed."""
+    """Facts for the model card from the user only. The package never guesses them."""
 
     name: str | None = None
-    """Of the model; unset: that of the run."""
+    """Model name. Null: that of the run."""
     license: str | None = None
-    """Of the model, as the Hugging Face hub calls it (`apache-2.0`, `cc-by-sa-4.0`); one that the
-    hub does not know is named as it is. Unset: the card names none."""
+    """Model licence, by its Hugging Face name (`apache-2.0`, `cc-by-sa-4.0`) or another. Null:
+    none."""
     license_link: str | None = None
-    """Where the licence can be read, `LICENSE` or an address."""
+    """Address of the licence, or `LICENSE`."""
     languages: tuple[str, ...] = ()
-    """Languages of the texts (ISO 639 codes, or `multilingual`); empty: those of
-    `corpus.languages`."""
+    """Languages of the texts (ISO 639 codes, or `multilingual`). Empty: `corpus.languages`."""
     start_name: str | None = None
-    """Name on the hub of `encoder.start` (`OWNER/NAME`). Unset: that of the packaged start, or of
-    one in the hub's cache; the card tells others as they are set."""
+    """Hub name of `encoder.start` (`OWNER/NAME`). Null: known for the packaged start and the hub's
+    cache; otherwise as set."""
     datasets: tuple[str, ...] = ()
-    """Names on the hub of what the texts are taken from."""
+    """Hub names of the texts' datasets."""
     data_description: str | None = None
-    """What the texts are, and where they are from, in a few words."""
+    """Content and origin of the texts, in a few words."""
     data_license: str | None = None
     """Licence of the texts, in a few words."""
 
     def check(self) -> None:
-        """Refuse names that the hub would not take."""
+        """Refuse names outside the hub's rules."""
         base = () if self.start_name is None else (self.start_name,)
         named = [("start_name", name) for name in base]
         for key, name in [*named, *(("datasets", name) for name in self.datasets)]:
             if _REPOSITORY.fullmatch(name) is None:
                 raise InputError(
-                    f"card.{key}", f"`{name}` is no name on the hub", "write OWNER/NAME"
+                    f"card.{key}", f"`{name}` is no name on the hub", "Write OWNER/NAME"
                 )
         for language in self.languages:
             if _LANGUAGE.fullmatch(language) is None:
                 raise InputError(
                     "card.languages",
                     f"`{language}` is no ISO 639 code",
-                    "two or three letters such as `en`, `multilingual` or `code`",
+                    "Write two or three letters such as `en`, or `multilingual` or `code`",
                 )
 
 
@@ -79,30 +77,29 @@ class TrackingSettings(Settings):
     trackers: tuple[str, ...] = ()
     """Any of `mlflow` and `tensorboard`; see [tracking](../concepts/tracking.md)."""
     mlflow_uri: NameOrPath | None = None
-    """Tracking server or store. Unset: as MLflow finds it, by `MLFLOW_TRACKING_URI` or on
-    Databricks."""
+    """Tracking server or store. Null: MLflow's choice (`MLFLOW_TRACKING_URI`, Databricks)."""
     mlflow_experiment: str | None = None
-    """Experiment, created if there is none. Unset: as MLflow finds it."""
+    """Experiment, created if missing. Null: MLflow's choice."""
     mlflow_run_name: str | None = None
-    """Name of the run; that of `run.folder` unless set."""
+    """Run name. Null: that of `run.folder`."""
     mlflow_registered_model: str | None = None
-    """Register the model as a version of this one."""
+    """Registered model that gets a new version."""
     tensorboard_folder: StoredPath | None = None
-    """Event files go to a folder in it that is named after `run.folder`; unset: to `tensorboard` in
+    """Folder for event files, in a subfolder named after `run.folder`. Null: `tensorboard` in
     `run.folder`."""
     wait_seconds: int = Field(default=60, ge=0)
-    """Longest that a job waits at its end for trackers to take what is left."""
+    """Longest wait for trackers at the end of a job."""
 
     def check(self) -> None:
         """Refuse trackers named twice, and settings of trackers that are not named."""
         for name in self.trackers:
             if self.trackers.count(name) > 1:
-                raise InputError("tracking.trackers", f"{name} is named twice", "name it once")
+                raise InputError("tracking.trackers", f"it names {name} twice", "Name it once")
         for key, value in self:
             tracker = key.partition("_")[0]
             if tracker in TRACKERS and value and tracker not in self.trackers:
                 raise InputError(
                     f"tracking.{key}",
                     f"{tracker} is not one of tracking.trackers",
-                    f"add {tracker} to tracking.trackers",
+                    f"Add {tracker} to tracking.trackers",
                 )

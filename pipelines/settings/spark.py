@@ -19,20 +19,21 @@ class SparkSettings(Settings):
     __pydantic_extra__: dict[str, str] = Field(init=False)
 
     wait_seconds: int = Field(default=600, ge=0)
-    """Deadline for the cluster to give a training its executors, which it may have to start; the
-    other deadlines of a training count from when they are there. Outside of training, the longest
-    that all executors may be gone once there were some."""
+    """Deadline for the executors of a training; its other deadlines begin afterwards. Outside
+    training: longest time without executors, after the first."""
 
     stall_seconds: int = Field(default=3600, ge=30)
-    """Deadline for Spark to make any progress outside of training: to begin or end a task, to read,
-    write or shuffle a row. It passes where an executor hangs at a mount that does not answer."""
+    """Deadline for progress of Spark (tasks, rows) outside training. It ends jobs on hanging
+    mounts."""
 
     def check(self) -> None:
-        """Refuse `~`, which Spark would take for a folder of that name."""
+        """Refuse `~`: to Spark it is a folder of that name."""
         for key, value in self.conf.items():
             if value.startswith("~/"):
                 raise InputError(
-                    f"spark.{key}", f"`{value}`: Spark does not replace `~`", "write the whole path"
+                    f"spark.{key}",
+                    f"Spark does not replace `~` in `{value}`",
+                    "Write the whole path",
                 )
 
     @property
@@ -42,8 +43,8 @@ class SparkSettings(Settings):
 
     def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
         """Return a copy with another Spark conf, by keys without the prefix `spark.`."""
-        own = {name: getattr(self, name) for name in type(self).model_fields}
-        return SparkSettings.model_validate({**own, **conf})
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return SparkSettings.model_validate({**fields, **conf})
 
 
 StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
@@ -54,7 +55,7 @@ def conf_text(value: Any) -> Any:
     """Return a value as text of the Spark conf; null, lists and mappings stay as they are."""
     if value is None or isinstance(value, (list, tuple, Mapping)):
         return value
-    # What a file has for a truth value in another spelling; see `yaml_file`.
+    # `yes` and `Off` of a file are truth values to Spark; see `yaml_file`.
     value = getattr(value, "truth", value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -74,14 +75,14 @@ class StageSettings(Settings):
     prepare: _Conf = Field(default_factory=dict)
     """Spark conf of `prepare`: `stages.prepare.spark.*`."""
     train: _Conf = Field(default_factory=dict)
-    """Of `train`, for example `stages.train.spark.task.cpus`; within a session that other stages
-    use too, see [per-stage resources](../concepts/spark.md#resources-of-a-stage)."""
+    """Spark conf of `train`, such as `stages.train.spark.task.cpus`. In a shared session, see
+    [per-stage resources](../concepts/spark.md#resources-of-a-stage)."""
     evaluate: _Conf = Field(default_factory=dict)
-    """Of `evaluate`."""
+    """Spark conf of `evaluate`."""
     embed: _Conf = Field(default_factory=dict)
-    """Of `embed`."""
+    """Spark conf of `embed`."""
     mine: _Conf = Field(default_factory=dict)
-    """Of `mine`."""
+    """Spark conf of `mine`."""
 
     def check(self) -> None:
         """Refuse keys that are not Spark's."""
@@ -91,13 +92,13 @@ class StageSettings(Settings):
                     raise InputError(
                         f"stages.{stage}.{key}",
                         "it is no key of the Spark conf",
-                        f"write stages.{stage}.spark.{key}",
+                        f"Write stages.{stage}.spark.{key}",
                     )
 
 
 def _checked_endpoint(given: str) -> str:
     if not given.startswith(("http://", "https://")):
-        raise PydanticCustomError("endpoint", "it must begin with http:// or https://")
+        raise PydanticCustomError("endpoint", "Begin it with http:// or https://")
     return given.rstrip("/")
 
 
@@ -108,23 +109,23 @@ class StorageSettings(Settings):
     """How object stores are reached. Credentials are no settings: each store's SDK finds them."""
 
     s3_endpoint: Endpoint | None = None
-    """Address of a server that speaks S3, such as `https://minio.example:9000`; `null` leaves it to
-    AWS and `AWS_ENDPOINT_URL`."""
+    """Address of an S3 server, such as `https://minio.example:9000`. Null: AWS, or
+    `AWS_ENDPOINT_URL`."""
     s3_region: str | None = None
-    """Region of the buckets; `null` has the AWS SDK find it."""
+    """Region of the buckets. Null: the AWS SDK finds it."""
     gs_endpoint: Endpoint | None = None
-    """Address of a server that speaks the JSON API of Google's store."""
+    """Address of a server with Google's JSON API."""
     azure_endpoint: Endpoint | None = None
-    """Address of a server that speaks Azure's Blob Storage, such as Azurite."""
+    """Address of a server with Azure's Blob API, such as Azurite."""
     anonymous: bool = False
     """Read public buckets without credentials."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """After which a request that gives nothing is made again."""
+    """Repeat a request after this time without data."""
     retry_seconds: float = Field(default=300.0, ge=0)
-    """How long a store that is away, or asks for patience, is asked again."""
+    """Longest retry of an unavailable or throttling store."""
     cache_folder: LocalPath | None = None
-    """Folder of each machine for copies of what lies in an object store; `null` is the folder for
-    temporary files."""
+    """Folder of each machine for copies from object stores. Null: the folder for temporary
+    files."""
 
 
 DEFAULT_STORES = StorageSettings()

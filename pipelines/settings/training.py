@@ -1,9 +1,9 @@
 """The section `training` of the settings, and the layout of workers.
 
 The workers of a run are **replicas** of the encoder. A replica is one worker, or several that hold
-the encoder together: in **stages**, one behind the other, each with some of the layers (pipeline
-parallel), and within a stage as **members**, side by side, each with a part of every matrix (tensor
-parallel). Replicas share the granules of a step; the members of one read the same granules.
+the encoder together. **Stages** follow one another, each with some of the layers (pipeline
+parallel). The **members** of a stage have a part of every matrix each (tensor parallel). Replicas
+share the granules of a step; the members of one read the same granules.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Placement:
 
     @property
     def per_replica(self) -> int:
-        """Return the number of workers that hold one copy of the encoder together."""
+        """Return the number of workers of one copy of the encoder."""
         return self.stages * self.members
 
     @property
     def sharing(self) -> str:
-        """Return what shares the granules of a step, for messages."""
+        """Return the name of the parties to a step's granules, for messages."""
         return "replicas" if self.is_divided else "workers"
 
     @property
@@ -99,15 +99,16 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
     The last stage also compares embeddings, so it is not the one with more.
     """
-    each, more = divmod(layers, stages)
-    first = stage * each + min(stage, more)
-    return range(first, first + each + (stage < more))
+    each, remainder = divmod(layers, stages)
+    first = stage * each + min(stage, remainder)
+    return range(first, first + each + (stage < remainder))
 
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 """The value of ``training.engine`` that leaves the choice to :mod:`pipelines.engines.automatic`."""
+# DeepSpeed always splits something.
 _LEAST_SHARDING = {"deepspeed": "optimizer"}
 
 
@@ -115,51 +116,48 @@ class TrainingSettings(Settings):
     """Which engine trains the encoder, and how."""
 
     engine: Annotated[str, choice_of(ENGINES, AUTO)] = AUTO
-    """The engine that trains. `auto`: the fastest that is installed and fits the session and the
-    settings; a resumed run keeps its own. See [engines](engines.md)."""
+    """[Engine](engines.md) that trains. `auto`: the fastest installed one for session and settings;
+    a resumed run keeps its engine."""
     mode: Literal["sync", "async", "hogwild"] = "sync"
-    """How updates are made; see [modes](../concepts/modes.md)."""
+    """Update scheme; see [modes](../concepts/modes.md)."""
     framework: Literal["tensorflow", "torch", "bigdl"] = "tensorflow"
-    """Framework that computes the gradients. Unset, engine `auto` chooses it as well."""
+    """Library that computes gradients. Unset: engine `auto` chooses it."""
     feed: Literal["lanes", "spark", "memory"] = "lanes"
-    """`lanes`: executors read lane files in place; `spark`: partitions are fed; `memory`: all is
-    read before the first step."""
+    """`lanes`: executors read lane files in place; `spark`: Spark feeds partitions; `memory`:
+    executors read everything before the first step."""
     workers: int = Field(default=2, ge=1)
-    """Training processes, one per executor; engine `local` has one only."""
+    """Training processes, one per executor; always one with `local`."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per worker."""
     model_parallel: int = Field(default=1, ge=1)
-    """Workers that hold each layer together, a part of every matrix each (tensor parallel); see
-    [large encoders](../concepts/large-encoders.md)."""
+    """Workers that share each matrix (tensor parallel); see [large
+    encoders](../concepts/large-encoders.md)."""
     pipeline_parallel: int = Field(default=1, ge=1)
-    """Stages, one behind the other, that the layers are divided into (pipeline parallel); see
-    [large encoders](../concepts/large-encoders.md)."""
+    """Consecutive stages of layers (pipeline parallel); see [large
+    encoders](../concepts/large-encoders.md)."""
     granules_per_step: int = Field(default=2, ge=1)
-    """Granules per update; with `sync` a multiple of `workers`, or of `workers` / (`model_parallel`
-    x `pipeline_parallel`) where several hold the encoder together."""
+    """Granules per update. With `sync`, a multiple of `workers` / (`model_parallel` x
+    `pipeline_parallel`)."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """`async`, `hogwild`: a step waits until all steps more than this many before it are done; 0:
-    one step at a time; unset: no step waits."""
+    """`async`, `hogwild`: a step waits for all but this many earlier steps. 0: one at a time. Null:
+    no waiting."""
     parameter_servers: int = Field(default=1, ge=1)
-    """`async` of `tensorflowonspark`: executors that share the parameters."""
+    """`tensorflowonspark`, `async`: executors that share the parameters."""
     transport: Literal["http", "socket"] = "http"
-    """How workers of `elephas` reach its parameter server."""
+    """`elephas`: protocol of its parameter server."""
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
-    """`torch`, `deepspeed`: what is split between the workers instead of being held by each; each
-    value includes those before it. With `model_parallel`, `parameters` of `torch` splits the part
-    of each worker between the replicas. Unset, `deepspeed` has `optimizer`, since it always splits
-    something."""
-    offload: Literal["none", "cpu", "disk"] = "none"
-    """`torch`, `deepspeed` with a sharding: where workers keep what they need once in a step.
-    `cpu`: the state is in the memory of the host, not of the GPU; `disk`: there too, and the
-    optimiser's moments are in a file on the disk of the worker (`TMPDIR`), which goes with it. See
+    """`torch`, `deepspeed`: state to split between workers; each value includes the previous ones.
+    With `model_parallel`, `parameters` of `torch` splits a worker's part between replicas.
+    `deepspeed` defaults to `optimizer`. See
     [training](../concepts/training.md#sharded-training)."""
+    offload: Literal["none", "cpu", "disk"] = "none"
+    """`torch`, `deepspeed` with sharding: `cpu` keeps state in host memory; `disk` also keeps
+    moments in each worker's `TMPDIR`. See [training](../concepts/training.md#sharded-training)."""
     compression: Literal["none", "fp16"] = "none"
-    """`horovod`, `bigdl`: number format in which gradients are sent. `fp16`: half the bytes and
-    three digits, and values below 6e-8 are lost (`bigdl`: two digits at any size, for weights
-    too)."""
+    """`horovod`, `bigdl`: format of sent gradients. `fp16`: half the bytes, three digits, no values
+    below 6e-8 (`bigdl`: two digits at any size, for weights too)."""
     round_steps: int = Field(default=8, ge=1)
-    """`sync` of `elephas`: steps between two averages of the workers' weights."""
+    """`elephas`, `sync`: steps between two averages of the workers' weights."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the lanes."""
     max_steps: int | None = Field(default=None, ge=1)
@@ -169,67 +167,59 @@ class TrainingSettings(Settings):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning rate after warm-up: falls to zero at the last step, or stays."""
     warmup: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps over which the learning rate rises."""
+    """Share of steps with a rising learning rate."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay (AdamW)."""
     clip_norm: float = Field(default=1.0, ge=0)
-    """Largest gradient norm; 0: no clipping."""
+    """Largest gradient norm. 0: no clipping."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Share of activations that are set to zero. Unset: what the start checkpoint was trained with
-    (mostly 0.1 for the BERT family, 0 for newer models); 0 for `random`. `simcse` needs it to be
-    set."""
+    """Dropout. Null: that of the start checkpoint (mostly 0.1 for BERT models, 0 for newer ones); 0
+    for `random`. `simcse` requires a value."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of matrix products; weights stay fp32. `auto`: bf16 where the GPUs or CPUs of
-    all workers have instructions for it, otherwise fp32: emulated bf16 takes many times as long.
-    `metrics.jsonl` says which it was. In the modes `async` and `hogwild`, and where `elephas`
-    averages, each worker decides alone, and the run ends if they differ: set it where machines are
-    not alike."""
+    """Format of matrix products; weights stay fp32. `auto`: bf16 if all workers have instructions
+    for it, otherwise fp32 (see `metrics.jsonl`). Set it for `async`, `hogwild` and `elephas` on
+    mixed machines: differing choices end the run."""
     activation_checkpointing: bool = False
-    """`torch`: keep only the input of each layer, and compute the layer again for its gradient:
-    less memory, a third more time."""
+    """`torch`: keep only layer inputs, and recompute layers for gradients: less memory, a third
+    more time."""
     tokens_per_micro_batch: int | None = Field(default=None, ge=1)
-    """`torch`: padded tokens that are embedded at once; a granule that has more on a side is
-    embedded in parts, twice, with the same loss. Unset: granules as they are. See
-    [training](../concepts/training.md#memory)."""
+    """`torch`: padded tokens per forward pass. Larger granules pass in parts, twice, with the same
+    loss. Null: whole granules. See [training](../concepts/training.md#memory)."""
     seed: int = Field(default=17, ge=0)
     """Seed of step order, dropout and random weights."""
     log_every: int = Field(default=10, ge=1)
-    """Steps between two metrics lines."""
+    """Steps between metrics lines."""
     checkpoint_every: int = Field(default=500, ge=1)
-    """Steps between two checkpoints."""
+    """Steps between checkpoints."""
     checkpoint_minutes: float | None = Field(default=None, gt=0)
-    """`sync`: minutes after which there is a checkpoint too, whatever `checkpoint_every` says; for
-    machines that may be taken away."""
+    """`sync`: minutes after which to write a checkpoint too, for preemptible machines."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept; older ones are deleted."""
+    """Number of newest checkpoints to keep."""
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """The model is an exponential moving average of the weights, with this decay (0.999: over some
-    thousand steps). See [training](../concepts/training.md#choosing-the-model)."""
+    """Decay of an exponential moving average of the weights, which becomes the model (0.999: about
+    a thousand steps). See [training](../concepts/training.md#choosing-the-model)."""
     average_checkpoints: int = Field(default=1, ge=1)
-    """The model is the mean of so many checkpoints, the last one and those before it at multiples
-    of `checkpoint_every`; all are kept."""
+    """Checkpoints whose mean becomes the model: the last, and those before it at multiples of
+    `checkpoint_every`. All are kept."""
     start_share: Annotated[float, Field(ge=0, lt=1)] | Literal["titles"] = 0.0
-    """The model is this share of the start's weights and the rest of the trained ones, whichever
-    state that is; 0: the trained ones alone. 0.5 keeps what the start knew of other texts.
-    `titles`: 0.5, unless most documents of `corpus.pairs: document` have no title: then one step is
-    made, and the model keeps the start's weights. See
-    [training](../concepts/training.md#choosing-the-model)."""
+    """Share of the start's weights in the model: 0.5 keeps more general knowledge. `titles`: 0.5,
+    or one step and the start's weights if most documents of `corpus.pairs: document` lack titles.
+    See [training](../concepts/training.md#choosing-the-model)."""
     keep_best: str | None = None
-    """The model is the checkpoint that was best by this metric of the evaluations during training
-    (`evaluation.every_checkpoints`), for example `retrieval.ndcg@10`. Unset: the last state."""
+    """Metric that picks the model among checkpoints (`evaluation.every_checkpoints`), such as
+    `retrieval.ndcg@10`. Null: the last state."""
     patience: int | None = Field(default=None, ge=1)
-    """Training ends early once so many evaluations in a row were no better by
-    `training.keep_best`."""
+    """Consecutive evaluations without a gain in `keep_best` that end training."""
     restarts: int = Field(default=2, ge=0)
-    """When a worker is lost, a run goes on from its newest checkpoint within the same job, with the
-    workers that the cluster has room for, at most this many times. 0: it ends."""
+    """Most restarts after lost workers: in the same job, from the newest checkpoint, with the
+    workers that fit. 0: none."""
     resume: bool = False
-    """Resume from the newest checkpoint, if there is one."""
+    """Resume from the newest checkpoint, if any."""
     start_seconds: int = Field(default=60, ge=5)
-    """Deadline, of its own each, for the engine to start its processes on executors that are there
-    (see `spark.wait_seconds`), and for all workers to be ready to train."""
+    """Deadline to start processes on running executors (see `spark.wait_seconds`), and again for
+    all workers to be ready."""
     stall_seconds: int = Field(default=300, ge=5)
-    """Deadline for a step; a worker that sends nothing is given up after 30 s."""
+    """Deadline for a step. Silent workers fail after 30 s."""
 
     @property
     def chooses_framework(self) -> bool:
@@ -258,11 +248,11 @@ class TrainingSettings(Settings):
         return max(self.keep_checkpoints, 2) if self.restarts else self.keep_checkpoints
 
     def averaged_steps(self, last_step: int) -> tuple[int, ...]:
-        """Return the steps of the checkpoints that the model averages, oldest first; they are kept.
+        """Return the steps of the averaged checkpoints, oldest first; they are kept.
 
-        `last_step` is that of the newest checkpoint. Other checkpoints by the clock, or written as
-        a machine went, are left out, so that the model is the same whatever happened on the way. So
-        is the start, which is no state of training.
+        `last_step` is that of the newest checkpoint. Other checkpoints by the clock, or on
+        preemption, do not count: an interrupted run ends in the same model. Nor does the start: it
+        is no state of training.
         """
         every = self.checkpoint_every
         before = range((last_step - 1) // every * every, 0, -every)

@@ -22,70 +22,71 @@ from pipelines.settings.base import (
 
 
 class EmbeddingSettings(Settings):
-    """The table that gets a column of vectors, and how."""
+    """The table for the column of vectors, and how `embed` fills it."""
 
     model: StoredPath | None = None
-    """A sentence-transformers folder; unset: `<run.folder>/model`."""
+    """A sentence-transformers folder. Null: `<run.folder>/model`."""
     served: bool = False
-    """Take the model in service in `promotion.target` instead of `embedding.model`."""
+    """Use the model in service in `promotion.target` instead of `embedding.model`."""
     format: Annotated[str, choice_of(TABLE_FORMATS)] = "parquet"
-    """What the inputs are. `text`: a row for each line, in `text_column`."""
+    """Type of the inputs. `text`: a row per line, in `text_column`."""
     inputs: tuple[InputPath, ...] = ()
-    """Files, folders or globs; of `table` and `iceberg`: names."""
+    """Files, folders, globs or tables."""
     follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     text_column: str = "text"
-    """Column that holds the text."""
+    """Text column."""
     key_column: str | None = None
-    """Column of whole numbers or strings, another one in each row. With it, a table whose input or
-    model has changed is brought up to date: rows whose text is as it was keep their vectors. Unset:
-    such a table is refused, or replaced with `overwrite`."""
+    """Column of unique integers or strings. After changes, rows with unchanged texts [keep their
+    vectors](../concepts/vectors.md#tables-that-grow). Null: a changed table is refused, or replaced
+    with `overwrite`."""
     output: StoredPath = "embedded"
-    """Folder of the table, which the driver and every executor can reach."""
+    """Folder of the table, shared by driver and executors."""
     output_column: str = "embedding"
-    """Column of the vectors, behind those of the input."""
+    """Vector column, after the input's columns."""
     overwrite: bool = False
-    """Make a finished table anew, every vector of it, which takes its place when it is whole; an
-    unfinished one of the same settings goes on."""
+    """Rebuild a finished table, and replace it at the end. An unfinished one of the same settings
+    continues."""
     backend: Literal["auto", "openvino", "torch", "tensorflow"] = "auto"
-    """Library that computes. `auto`: `torch` where tasks are given GPUs, otherwise the first of
-    these that is installed."""
+    """Library that computes. `auto`: `torch` for tasks with GPUs, otherwise the first installed of
+    these."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of matrix products. `auto`: bf16 on a GPU (of compute capability 8.0 or later)
-    or CPU with the instructions for it, otherwise fp32."""
+    """Format of matrix products. `auto`: bf16 on [hardware with the
+    instructions](../concepts/vectors.md#backends-and-precision), otherwise fp32."""
     batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one forward pass: short texts come in large batches. Unset: 1,024 on a CPU, 65,536
-    on a GPU."""
+    """Tokens per forward pass; short texts form large batches. Null: 1,024 on a CPU, 65,536 on a
+    GPU."""
     prompt_name: str | None = None
-    """Which of the model's prompts is put before each text: `query`, `document`, or another name.
-    Unset: its default, if it has one."""
+    """Prompt of the model before each text: `query`, `document` or another. Null: its default, if
+    any."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Values of an embedding to keep, for models trained for it; unset: all."""
+    """Leading values of an embedding to keep, for Matryoshka models. Null: all."""
     quantise: Literal["none", "int8"] = "none"
-    """`int8`: a byte for each value, and a scale for each vector in `<output_column>_scale`; other
-    systems may compare such vectors by cosine alone."""
+    """`int8`: a byte per value, and a scale per vector in `<output_column>_scale`. Other systems
+    then compare by cosine only."""
     part_megabytes: int = Field(default=128, ge=1)
-    """Size of an output file, about, the unit of work and of resuming; of a small table it is less,
-    so that all executors have some. An input file is never joined to another."""
+    """Approximate size of an output file, the unit of work and resuming; smaller for small tables.
+    Input files are never joined."""
     part_rows: int | None = Field(default=None, ge=1)
-    """Rows that an output file has at most; unset: any number."""
+    """Most rows of an output file. Null: any number."""
     merge_into: str | None = None
-    """Delta or Iceberg table, `catalog.database.table`, into which the rows are merged by
-    `key_column` when the output is whole; it is made where there is none."""
+    """Delta or Iceberg table (`catalog.database.table`) into which `embed` merges the finished
+    output by `key_column`; created if missing."""
     merge_format: Annotated[str, choice_of(MERGE_FORMATS)] = "delta"
-    """What the table of `merge_into` is, or is made as."""
+    """Format of the `merge_into` table."""
 
     def check(self) -> None:
         """Refuse ``merge_into`` without ``key_column``: rows are merged by their key."""
         if self.merge_into is not None and self.key_column is None:
             raise InputError(
-                "embedding.merge_into", "rows are merged by their key", "set embedding.key_column"
+                "embedding.merge_into", "rows are merged by their key", "Set embedding.key_column"
             )
 
 
 def _formats(key: str) -> Choice:
     """Return the table formats as choices of a key."""
+    # Refusals name the key of the registry.
     return choice_of(replace(TABLE_FORMATS, key=key))
 
 
@@ -97,76 +98,72 @@ _COLUMNS = {
 
 
 class MiningSettings(Settings):
-    """The pairs that get hard negatives, the documents to search, and the choice among them."""
+    """The pairs of the hard negatives, the documents to search, and the choice among them."""
 
     model: StoredPath | None = None
-    """A sentence-transformers folder; unset: `<run.folder>/model`. It embeds as
-    `embedding.backend`, `precision`, `batch_tokens` and `dimensions` say."""
+    """A sentence-transformers folder; embeds with `embedding.backend`, `precision`, `batch_tokens`
+    and `dimensions`. Null: `<run.folder>/model`."""
     format: Annotated[str, _formats("mining.format")] = "parquet"
-    """What the inputs are."""
+    """Type of the inputs."""
     inputs: tuple[InputPath, ...] = ()
-    """Pairs: files, folders or globs; of `table` and `iceberg`: names. Empty: the pairs for
-    training in `prepared.folder`."""
+    """Pairs: files, folders, globs or tables. Empty: the training pairs of `prepared.folder`."""
     follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     anchor_column: str = "anchor"
-    """Column of the anchors in `inputs`."""
+    """Anchor column of `inputs`."""
     positive_column: str = "positive"
-    """Column of the positives in `inputs`."""
+    """Positive column of `inputs`."""
     group_column: str | None = None
-    """Column of `inputs` whose value anchors share with documents that are no negatives of theirs.
-    Prepared pairs have groups of their own."""
+    """Group column of `inputs`: documents of an anchor's group are no negatives. Prepared pairs
+    have their own groups."""
     key_column: str | None = None
-    """Column of `inputs` that is copied to the output as `key`."""
+    """Column of `inputs` to copy as `key`."""
     documents_format: Annotated[str, _formats("mining.documents_format")] = "parquet"
-    """What `documents` are."""
+    """Type of `documents`."""
     documents: tuple[StoredPath, ...] = ()
-    """Texts that are searched beside the positives: files, folders, globs or names."""
+    """Texts to search beside the positives: files, folders, globs or tables."""
     documents_column: str = "text"
-    """Column of `documents` that holds the text."""
+    """Text column of `documents`."""
     documents_group_column: str | None = None
-    """Column of `documents` that is compared with the anchors' groups, those of `group_column`."""
+    """Group column of `documents`, compared with `group_column`."""
     output: StoredPath = "mined"
-    """Folder of the table, which the driver and every executor can reach."""
+    """Folder of the table, shared by driver and executors."""
     overwrite: bool = False
-    """Make a finished table anew, which takes its place when it is whole; an unfinished one of the
-    same settings goes on."""
+    """Rebuild a finished table, and replace it at the end. An unfinished one of the same settings
+    continues."""
     search: Annotated[str, choice_of(SEARCHES)] = "exact"
-    """`exact`: every anchor with every document; `index`: by graphs (HNSW), which find nearly the
-    same in a part of the time where there are millions of documents."""
+    """`exact`: all documents; `index`: HNSW graphs, with nearly the same results, much faster for
+    millions of documents."""
     negatives: int = Field(default=1, ge=1, le=100)
-    """Negatives of a pair."""
+    """Negatives per pair."""
     skip: int = Field(default=0, ge=0, le=10_000)
-    """The nearest documents that are passed over, of those that pass the filters."""
+    """Nearest documents to skip, after the filters."""
     choose: Literal["nearest", "random"] = "nearest"
-    """Which documents behind `skip` are taken: the nearest, or random ones of the `window`
-    nearest."""
+    """Documents after `skip`: the nearest, or random ones of the `window` nearest."""
     window: int = Field(default=50, ge=1, le=10_000)
-    """Documents behind `skip` of which `choose: random` takes some."""
+    """Documents after `skip` for `choose: random`."""
     seed: int = Field(default=1, ge=0)
-    """Of all that is random."""
+    """Seed of all random choices."""
     relative_margin: float | None = Field(default=0.05, ge=0, lt=1)
-    """A document is no negative if its score is above the positive's by less than this share: at
-    0.05, above 95 % of it. Unset: not compared."""
+    """Refuse negatives with scores above the positive's less this share: at 0.05, above 95 % of it.
+    Null: off."""
     absolute_margin: float | None = Field(default=None, ge=0, le=2)
-    """The same, if its score is above the positive's less this much."""
+    """Refuse negatives with scores above the positive's minus this value. Null: off."""
     margin_positive: Literal["lowest"] | None = None
-    """Of an anchor with several positives, the one whose score both margins begin at. Unset: that
-    of the pair. `lowest`: the least similar one, for all pairs, as `mine_hard_negatives` of
-    sentence-transformers has it."""
+    """Positive for both margins. Null: that of the pair. `lowest`: the anchor's least similar one,
+    like sentence-transformers' `mine_hard_negatives`."""
     min_score: float | None = Field(default=None, ge=-1, le=1)
     """Least cosine of a negative."""
     max_score: float | None = Field(default=None, ge=-1, le=1)
     """Highest cosine of a negative."""
     same_group: bool = False
-    """Take negatives of the anchor's group, too."""
+    """Allow negatives of the anchor's group."""
     fill: Literal["none", "random"] = "none"
-    """What becomes of a pair with fewer than `negatives`: `none`: it is left out; `random`: the
-    others are drawn from all documents that are not the anchor's own."""
+    """Pairs with fewer than `negatives`: `none` drops them; `random` adds random documents, except
+    the anchor's own."""
     part_rows: int | None = Field(default=None, ge=1, le=65_536)
-    """Rows that are embedded and searched at a time, about: the unit of work, of memory and of
-    resuming. Unset: 512 to 8,192, by the number of rows."""
+    """Approximate rows to embed and search at a time. Null: 512 to 8,192, by the number of rows."""
 
     def check(self) -> None:
         """Refuse too narrow a window, scores that allow nothing, and columns without effect."""
@@ -175,14 +172,14 @@ class MiningSettings(Settings):
             raise InputError(
                 "mining.window",
                 f"{self.window} documents are fewer than mining.negatives",
-                f"at least {self.negatives}",
+                f"Set it to at least {self.negatives}",
             )
         bounds = (self.min_score, self.max_score)
         if None not in bounds and bounds[0] >= bounds[1]:  # type: ignore[operator]
             raise InputError(
                 "mining.min_score",
                 f"{self.min_score} is not below mining.max_score",
-                f"less than {self.max_score}",
+                f"Set it to less than {self.max_score}",
             )
 
     def _check_columns(self) -> None:
@@ -193,13 +190,13 @@ class MiningSettings(Settings):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise InputError(
                         f"mining.{name}",
-                        f"it is a column of mining.{table}, which is empty",
-                        f"name the table, or leave {name} out",
+                        f"it names a column of mining.{table}, which is empty",
+                        f"Name the table, or leave {name} out",
                     )
         # Prepared pairs have groups of their own.
         if self.inputs and self.documents_group_column is not None and self.group_column is None:
             raise InputError(
                 "mining.documents_group_column",
                 "the pairs have no groups to compare it with",
-                "set mining.group_column, or leave it out",
+                "Set mining.group_column, or leave it out",
             )

@@ -1,7 +1,7 @@
 """YAML of settings, read in bounded time and memory.
 
-Numbers are those of YAML 1.2, in decimal, and keep their spelling: a setting that takes text gets
-`2026` or `1.0` as written. `no`, `on`, `010`, `1:30`, `1_000`, dates and all keys are texts; the
+Numbers are those of YAML 1.2, in decimal, and keep their spelling: a text setting gets `2026` or
+`1.0` as written. `no`, `on`, `010`, `1:30`, `1_000`, dates and all keys are texts; the
 Spark conf takes `no` and `on` for what they mean. A mapping may have a key once.
 """
 
@@ -36,11 +36,11 @@ _OTHER_TRUTHS = {
 
 
 class UnusableYamlError(ValueError):
-    """A text that is no YAML of settings; the message says why."""
+    """A text without valid YAML of settings; the message says why."""
 
 
 class RepeatedKeyError(UnusableYamlError):
-    """A mapping with a key twice, one of which a reader would lose; `lines` count from 1."""
+    """A mapping with a key twice: a reader would lose one value. `lines` count from 1."""
 
     def __init__(self, key: str, lines: tuple[int, int]) -> None:
         super().__init__(f"`{key}` stands in line {lines[0]} and again in line {lines[1]}")
@@ -49,7 +49,7 @@ class RepeatedKeyError(UnusableYamlError):
 
 
 class WrittenInt(int):
-    """A whole number that keeps its spelling."""
+    """A whole number with its spelling."""
 
     written: str
 
@@ -58,7 +58,7 @@ class WrittenInt(int):
 
 
 class WrittenFloat(float):
-    """A number that keeps its spelling."""
+    """A number with its spelling."""
 
     written: str
 
@@ -67,14 +67,14 @@ class WrittenFloat(float):
 
 
 class WrittenTruth(str):
-    """A text that YAML 1.1 takes for the value `truth`, as the Spark conf does."""
+    """A text with the value `truth` in YAML 1.1 and in the Spark conf."""
 
     __slots__ = ("truth",)
     truth: bool
 
 
 class Key(str):
-    """A key of a mapping, and the line in which it stands, from 1."""
+    """A key of a mapping, with its line, from 1."""
 
     __slots__ = ("line",)
     line: int
@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):
     """A loader without tags (`!!set`): no setting needs one, and PyYAML fails at some of them."""
 
     has_aliases = False
-    # All other values are resolved by `scalar`.
+    # YAML 1.1 would read `no`, `010` and dates as values; `scalar` resolves all others.
     yaml_implicit_resolvers = {"<": [(_MERGE, re.compile("<<"))]}  # noqa: RUF012
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -182,7 +182,7 @@ def read_text(path: str | Openable) -> str:
     with file_at.open("rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise UnusableYamlError(f"longer than {LARGEST >> 20} MB")
+        raise UnusableYamlError(f"it is longer than {LARGEST >> 20} MB")
     text: str = data.decode()
     return text
 
@@ -208,18 +208,18 @@ def _value(loader: _Loader) -> Any:
     if node is None:
         return None
     if _values(node, {}) > MAX_VALUES:
-        said = "its aliases stand for" if loader.has_aliases else "it holds"
-        raise UnusableYamlError(f"{said} too many values")
+        cause = "its aliases stand for" if loader.has_aliases else "it holds"
+        raise UnusableYamlError(f"{cause} too many values")
     return loader.construct_document(node)
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the values with aliases written out; a value that holds itself exceeds the maximum."""
+    """Count the values with aliases written out; recursion exceeds the maximum."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     size = known.get(id(node))
     if size is None:
-        # Met again before its own parts are counted, it is a part of itself.
+        # An alias inside its own anchor finds this count, and ends the recursion.
         known[id(node)] = MAX_VALUES + 1
         parts = [part for item in node.value for part in _parts(item)]
         size = known[id(node)] = 1 + sum(_values(part, known) for part in parts)

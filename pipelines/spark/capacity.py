@@ -42,7 +42,7 @@ def server_is_here() -> bool:
 
 
 def check_context() -> None:
-    """Refuse a session without the SparkContext that a job needs.
+    """Refuse a session without a SparkContext.
 
     Raises:
         InputError: It is one of Spark Connect.
@@ -50,9 +50,9 @@ def check_context() -> None:
     if is_connected():
         raise InputError(
             "spark.master",
-            "this session is of Spark Connect (on Databricks: standard access mode, or serverless) "
+            "this is a Spark Connect session (on Databricks: standard access mode, or serverless) "
             "and has no SparkContext, which this job needs",
-            "run it on a cluster of dedicated access mode; prepare, evaluate, embed, mine, search "
+            "Run it on a cluster in dedicated access mode; prepare, evaluate, embed, mine, search "
             "and training by engine local work here too",
         )
 
@@ -71,17 +71,17 @@ def connected_session() -> SparkSession:
 
     try:
         session: Any = SparkSession.builder.getOrCreate()
-        # Nothing has been asked of the server before.
+        # The first request: making the session has not reached the server.
         logger.debug("Spark Connect %s", session.version)
     except (ImportError, PySparkException, Py4JError) as error:
         summary = str(error).strip().splitlines()[0]
         raise InputError(
             "spark.master",
-            f"no session of Spark Connect ({summary})",
-            'correct SPARK_REMOTE, start the server, or pip install "pyspark[connect]"',
+            f"Spark Connect gives no session ({summary})",
+            'Correct SPARK_REMOTE, start the server, or run `pip install "pyspark[connect]"`',
         ) from error
     if tells_tasks(session):
-        # The client keeps a handler once.
+        # The client keeps each handler once, however often it is registered.
         session.registerProgressHandler(TASKS)
     found: SparkSession = session
     return found
@@ -95,7 +95,7 @@ def tells_tasks(session: SparkSession) -> bool:
 class OperationTasks:
     """Counts the tasks of a Spark Connect client's running operations.
 
-    The client calls it, on the threads that wait for the operations.
+    The client calls it from the waiting threads of the operations.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ TASKS = OperationTasks()
 
 
 def default_parallelism(session: SparkSession) -> int:
-    """Return the number of tasks that Spark makes by default: the cores, unless set."""
+    """Return Spark's default number of tasks: the cores, unless set."""
     if not is_connected():
         return int(session.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
@@ -138,7 +138,8 @@ def default_parallelism(session: SparkSession) -> int:
 
 
 def has_partitions(frame: DataFrame, least: int) -> bool:
-    """Return whether a frame has ``least`` partitions; False in Spark Connect, which hides them."""
+    """Return whether a frame has ``least`` partitions; always False in Spark Connect."""
+    # Spark Connect has no RDDs, and so no number of partitions.
     return not is_connected() and frame.rdd.getNumPartitions() >= least
 
 
@@ -152,7 +153,7 @@ def conf_value(session: SparkSession, key: str, default: str) -> str: ...
 @overload
 def conf_value(session: SparkSession, key: str, default: None = None) -> str | None: ...
 def conf_value(session: SparkSession, key: str, default: str | None = None) -> str | None:
-    """Return a key of a session's conf; the default where it is not set, or refused.
+    """Return a key of a session's conf; the default if unset or refused.
 
     Serverless sessions of Databricks know few keys of Spark's conf, and refuse the others.
     """
@@ -163,7 +164,7 @@ def conf_value(session: SparkSession, key: str, default: str | None = None) -> s
     except PySparkException as error:
         if not is_connected():
             raise
-        logger.debug("the session does not tell %s (%s)", key, error)
+        logger.debug("the session refuses %s (%s)", key, error)
         return default
 
 
@@ -186,7 +187,7 @@ def settings_set(session: SparkSession, settings: Mapping[str, str]) -> Iterator
 
 @dataclass(frozen=True)
 class Shared(Generic[Value]):
-    """A value that functions carry to where they run.
+    """A value, pickled with each function that uses it.
 
     A Spark broadcast has the same attribute, and reaches each executor once.
     """
@@ -212,8 +213,8 @@ def shared_value(session: SparkSession, value: Value) -> Iterator[Shared[Value]]
     if size > MOST_BYTES:
         raise InputError(
             "spark.master",
-            f"tasks need {size / 2**20:.0f} MiB that a session of Spark Connect cannot send them",
-            f"ask fewer queries at a time (up to {MOST_BYTES >> 20} MiB of vectors), or run it on "
-            "a cluster of dedicated access mode",
+            f"tasks need {size / 2**20:.0f} MiB, and a Spark Connect session cannot send as much",
+            f"Ask fewer queries at a time (up to {MOST_BYTES >> 20} MiB of vectors), or run it on "
+            "a cluster in dedicated access mode",
         )
     yield Shared(value)

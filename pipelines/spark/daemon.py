@@ -1,9 +1,9 @@
-"""Spark's Python daemon for engines whose workers should find their framework imported.
+"""Spark's Python daemon for engines, with their framework imported before workers are forked.
 
-Runs on executors: where ``spark.python.daemon.module`` names it, Spark starts one for each set of
-environment variables of its Python workers, and forks these from it. Forking is safe before any
-computation: TensorFlow and PyTorch start their threads, and look for GPUs, at their first operation
-instead of their import.
+Runs on executors, by ``spark.python.daemon.module``. Spark starts one for each set of environment
+variables of its Python workers, and forks these from it. Forking is safe before any computation:
+TensorFlow and PyTorch start their threads, and look for GPUs, at their first operation instead of
+their import.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ IDLE_LOOKS = 4
 
 
 def main() -> None:
-    """Import what the workers will need, and become Spark's own daemon."""
+    """Import the workers' modules, and become Spark's own daemon."""
     modules = os.environ.get(PRELOAD, "").split()
     try:
         _import(modules)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a worker raises it again, and is heard
         print(f"{MODULE}: {' '.join(modules)}: {error!r}", file=sys.stderr, flush=True)
-        # In a new process: some libraries give another error when they are imported once more.
+        # In a new process: a second import of some libraries gives another error than the first.
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
     from pyspark.daemon import manager
 
     if modules:
         _end_when_idle()
-    # What is there stays: the workers' collections need not look at it, nor copy its pages.
+    # Workers' garbage collections then skip the modules, and copy none of their pages.
     gc.collect()
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 
 
 def _end_when_idle() -> None:
-    """End this process, which holds memory, after a while without workers.
+    """End this process after a while without workers, to free its memory.
 
-    Spark ends workers after an idle minute, and replaces a daemon that is gone.
+    Spark ends workers after an idle minute, and replaces an ended daemon.
     """
     idle = 0
 
@@ -60,7 +60,7 @@ def _end_when_idle() -> None:
         if idle > IDLE_LOOKS:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # A timer, since a thread would not be in the workers that are forked; nor is a timer.
+    # Forked workers inherit neither a timer nor a thread.
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
 

@@ -1,7 +1,7 @@
 """One-line errors of Spark and of the file system, and Spark's reasons for lost executors.
 
-A worker's process ends with its executor and leaves no reason. Spark has the exit code (137 is a
-process that the system killed, mostly for its memory), or the cluster manager's message.
+A worker's process ends with its executor and leaves no reason. Spark has the exit code (137 after a
+kill by the system, mostly for its memory), or the cluster manager's message.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ LOOK_SECONDS = 2.0
 def executor_failures(work: str, ending: str = "") -> Iterator[None]:
     """Turn Spark's error of a failed task, or of its own end, into one line.
 
-    A context manager, and a decorator of a function. The line begins with ``work``, which failed,
-    and ends with ``ending``, the user's remedy.
+    A context manager, and a decorator of a function. The line begins with the failed ``work``, and
+    ends with ``ending``, the user's remedy.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or Spark itself did.
@@ -73,7 +73,7 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
 
 @contextmanager
 def file_failures(work: str) -> Iterator[None]:
-    """Turn file system errors into one line that begins with ``work``: a full disk, a lost folder.
+    """Turn file system errors (a full disk, a lost folder) into one line about ``work``.
 
     A context manager, and a decorator of a function.
 
@@ -98,7 +98,7 @@ def file_failure(error: BaseException) -> str | None:
         remedy = _remedy(error.errno) or credentials_remedy(error)
         return f"{error.strerror or first_line(error)}{where}{remedy}"
     if isinstance(error, SafetensorError):
-        # It carries an error of the system only as the number at the end of its message.
+        # safetensors gives the system's error only as a number at the end of its message.
         number = _SYSTEM_ERROR.search(str(error))
         return f"{error}{_remedy(int(number[1]))}" if number else None
     return None
@@ -109,7 +109,7 @@ def complete_line(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return str(error)
     if isinstance(error, OSError) and not (_remedy(error.errno) or credentials_remedy(error)):
-        return None  # Such as a connection that broke.
+        return None  # Such as a broken connection.
     return file_failure(error)
 
 
@@ -130,13 +130,13 @@ def spark_cause(error: BaseException | str) -> str:
 
 
 def _texts(error: BaseException | str) -> list[str]:
-    """Return an error's message, then those of its causes in Java, outermost first."""
+    """Return the messages of an error and of its causes in Java, outermost first."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     # Spark Connect writes the stack of the server behind the message.
     texts = [str(getattr(error, "desc", None) or error).partition(_SERVER_STACK)[0]]
     java = getattr(error, "java_exception", None)
-    with suppress(Py4JError, OSError):  # The JVM, which is asked, may be gone.
+    with suppress(Py4JError, OSError):  # The JVM may be gone.
         while java is not None:
             texts.append(str(java.getMessage() or ""))
             java = java.getCause()
@@ -147,16 +147,16 @@ def _python_error(text: str) -> str | None:
     """Return the first line of the error at the end of a Python traceback."""
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
     if traceback:
-        # What is indented are the frames.
+        # The frames are indented, the error is not.
         ends = (line for line in rest.splitlines() if line and not line[0].isspace())
         return next(ends, None)
-    # Of a log of which only the end is known.
+    # The text may be the end of a log, without the head of the traceback.
     ends = (line for line in reversed(text.splitlines()) if _PYTHON_ERROR.match(line))
     return next(ends, None)
 
 
 def _java_error(text: str) -> str:
-    """Return the first line that names a Java exception: a text begins with the failed call."""
+    """Return the first line with a Java exception: a text begins with the failed call."""
     named = (line for line in text.splitlines() if _JAVA_ERROR.search(line))
     return next(named, _first_line(text)).removeprefix(": ")
 
@@ -198,7 +198,7 @@ def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
 def failed_partition(message: str) -> int | None:
     """Return the number of the task in the message of a failed job, if there is one.
 
-    In a barrier stage Spark ends the other tasks too, which also count as failed.
+    In a barrier stage Spark ends the other tasks too, and they also count as failed.
     """
     found = _FAILED_TASK.search(message)
     return int(found[1] or found[2]) if found else None
@@ -206,7 +206,7 @@ def failed_partition(message: str) -> int | None:
 
 def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
     """Return the host name of a job's task, if known."""
-    hosts = [one.host for one in task_places(context, group) if one.partition == partition]
+    hosts = [task.host for task in task_places(context, group) if task.partition == partition]
     return name_of(hosts[-1]) if hosts else None
 
 
@@ -223,14 +223,14 @@ def _status_store(context: SparkContext) -> Any:
 
 
 class Ended(NamedTuple):
-    """An executor that Spark has removed."""
+    """An executor removed by Spark."""
 
     host: str
     reason: str
 
 
 def ended_executors(context: SparkContext) -> dict[str, Ended]:
-    """Return the executors that have ended in this session, by id."""
+    """Return the ended executors of this session, by id."""
     found = {}
     for executor in java_items(_status_store(context).executorList(False)):
         if not executor.isActive() and executor.removeReason().isDefined():
@@ -244,10 +244,10 @@ def ended_executors(context: SparkContext) -> dict[str, Ended]:
 def reasons_of_losses(
     context: SparkContext, address_of: Callable[[int], str | None]
 ) -> Iterator[None]:
-    """Add to the error of a lost worker why its executor has ended, if it has.
+    """Add the end of its executor, if any, to the error of a lost worker.
 
     Raises:
-        WorkerLostError: That of the block, whose cause ends with the reason.
+        WorkerLostError: The block's error; its cause ends with the reason.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
@@ -255,22 +255,22 @@ def reasons_of_losses(
     try:
         yield
     except WorkerLostError as lost:
-        by_now: dict[str, Ended] = {}
+        after: dict[str, Ended] = {}
         with suppress(Py4JError, OSError):  # Spark itself may have ended.
-            by_now = ended_executors(context)
-        since = [ended for id, ended in by_now.items() if id not in before]
+            after = ended_executors(context)
+        ended = [executor for id, executor in after.items() if id not in before]
         hosts = {lost.host} if lost.rank is None else {lost.host, address_of(lost.rank)}
-        reasons = {one.reason for one in since if one.host in hosts}
+        reasons = {executor.reason for executor in ended if executor.host in hosts}
         if len(reasons) != 1:
-            raise  # Nothing is known, or it is not known which one was the worker's.
+            raise  # No executor ended, or several did and the worker's is unknown.
         raise lost.since(f"its executor has ended: {reasons.pop()}") from None
 
 
 class LeavingExecutors:
-    """Reports executors whose decommissioning has begun, each once.
+    """Reports executors in decommissioning, each once.
 
-    Spark hears of it from the cluster (a pod is ended, a node of YARN is drained, a worker gets
-    SIGPWR) where ``spark.decommission.enabled`` is true, and gives them no new tasks.
+    With ``spark.decommission.enabled``, Spark hears of it from the cluster (the end of a pod, the
+    draining of a node of YARN, SIGPWR to a worker), and gives them no new tasks.
     """
 
     def __init__(self, context: SparkContext, tell: Callable[[str], None]) -> None:

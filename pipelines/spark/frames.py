@@ -1,4 +1,4 @@
-"""Spark frames in files that the driver and every executor see under the same path."""
+"""Spark frames in files, under the same path for the driver and every executor."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def frame_from_json(
     schema: StructType | None,
     corrupt: str | None = None,
 ) -> DataFrame:
-    """Run tasks that give JSON objects, and make a frame of these.
+    """Run tasks, and make a frame of their JSON objects.
 
     Args:
         tasks: Plain values, each with a partition of its own.
         work: Runs on an executor; gets one task and yields JSON objects, none of them blank.
-        schema: Of the rows; by default Spark finds one that suits all of them.
-        corrupt: The column for what is no JSON object; without it, such a line ends the job.
+        schema: Of the rows; by default Spark finds one for all of them.
+        corrupt: The column for lines without a JSON object; by default, such a line ends the job.
     """
     options = {"mode": "FAILFAST"} if corrupt is None else {"columnNameOfCorruptRecord": corrupt}
     if not is_connected():
         rows = session.sparkContext.parallelize(tasks, len(tasks))
-        lines = rows.mapPartitions(lambda some: work(iter(some)))
+        lines = rows.mapPartitions(lambda partition: work(iter(partition)))
         reader = session.read if schema is None else session.read.schema(schema)
         return reader.options(**options).json(lines)
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
@@ -106,7 +106,7 @@ def _as_column(
 def _schema_of(
     session: SparkSession, tasks: Sequence[Task], work: Callable[[Iterator[Task]], Iterator[str]]
 ) -> StructType:
-    """Return the schema that Spark's JSON reader finds, from one row of each shape."""
+    """Infer the schema by Spark's JSON reader, from one row of each shape."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
     from pyspark.sql.types import ArrayType, StructType
 
@@ -126,12 +126,13 @@ def _shapes(
 
 
 def shape_of(value: Any) -> Any:
-    """Reduce a JSON value to its types, so that most rows of a table agree."""
+    """Reduce a JSON value to its types: most rows of a table then agree."""
     if isinstance(value, dict):
-        return {name: shape_of(of) for name, of in value.items()}
+        return {name: shape_of(field) for name, field in value.items()}
     if isinstance(value, list):
-        shapes = {json.dumps(shape_of(of)): shape_of(of) for of in value}
+        shapes = {json.dumps(shape_of(item)): shape_of(item) for item in value}
         return list(shapes.values())
+    # An integer beyond a long keeps its value: Spark infers another type for it.
     if isinstance(value, int) and not isinstance(value, bool):
         return 0 if value in _LONG else value
     return {str: "", float: 0.5}.get(type(value), value)
@@ -143,7 +144,7 @@ def read_path(path: Path) -> str:
 
 
 def write_path(path: Path) -> str:
-    """Return the path for Spark's writers: with a scheme, whatever the default file system.
+    """Return the path for Spark's writers: with a scheme, independent of the default file system.
 
     In Databricks' Spark Connect sessions a volume is part of the default file system.
     """
@@ -181,12 +182,12 @@ def read_files(
     local = [read_path(path) for path in map(as_local, paths) if path is not None]
     if not local:
         return _by_executors(session, paths, schema, origin)
-    # Dates as everybody but Spark 2 writes them; its own files say that they are of Spark 2.
+    # The calendar of all writers but Spark 2, whose files name their writer.
     reader = session.read.options(datetimeRebaseMode="CORRECTED", int96RebaseMode="CORRECTED")
     frame = (reader if schema is None else reader.schema(schema)).parquet(*local)
     if origin is None:
         return frame
-    # Databricks has the function in sessions with a SparkContext alone.
+    # Databricks has the function only in sessions with a SparkContext.
     address = F.col("_metadata.file_path") if is_connected() else F.input_file_name()
     return frame.select("*", address.alias(origin))
 
@@ -224,7 +225,7 @@ def holds_text(kind: DataType) -> bool:
 def read_columns_of_any(
     session: SparkSession, paths: Sequence[Location], names: Sequence[str]
 ) -> DataFrame:
-    """Read the named columns of Parquet files whose types may differ.
+    """Read the named columns of Parquet files of several types.
 
     A column with several types becomes one of strings.
     """
@@ -238,7 +239,7 @@ def read_columns_of_any(
     frames = [read_columns(session, files, names) for files in alike.values()]
     for name in names:
         if len({frame.schema[name].dataType.simpleString() for frame in frames}) > 1:
-            # A dot in a name would mean a field of a struct.
+            # Without backticks, Spark takes a dot in a name for the field of a struct.
             text = F.col("`" + name.replace("`", "``") + "`").cast("string")
             frames = [frame.withColumn(name, text) for frame in frames]
     return reduce(type(frames[0]).unionByName, frames)
@@ -291,6 +292,7 @@ def write_parquet(frame: DataFrame, path: Location) -> None:
 
     schema = to_arrow_schema(frame.schema)
     write = partial(_write_partition, function=iter, schema=schema, totals=Totals(()), folder=path)
+    # The collected rows are only totals: executors have written the data.
     frame.mapInArrow(write, Totals(()).ddl).collect()
 
 
@@ -298,6 +300,7 @@ def write_single_file(frame: DataFrame, path: Location) -> None:
     """Write a small table as one Parquet file."""
     local = as_local(path)
     if local is not None:
+        # Spark writes only folders, so its single part becomes the file.
         parts = local.with_suffix(".parts")
         frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
         next(parts.glob("part-*")).rename(local)
@@ -318,7 +321,7 @@ def _collected(frame: DataFrame) -> pa.Table:
 def batches_of(session: SparkSession, rows: int) -> AbstractContextManager[None]:
     """Limit the rows of a batch for Python while the block runs.
 
-    The default of thousands takes more memory than an executor has where rows are long texts.
+    With long texts, the default of thousands takes more memory than an executor has.
     """
     return settings_set(session, {_BATCH_ROWS: str(rows)})
 
@@ -367,7 +370,7 @@ class Totals:
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
-        """Return the totals of several parts as those of the whole; sums of only nulls are null."""
+        """Return the totals of all parts together; sums of only nulls are null."""
         summed = (*self.sums, _WRITTEN)
         keys = (*self.keys, *self.numbers)
         grouped = totals.group_by(list(keys), use_threads=False)
@@ -379,7 +382,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Kept:
-    """A computed frame that lies in files."""
+    """A computed frame in files."""
 
     path: Location
     frame: DataFrame
@@ -413,7 +416,7 @@ class Scratch:
         storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Compute the frame, and return one that reads the result."""
+        """Compute the frame, and return a frame of the result."""
         return self.keep_counted(frame).frame
 
     def keep_counted(self, frame: DataFrame) -> Kept:
@@ -454,14 +457,14 @@ def write_arrow(
     rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
     found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
     written = sum(found[_WRITTEN].to_pylist())
-    there = sum(rows_by_partition(path).values())
-    if there != written:
-        raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
+    stored = sum(rows_by_partition(path).values())
+    if stored != written:
+        raise PipelineError(f"{path} holds {stored} of the {written} rows that executors wrote")
     return found
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:
-    """Return the rows of a folder that Spark wrote, by partition; empty ones may be missing."""
+    """Return the rows of a folder of Spark's, by partition; empty ones may be missing."""
     rows: Counter[int] = Counter()
     files = listed(folder, "part-*.parquet")
     for file, footer in zip(files, read_footers(files), strict=True):
@@ -485,13 +488,14 @@ def _write_partition(
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
     found = totals.schema.empty_table()
-    # A task that dies leaves at most a file that Spark passes over for its name.
+    # A task that dies leaves at most an aside, whose hidden name Spark's reader skips.
     with (
         storage.built_file(folder / f"part-{context.partitionId():05d}.parquet") as aside,
         pq.ParquetWriter(aside, schema, compression="zstd") as writer,
     ):
-        made = (one.cast(schema) if one.schema != schema else one for one in function(batches))
-        for batch in gathered(made):
+        results = function(batches)
+        typed = (rows.cast(schema) if rows.schema != schema else rows for rows in results)
+        for batch in gathered(typed):
             writer.write_batch(batch)
             found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
     yield from found.to_batches()

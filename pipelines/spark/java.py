@@ -1,23 +1,23 @@
-"""Spark's Java: which releases go together, its options, and the folders of a session.
+"""Spark's Java: matching releases, its options, and the folders of a session.
 
-Where the environment has an archive of Spark's classes, a session starts from it. Starting Spark
-means loading and checking some ten thousand classes, which a JVM can map from a file that another
-one has written (`environment/build_class_archive.py`); see "Class Data Sharing" in the guide of the
-Java virtual machine, and JEP 350. A JVM checks whether an archive fits to it and to its class path,
-and otherwise loads the classes as ever.
+With an archive of Spark's classes in the environment, a session starts from it. At its start Spark
+loads and checks about ten thousand classes. A JVM can map them from the file of an earlier one
+(`environment/build_class_archive.py`); see "Class Data Sharing" in the guide of the Java virtual
+machine, and JEP 350. A JVM checks whether an archive fits to it and to its class path, and
+otherwise loads the classes as ever.
 
 JVMs of a local session live for minutes. They compile hot code at once, and once more with all
 optimisations (C2). In a short session the second compiler takes as much CPU time as all else.
 
-Spark's workers work in ``SPARK_HOME/work``, which no conf changes. That folder of the environment
-may be read-only, nobody empties it, and sessions that begin in the same second meet in it. So the
-JVM gets a temporary SPARK_HOME: links to the content of the installed one, and an empty ``work``. A
-home directory would not do: it may be on NFS, read-only or short of room. systemd removes temporary
-files that nobody has touched for ten days, unless their folder is locked
+Spark's workers work in ``SPARK_HOME/work``, and no conf changes it. This folder of the environment
+may be read-only, nobody empties it, and sessions with a start in the same second collide in it. So
+the JVM gets a temporary SPARK_HOME: links to the content of the installed one, and an empty
+``work``. A home directory would not do: it may be on NFS, read-only or short of room. systemd
+removes temporary files after ten days without use, unless their folder is locked
 (https://systemd.io/TEMPORARY_DIRECTORIES), so this process locks it.
 
 The driver's blocks and shuffles lie right in `spark.local.dir`, mostly `/tmp`, in folders and files
-that every user of the machine may read. So a session has its own folder there, of mode 700.
+readable by every user of the machine. So a session has its own folder there, of mode 700.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LATE_C2 = (
     "-XX:Tier4CompileThreshold=300000",
     "-XX:Tier4BackEdgeThreshold=800000",
 )
-# A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
+# A driver without tasks only plans jobs, and no method of it reaches the thresholds.
 _NO_C2 = ("-XX:TieredStopAtLevel=1",)
 _DEFAULT = re.compile(r"^[ \t]*([^\s=:#]+)[ \t=:]+(.*\S)", re.MULTILINE)
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -78,8 +78,7 @@ _locked: list[int] = []
 class Release:
     """The common properties of a major release.
 
-    ``scala`` is the version for which its jars, and those of its extensions, are compiled. ``java``
-    is the oldest that it starts on.
+    ``scala`` is the version of its jars and extensions. ``java`` is the oldest to start on.
     """
 
     major: int
@@ -97,7 +96,8 @@ def release_of(version: str) -> Release:
     A later version than any here counts as the last.
     """
     major = int(version.partition(".")[0])
-    return max((one for one in RELEASES if one.major <= major), key=lambda one: one.major)
+    known = (release for release in RELEASES if release.major <= major)
+    return max(known, key=lambda release: release.major)
 
 
 def installed_version() -> str:
@@ -108,9 +108,9 @@ def installed_version() -> str:
 
 
 def valid_text(column: Column) -> Column:
-    """Return a string column with U+FFFD for invalid UTF-8, which Spark passes on unchanged.
+    """Return a string column with U+FFFD for invalid UTF-8; Spark itself leaves it in place.
 
-    Spark 4 has a function for it, and its `decode` refuses invalid bytes; that of 3.5 does not.
+    Spark 4 has a function for it, and its `decode` refuses invalid bytes; 3.5's replaces them.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -125,20 +125,21 @@ def check_spark(engine: str, majors: Iterable[int]) -> None:
         EngineUnavailable: Naming both, and what to install.
     """
     version = installed_version()
-    found, wanted = release_of(version), [one for one in RELEASES if one.major in majors]
+    found = release_of(version)
+    wanted = [release for release in RELEASES if release.major in majors]
     if found in wanted:
         return
-    listed = " or ".join(f"Spark {one.major} (Scala {one.scala})" for one in wanted)
+    listed = " or ".join(f"Spark {release.major} (Scala {release.scala})" for release in wanted)
     raise EngineUnavailable(
         "training.engine",
-        f"engine {engine} runs on {listed} alone, and this is Spark {version}"
-        f" (Scala {found.scala})",
-        f'take another engine, such as torch, or pip install "pyspark<{wanted[-1].major + 1}"',
+        f"engine {engine} runs only on {listed}, and this is Spark {version} (Scala {found.scala})",
+        "Choose another engine, such as torch, or run "
+        f'`pip install "pyspark<{wanted[-1].major + 1}"`',
     )
 
 
 def check_python() -> None:
-    """Refuse a Python that lacks a module which the installed Spark imports.
+    """Refuse a Python without `distutils` if the installed Spark imports it.
 
     Raises:
         InputError: The module has left the standard library, and no package brings it.
@@ -149,14 +150,14 @@ def check_python() -> None:
         raise InputError(
             "spark.master",
             f"Spark {version} imports distutils, which Python {python} does not have",
-            "pip install setuptools on the driver and every executor",
+            "Run `pip install setuptools` on the driver and every executor",
         )
 
 
 def check_java() -> None:
-    """Refuse a Java that the installed Spark does not start on.
+    """Refuse a Java too old for the installed Spark.
 
-    Called after a failed start: a JVM only for this question takes its time.
+    Called after a failed start: a JVM only for this question would delay every session.
 
     Raises:
         InputError: It is too old, naming both.
@@ -166,8 +167,8 @@ def check_java() -> None:
     if found is not None and found < needed:
         raise InputError(
             "spark.master",
-            f"Spark {version} needs Java {needed} and this is Java {found}",
-            "set JAVA_HOME to a newer one",
+            f"Spark {version} needs Java {needed}, and this is Java {found}",
+            "Set JAVA_HOME to a newer one",
         )
 
 
@@ -176,39 +177,39 @@ def java_version() -> int | None:
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path("java")
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    # Java 8 tells that it is 1.8.
-    number = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    # Java 8 calls itself 1.8.
+    number = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     return int(number[1]) if number else None
 
 
 def delta_connector(version: str) -> str:
-    """Return what a cluster with a Spark version needs for Delta tables."""
+    """Return the remedy for a cluster of a Spark version without Delta tables."""
     return (
-        f"Delta needs the package io.delta:delta-spark_{release_of(version).scala} in "
-        "spark.jars.packages, "
+        f"Add the package io.delta:delta-spark_{release_of(version).scala} to "
+        "spark.jars.packages, and set "
         "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
         "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
     )
 
 
 def iceberg_connector(version: str) -> str:
-    """Return what a cluster with a Spark version needs for Iceberg tables."""
+    """Return the remedy for a cluster of a Spark version without Iceberg tables."""
     numbers = ".".join(version.split(".")[:2])
     return (
-        "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-"
-        f"{numbers}_{release_of(version).scala} in spark.jars.packages, "
+        "Add the package org.apache.iceberg:iceberg-spark-runtime-"
+        f"{numbers}_{release_of(version).scala} to spark.jars.packages, and set "
         "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
         "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog"
     )
 
 
 def archive_options() -> tuple[str, ...]:
-    """Return the options of a JVM that starts from the archive; none without an archive."""
+    """Return the options to start a JVM from the archive; none without an archive."""
     found = archive_path()
     if not found.is_file():
         return ()
@@ -216,7 +217,7 @@ def archive_options() -> tuple[str, ...]:
 
 
 def archive_path() -> Path:
-    """Return the path of the archive for the installed Spark, which may be absent.
+    """Return the path of the archive for the installed Spark, present or not.
 
     Its name has a digest of the jars: a JVM takes no archive of other files' classes.
     """
@@ -247,9 +248,9 @@ def names_collector(conf: Mapping[str, str]) -> bool:
 
     Looks at the session's conf, the environment and Spark's file of defaults.
     """
-    said = [value for key, value in conf.items() if key.endswith("JavaOptions")]
-    said += [os.environ.get(name, "") for name in _VARIABLES]
-    return any(_COLLECTOR.search(text) for text in (*said, defaults_file()))
+    options = [value for key, value in conf.items() if key.endswith("JavaOptions")]
+    options += [os.environ.get(name, "") for name in _VARIABLES]
+    return any(_COLLECTOR.search(text) for text in (*options, defaults_file()))
 
 
 def defaults_file() -> str:
@@ -283,29 +284,29 @@ def own_work_folder() -> Iterator[None]:
 
 @contextmanager
 def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Give a session, started inside the block, places for blocks that only its user can read.
+    """Give a session, started inside the block, private places for its blocks.
 
-    Yields additions to its conf; none where Spark can write to none of its places.
+    Yields additions to its conf; none if Spark can write to none of its places.
     """
     from pyspark import SparkContext
 
     # For Spark, the variable comes before the conf; a JVM that runs has read it already.
-    theirs = os.environ.get(_LOCAL_FOLDERS)
-    said = theirs or conf.get(_LOCAL) or default_of(_LOCAL)
-    places = (said or tempfile.gettempdir()).split(",")
-    is_late = theirs is not None and SparkContext._jvm is not None
+    variable = os.environ.get(_LOCAL_FOLDERS)
+    configured = variable or conf.get(_LOCAL) or default_of(_LOCAL)
+    places = (configured or tempfile.gettempdir()).split(",")
+    is_late = variable is not None and SparkContext._jvm is not None
     made = [] if is_late else [folder for place in places for folder in _private(place.strip())]
-    whole = ",".join(made)
-    named = variable_set(_LOCAL_FOLDERS, whole) if made and theirs else nullcontext()
-    with _deleted_with_the_jvm(made), named:
-        yield {_LOCAL: whole} if made and not theirs else {}
+    joined = ",".join(made)
+    replaced = variable_set(_LOCAL_FOLDERS, joined) if made and variable else nullcontext()
+    with _deleted_with_the_jvm(made), replaced:
+        yield {_LOCAL: joined} if made and not variable else {}
 
 
 @contextmanager
 def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
-    """Let the JVM that the block starts delete folders at its end; delete them after an error.
+    """Let the block's new JVM delete folders at its end; delete them after an error.
 
-    It has ended its executors by then, and outlives a killed driver.
+    By then it has ended its executors, and it outlives a killed driver.
     """
     from pyspark import SparkContext
 
@@ -323,14 +324,14 @@ def _deleted_with_the_jvm(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _private(place: str) -> Iterator[str]:
-    """Yield a new folder that only its owner can read; none where there is no room."""
+    """Yield a new folder of mode 700; none without room."""
     with suppress(OSError):
         Path(place).mkdir(parents=True, exist_ok=True)
         yield tempfile.mkdtemp(prefix="spark-", dir=place)
 
 
 def _linked(home: Path) -> Path:
-    """Return a temporary folder that links to a folder's content, with an empty work folder."""
+    """Return a temporary folder of links to a folder's content, with an empty work folder."""
     linked = Path(tempfile.mkdtemp(prefix="sentence-pipelines-", suffix="-spark"))
     for entry in home.resolve().iterdir():
         if entry.name != _WORK:
@@ -344,5 +345,5 @@ def _lock(folder: Path) -> None:
     """Keep systemd from emptying a folder until this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     _locked.append(descriptor)
-    with suppress(OSError):  # A file system without locks: such a folder ages as before.
+    with suppress(OSError):  # On a file system without locks the folder ages as before.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

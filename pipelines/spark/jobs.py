@@ -1,7 +1,7 @@
 """Spark's jobs, with deadlines: for executors to come, for progress, and for the end.
 
-Spark gives up silent executors, but not one whose tasks hang, for instance at a dead mount: it goes
-on sending heartbeats, and its job would wait for ever. So would a job with no executor left.
+Spark gives up silent executors, but not one with hanging tasks, for instance at a dead mount: it
+goes on sending heartbeats, and its job would wait for ever. So would a job with no executor left.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _MOST_TASKS = 10_000
 
 
 class JobThread(threading.Thread, Generic[Value]):
-    """Runs a Spark job that another thread can cancel.
+    """Runs a Spark job; another thread can cancel it.
 
     Args:
         place: The context, or the session where that is one of Spark Connect, whose operations
@@ -82,7 +82,7 @@ class JobThread(threading.Thread, Generic[Value]):
 
     Attributes:
         group: Spark's name for the job.
-        error: The error of ``act``, for the thread that watches.
+        error: The error of ``act``, for the watching thread.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class JobThread(threading.Thread, Generic[Value]):
         self._is_connected = is_connected()
         self._description = description
         self._act = act
-        # Names this job alone, so that cancelling it leaves others of the session running. A tag
-        # holds no comma.
+        # Unique, so that a cancellation leaves the session's other jobs running. A tag holds no
+        # comma.
         self.group = f"{name.replace(',', ' ')}-{uuid.uuid4().hex[:8]}"
         self._values: list[Value] = []
         self.error: BaseException | None = None
@@ -106,6 +106,7 @@ class JobThread(threading.Thread, Generic[Value]):
     def run(self) -> None:
         """Run the job."""
         try:
+            # Here, since tags and job groups belong to the thread that sets them.
             if self._is_connected:
                 self._place.addTag(self.group)
             else:
@@ -130,6 +131,7 @@ class JobThread(threading.Thread, Generic[Value]):
 
 def task_slots(context: SparkContext, profile: ResourceProfile | None = None) -> int:
     """Return how many tasks can run at once on the present executors."""
+    # PySpark has no API for this number.
     spark = context._jsc.sc()
     if profile is None:
         return int(
@@ -144,7 +146,7 @@ def ranks_of(context: SparkContext, ranks: int, profile: ResourceProfile | None)
 
 
 def with_profile(rdd: RDD[int], profile: ResourceProfile | None) -> RDD[int]:
-    """Return an RDD whose tasks have a profile's resources; the session's without a profile."""
+    """Return an RDD with a profile's resources for its tasks; by default the session's."""
     return rdd if profile is None else rdd.withResources(profile)
 
 
@@ -159,7 +161,7 @@ def await_slots(
     context, profile = session.sparkContext, resource_profile(resources)
     if not resources.dynamic:
         return await_room(session, wanted, lambda: task_slots(context, profile), seconds)
-    # Spark starts executors for tasks that wait, and for nothing else.
+    # Dynamic allocation starts executors for waiting tasks, and for nothing else.
     with _waiting_tasks(context, wanted, seconds, profile) as running:
         return await_room(session, wanted, running, seconds, dynamic=True)
 
@@ -174,29 +176,29 @@ def await_room(
 ) -> int:
     """Wait until there is room on the cluster, and return how much there is in the end.
 
-    ``dynamic`` says whether Spark starts further executors as they are needed.
+    ``dynamic`` says whether Spark starts further executors on demand.
 
     Raises:
-        EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
+        EngineUnavailable: Spark has ended the session, as it does if no master accepts it.
     """
-    context, began, there = session.sparkContext, time.monotonic(), 0
+    context, began, found = session.sparkContext, time.monotonic(), 0
 
     def state() -> str:
-        return f"{there} of {wanted} are there"
+        return f"{found} of {wanted} are there"
 
     with activity("training", "waiting for executors", state):
         while not context._jsc.sc().isStopped():
-            # Asked before counting: an executor that comes between the two is counted then.
+            # Asked before counting: the count then includes an executor that comes in between.
             may_grow = dynamic or _may_grow(session)
-            there = count()
-            if there >= wanted or not may_grow or time.monotonic() - began > seconds:
-                return there
+            found = count()
+            if found >= wanted or not may_grow or time.monotonic() - began > seconds:
+                return found
             time.sleep(ROOM_POLL_SECONDS)
     log = kept_spark_log()
     raise EngineUnavailable(
         "spark.master",
-        f"Spark has ended the session on {context.master}, which did not take it",
-        f"see {log or 'the log of the driver'}",
+        f"Spark has ended the session on {context.master}, which did not accept it",
+        f"See {log or 'the log of the driver'}",
     )
 
 
@@ -212,7 +214,7 @@ def _may_grow(session: SparkSession) -> bool:
 def _waiting_tasks(
     context: SparkContext, tasks: int, seconds: float, profile: ResourceProfile | None
 ) -> Iterator[Callable[[], int]]:
-    """Yield the count of idle tasks, for which Spark starts executors that stay for a while."""
+    """Yield the count of idle tasks; Spark starts executors for them, and keeps these a while."""
     numbers, name = ranks_of(context, tasks, profile), "executors for a training"
 
     def sleep(_: Iterable[int]) -> None:
@@ -249,7 +251,7 @@ def run_with_timeout(
         state: Called every second; its value changes as the job makes progress, and its error
             ends the job. By default Spark's report on its tasks.
         stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
-            :data:`BLIND_SECONDS` where Spark reports nothing of its tasks.
+            :data:`BLIND_SECONDS` if Spark reports nothing of its tasks.
 
     Raises:
         PipelineError: No progress was made for so long.
@@ -268,8 +270,8 @@ def run_with_timeout(
                 seen, since = now, time.monotonic()
             elif job.is_alive() and time.monotonic() - since > stall_seconds:
                 raise PipelineError(
-                    f"{name} was called off: nothing was written for {stall_seconds:.0f} s; "
-                    "see the executors' logs"
+                    f"{name} was cancelled: its tasks wrote nothing for {stall_seconds:.0f} s. "
+                    "See the executors' logs."
                 )
     finally:
         if job.is_alive():
@@ -279,7 +281,7 @@ def run_with_timeout(
 
 
 def driver_addresses(context: SparkContext) -> tuple[str, str]:
-    """Return where executors reach the driver, and where it listens for them."""
+    """Return the driver's address for executors, and its listening address."""
     conf = context.getConf()
     host = conf.get("spark.driver.host", "127.0.0.1")
     assert host is not None
@@ -294,10 +296,10 @@ def dedicated_python_workers(
 
     An earlier evaluation in the same session computes with TensorFlow in Spark's Python workers. A
     worker forked from such a process can no longer join a cluster, and keeps its number of threads.
-    PySpark separates workers, and the daemons that fork them, by their environment.
+    PySpark separates workers, and their daemons, by their environment.
 
-    ``preloads`` are modules that :mod:`pipelines.spark.daemon` imports before it forks workers;
-    Spark's own daemon ignores them.
+    :mod:`pipelines.spark.daemon` imports the modules ``preloads`` before it forks workers; Spark's
+    own daemon ignores them.
     """
     variables = {ROLE: role, PRELOAD: " ".join(preloads)}
     context.environment.update(variables)
@@ -313,8 +315,8 @@ def await_archives(
 ) -> None:
     """Let the executors unpack spark-submit's archives. Runs on the driver.
 
-    They do so at their first task. An environment of gigabytes takes a minute, which would count
-    against the deadline for the workers' start. ``profile`` is that of the workers' tasks.
+    They do so at their first task. An environment of gigabytes takes a minute, and it would count
+    against the deadline for the workers' start. ``profile`` describes the workers' tasks.
 
     Raises:
         EngineUnavailable: It takes longer than :data:`UNPACK_SECONDS`.
@@ -340,7 +342,7 @@ def await_archives(
         raise EngineUnavailable(
             "spark.archives",
             f"the executors have not unpacked {archives} within {UNPACK_SECONDS:.0f} s",
-            "pack fewer engines, or install the environment on the machines",
+            "Pack fewer engines, or install the environment on the machines",
         )
     failure = job.failure()
     if failure is not None:
@@ -353,7 +355,7 @@ def _touch(_: Iterable[int]) -> None:
 
 
 class SparkJob(JobThread[object]):
-    """A Spark job of an engine; a context manager, which waits for its end.
+    """A Spark job of an engine; as a context manager, it waits for the end.
 
     Args:
         name: What the job is, for errors.
@@ -378,7 +380,7 @@ class SparkJob(JobThread[object]):
         self._failed: float | None = None
 
     def failure(self) -> EngineError | None:
-        """Return the error that ended the job, if any; all but engine errors in one line."""
+        """Return the job's error, if any; all but engine errors in one line."""
         if isinstance(self.error, EngineError):
             return self.error
         if isinstance(self.error, Exception):
@@ -394,10 +396,10 @@ class SparkJob(JobThread[object]):
         return host_of_task(self._context, self.group, rank) if self._by_rank else None
 
     def settled_failure(self) -> EngineError | None:
-        """Return the error that ended the job, once workers have had time to report theirs.
+        """Return the job's error, after workers have had time to report theirs.
 
-        A job whose executor is lost can end before the worker's connection is found closed. The
-        latter says more: which worker it was, and that a new attempt may go on without it.
+        After the loss of an executor, the job can end before the closed connection of the worker is
+        noticed. That says more: the lost worker, and that a new attempt may go on without it.
         """
         failure = self.failure()
         if failure is None or failure is self.error:
@@ -415,15 +417,15 @@ class SparkJob(JobThread[object]):
             self.cancel()
         self.join(END_SECONDS)
         if self.is_alive():
-            logger.warning("engine %s: %s goes on; it is called off", self._engine, self._what)
+            logger.warning("engine %s cancels %s, which does not end", self._engine, self._what)
             self.cancel()
         elif kind is None and (failure := self.failure()) is not None:
-            # All workers have finished their part, so that the run itself is whole.
+            # Not raised: all workers have finished their part, so the run itself is whole.
             logger.warning("%s", failure)
 
 
 def called_off_when_stalled(work: str) -> JobDecorator:
-    """Give a job, whose first argument is the settings, the deadlines of :func:`stall_failures`."""
+    """Give a job the deadlines of :func:`stall_failures`; its first argument is the settings."""
     return around_job(lambda _, config: stall_failures(work, config.spark))
 
 
@@ -431,8 +433,8 @@ def called_off_when_stalled(work: str) -> JobDecorator:
 def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
     """Cancel Spark's work in the block when all of it stalls, or no executor is left.
 
-    Progress means that tasks begin or end, or rows are read, written, shuffled, or come from
-    Python. Executors report it with their heartbeats. Spark Connect sessions report none, and are
+    Progress is the begin or end of tasks, or rows read, written, shuffled, or received from Python.
+    Executors report it with their heartbeats. Spark Connect sessions report none, and are
     not watched. No training runs inside, since its workers report nothing to Spark either.
 
     Of ``deadlines``, ``stall_seconds`` bounds a time without progress. ``wait_seconds`` bounds the
@@ -448,7 +450,7 @@ def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
     except Exception as error:
         if watch.reason is None:
             raise
-        raise PipelineError(f"{work} was called off: {watch.reason}") from error
+        raise PipelineError(f"{work} was cancelled: {watch.reason}") from error
     finally:
         watch.end()
 
@@ -472,44 +474,44 @@ class _Watch(threading.Thread):
         seen: object = None
         had_executors = False
         # Counted, not read off a clock: this process may have been suspended.
-        still = alone = 0.0
+        still = without_executors = 0.0
         while not self._ended.wait(STALL_POLL_SECONDS):
             # The session may be stopped at this moment.
             with suppress(Py4JError, OSError, AttributeError):
                 context = active_context()
                 if context is None:
                     continue
-                now, there = _movement(context), executors_of(context) > 0
-                had_executors = had_executors or there
+                now, has_executors = _movement(context), executors_of(context) > 0
+                had_executors = had_executors or has_executors
                 still = still + STALL_POLL_SECONDS if now is not None and now == seen else 0.0
-                is_alone = now is not None and had_executors and not there
-                alone = alone + STALL_POLL_SECONDS if is_alone else 0.0
+                has_lost_all = now is not None and had_executors and not has_executors
+                without_executors = without_executors + STALL_POLL_SECONDS if has_lost_all else 0.0
                 seen = now
-                self.reason = self._reason(context, still, alone)
+                self.reason = self._reason(context, still, without_executors)
                 if self.reason is not None:
                     context.cancelAllJobs()
                     return
 
-    def _reason(self, context: SparkContext, still: float, alone: float) -> str | None:
-        """Return the message of the deadline that has passed, if any."""
+    def _reason(self, context: SparkContext, still: float, without_executors: float) -> str | None:
+        """Return the message of a deadline that has passed, if any."""
         wait, stall = self._deadlines.wait_seconds, self._deadlines.stall_seconds
-        if alone >= max(wait, STALL_POLL_SECONDS):
+        if without_executors >= max(wait, STALL_POLL_SECONDS):
             return (
-                f"{_told(context)}, and no executor has been left for {alone:.0f} s. The cluster"
-                " has taken them all, or the driver's host has lost its network; if new ones come"
-                f" later than that raise {WAIT_KEY}"
+                f"{_progress(context)}, and no executor has been left for"
+                f" {without_executors:.0f} s. The cluster has taken them all, or the driver's host"
+                f" has lost its network. Raise {WAIT_KEY} if new ones take longer."
             )
         if still >= stall:
             return (
-                f"{_told(context)}, and nothing has moved there for {stall:.0f} s. A folder that an"
-                " executor reads or writes may not answer: look at its mounts and at the executors'"
-                f" logs; for tasks that are as slow raise {KEY}"
+                f"{_progress(context)}, and nothing has moved there for {stall:.0f} s. A folder"
+                " that an executor reads or writes may not answer. Look at its mounts and at the"
+                f" executors' logs, or raise {KEY} for tasks as slow as that."
             )
         return None
 
 
 def _movement(context: SparkContext) -> object:
-    """Return a value that changes with any progress; None where no stage runs."""
+    """Return a value that changes with any progress; None without a running stage."""
     stages = active_stages(context)
     if not stages:
         return None
@@ -518,7 +520,7 @@ def _movement(context: SparkContext) -> object:
 
 
 def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
-    """Return what a stage's tasks have read and written, as their executors last reported."""
+    """Return the input and output of a stage's tasks, as last reported by their executors."""
     data = store.lastStageAttempt(stage.stageId)
     return (
         data.inputRecords(),
@@ -532,7 +534,7 @@ def _rows_of(store: Any, stage: SparkStageInfo) -> tuple[int, ...]:
 
 
 def _metrics_of_queries() -> list[str]:
-    """Return the metrics of running queries, which include rows from Python."""
+    """Return the metrics of running queries, rows from Python included."""
     from pyspark.sql import SparkSession
 
     session = SparkSession._instantiatedSession  # The active one is that of another thread.
@@ -546,17 +548,17 @@ def _metrics_of_queries() -> list[str]:
     ]
 
 
-def _told(context: SparkContext) -> str:
+def _progress(context: SparkContext) -> str:
     """Describe the running stages and their hosts, for people."""
     return ", ".join(
-        f"{one.numCompletedTasks} of {one.numTasks} tasks of Spark's stage {one.stageId} are done"
-        f"{_hosts(context, one)}"
-        for one in active_stages(context)
+        f"{stage.numCompletedTasks} of {stage.numTasks} tasks of Spark's stage {stage.stageId} are"
+        f" done{_hosts(context, stage)}"
+        for stage in active_stages(context)
     )
 
 
 def _hosts(context: SparkContext, stage: SparkStageInfo) -> str:
-    """Describe where a stage's tasks run now, for people."""
+    """Describe the hosts of a stage's running tasks, for people."""
     store = context._jsc.sc().statusStore()
     tasks = java_items(store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS))
     hosts = sorted({name_of(str(task.host())) for task in tasks if task.status() == "RUNNING"})

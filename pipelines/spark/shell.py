@@ -1,4 +1,4 @@
-"""The shell's influence on a session: variables that name another Python, Java, Spark or conf.
+"""The shell's influence on a session: variables for another Python, Java, Spark or conf.
 
 Visible problems are refused before Spark starts, with the name of the variable. If Spark still does
 not start, the error takes the cause from its JVM's output.
@@ -51,12 +51,14 @@ _SPARK_PYTHON = "spark.pyspark.python"
 _ARCHIVES = "spark.archives"
 _SECONDS = 120
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
+# Spark's messages about Python workers that did not start.
 _NO_WORKER = re.compile(
     r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
 )
-# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
+# The Arrow of Spark 3.5 makes its buffers by a constructor that Java 21 lacks.
 _NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
 _THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
+# Lines of a JVM's output that name no cause: frames, warnings, log lines, and bash's complaints.
 _NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
 
 
@@ -71,10 +73,10 @@ def has_workers(conf: Mapping[str, str]) -> bool:
 
 
 def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return conf that closes a local session to other users; empty for another session.
+    """Return conf to close a local session to other users; empty for another session.
 
     Its driver listens on loopback, and its processes authenticate with a secret of this session.
-    Keys that ``conf`` has already stay.
+    Keys in ``conf`` stay.
     """
     if not is_local(conf):
         return {}
@@ -85,7 +87,7 @@ def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def encrypting_key(context: SparkContext) -> str | None:
-    """Return the key of the cluster's conf that asks for encryption; None without one."""
+    """Return the cluster's conf key for encryption; None without one."""
     conf = context.getConf()
     return next((key for key in ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
@@ -93,10 +95,10 @@ def encrypting_key(context: SparkContext) -> str | None:
 def start_jvm(conf: Mapping[str, str], log: Path) -> None:
     """Start the driver's JVM, if this process has none yet.
 
-    The master, workers and executors of a local session listen on loopback, which no conf sets,
-    unless the user's environment names another address. Workers have their own folder. The session
-    hands secrets to the JVM: arguments are readable by everybody on this machine. The JVM's output
-    goes to ``log``; no line of it is for the user.
+    The master, workers and executors of a local session listen on loopback, unless the user's
+    environment names another address; no conf sets it. Workers have their own folder. The session
+    hands secrets to the JVM: everybody on this machine can read arguments. The JVM's output goes to
+    ``log``; no line of it is for the user.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -108,8 +110,8 @@ def start_jvm(conf: Mapping[str, str], log: Path) -> None:
         for key, value in conf.items()
         if key.startswith(_AT_START) or not is_secret(key, value)
     ]
-    ours = is_local(conf) and _LOCAL_ADDRESS not in os.environ
-    if ours:
+    sets_address = is_local(conf) and _LOCAL_ADDRESS not in os.environ
+    if sets_address:
         os.environ[_LOCAL_ADDRESS] = LOOPBACK
     work_folder = own_work_folder() if has_workers(conf) else nullcontext()
     try:
@@ -118,12 +120,12 @@ def start_jvm(conf: Mapping[str, str], log: Path) -> None:
             gateway = launch_gateway(asked, {"stderr": printed})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway, conf=asked)
     finally:
-        if ours:
+        if sets_address:
             del os.environ[_LOCAL_ADDRESS]
 
 
 def check_master(master: str) -> None:
-    """Refuse a standalone master that does not answer; other masters are not checked.
+    """Refuse a silent standalone master; leave other masters unchecked.
 
     Spark itself tries for minutes, with a session but without executors. Several addresses of one
     cluster are separated by commas.
@@ -137,7 +139,7 @@ def check_master(master: str) -> None:
     for address in master.removeprefix("spark://").split(","):
         found = re.fullmatch(r"\[?([^\[\]/]+?)\]?:(\d{1,5})", address.strip())
         if found is None:
-            raise InputError("spark.master", f"`{master}` is no address", "spark://HOST:7077")
+            raise InputError("spark.master", f"`{master}` is no address", "Write spark://HOST:7077")
         try:
             with socket.create_connection((found[1], int(found[2])), timeout=PROBE_SECONDS):
                 return
@@ -146,12 +148,12 @@ def check_master(master: str) -> None:
     raise InputError(
         "spark.master",
         f"nothing answers at {master} ({'; '.join(problems)})",
-        "start the cluster, or correct the address",
+        "Start the cluster, or correct the address",
     )
 
 
 def check_homes() -> None:
-    """Refuse variables that name a Java or a Spark that is absent.
+    """Refuse variables for an absent Java or Spark.
 
     Raises:
         InputError: Naming the variable.
@@ -160,14 +162,14 @@ def check_homes() -> None:
     if java and not os.access(Path(java, "bin", "java"), os.X_OK):
         raise InputError(
             JAVA,
-            f"{java} has no bin/java that runs",
-            "name the folder of a Java 17, or unset it: the java on the PATH is taken then",
+            f"{java} has no executable bin/java",
+            "Name the folder of a Java 17, or unset it to use the java on the PATH",
         )
     if not spark:
         return
     if not Path(spark, "bin", "spark-submit").is_file():
         problem = f"{spark} has no bin/spark-submit"
-        raise InputError(SPARK, problem, "unset it: the Spark of this Python is taken then")
+        raise InputError(SPARK, problem, "Unset it to use the Spark of this Python")
     found = {
         name[1] for jar in Path(spark, "jars").glob("spark-core_*.jar") if (name := _release(jar))
     }
@@ -176,7 +178,7 @@ def check_homes() -> None:
         raise InputError(
             SPARK,
             f"{spark} is Spark {min(found)}, and this Python has pyspark {version}",
-            "unset it: the Spark of this Python is taken then",
+            "Unset it to use the Spark of this Python",
         )
 
 
@@ -189,7 +191,7 @@ def executors_python(conf: Mapping[str, str]) -> str:
 
 
 def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
-    """Refuse executors' Python that cannot run tasks; only checks what is on this machine.
+    """Refuse an executors' Python that cannot run tasks, on this machine only.
 
     Raises:
         InputError: Naming the variable or the key.
@@ -203,30 +205,30 @@ def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
         raise InputError(
             key,
             f"{python} {problem}",
-            f"leave it out: executors then run the driver's, {sys.executable}",
+            f"Leave it out; executors then run the driver's Python, {sys.executable}",
         )
 
 
 def _python_problem(python: str) -> str:
     """Return why a Python cannot run tasks; empty if it can."""
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not run ({getattr(error, 'strerror', None) or error})"
-    version = asked.stdout.strip().partition("\n")[0]
-    said = asked.stderr.strip().splitlines() or ["no word of why"]
-    own = ".".join(map(str, sys.version_info[:2]))
+    version = answer.stdout.strip().partition("\n")[0]
+    errors = answer.stderr.strip().splitlines() or ["it gives no reason"]
+    expected = ".".join(map(str, sys.version_info[:2]))
     if not version:
-        return f"does not run ({said[0]})"
-    if version != own:
-        return f"is Python {version}, and the driver's is {own}"
-    return f"lacks what tasks need ({said[-1]})" if asked.returncode else ""
+        return f"does not run ({errors[0]})"
+    if version != expected:
+        return f"is Python {version}, and the driver's is {expected}"
+    return f"cannot import a package that tasks need ({errors[-1]})" if answer.returncode else ""
 
 
 def check_worker(cause: str) -> None:
-    """Refuse the shell's Python or Java to which Spark's message of a failed task points.
+    """Refuse the shell's Python or Java after a failed task, by Spark's message.
 
     Raises:
         InputError: The Python does not start, and the shell names one; or the Java is too new.
@@ -235,43 +237,45 @@ def check_worker(cause: str) -> None:
         raise InputError(
             JAVA,
             f"the Arrow of Spark {installed_version()} does not run on this Java ({cause})",
-            "set it to the folder of a Java 17",
+            "Set it to the folder of a Java 17",
         )
     python = os.environ.get(PYTHON, sys.executable)
     if python != sys.executable and _NO_WORKER.search(cause):
         raise InputError(
             PYTHON,
             f"executors cannot run {python} ({cause})",
-            "unset it (and spark.pyspark.python), or name a Python that has this package, in the "
-            "version of the driver's",
+            "Unset it (and spark.pyspark.python), or name a Python of the driver's version with "
+            "this package",
         )
 
 
-def start_failure(cause: str, said: str, log: Path | None, conf: Mapping[str, str]) -> InputError:
-    """Return the error of a session that could not be started.
+def start_failure(cause: str, output: str, log: Path | None, conf: Mapping[str, str]) -> InputError:
+    """Return the error of a session that did not start.
 
     Args:
         cause: From PySpark's error.
-        said: The JVM's output.
+        output: The JVM's output.
         log: The file with it.
         conf: The user's, by whole keys.
     """
     has_jvm = "JAVA_GATEWAY_EXITED" not in cause
-    cause = cause if has_jvm else _cause(said) or cause
+    cause = cause if has_jvm else _cause(output) or cause
     given = [name for name in _AT_LAUNCH if os.environ.get(name)]
     master = conf.get("spark.master", "the default")
-    where = "" if log is None else f"; Spark's own log: {log}"
+    where = "" if log is None else f" (Spark's own log: {log})"
     if has_jvm or not given:
-        problem = f"no session on {master} ({cause})"
-        return InputError("spark.master", problem, f"correct the section `spark`{where}")
+        problem = f"Spark starts no session on {master} ({cause})"
+        return InputError("spark.master", problem, f"Correct the section `spark`{where}")
     others = f", or {', '.join(given[1:])}" if given[1:] else ""
     refusal = f"Spark does not start with it ({cause})"
-    return InputError(given[0], refusal, f"unset or correct it{others}{where}")
+    return InputError(given[0], refusal, f"Unset or correct it{others}{where}")
 
 
-def _cause(said: str) -> str:
-    """Return the cause from the output of a JVM that has not started; else nothing."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not _NOISE.match(line)]
+def _cause(output: str) -> str:
+    """Return the cause from the output of a JVM that did not start; else nothing."""
+    lines = [
+        line.strip() for line in output.splitlines() if line.strip() and not _NOISE.match(line)
+    ]
     thrown = (found[1] for line in lines if (found := _THROWN.match(line)))
     return next(thrown, lines[-1] if lines else "")
 

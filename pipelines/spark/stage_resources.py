@@ -2,8 +2,8 @@
 
 A session's executors keep the sizes of its start. Spark's stage-level scheduling (`Job Scheduling`
 in its documentation) runs tasks of other sizes on them. With dynamic allocation it also starts
-other executors for a stage, and gives them back afterwards. Other requests of a stage are set while
-it runs, where Spark allows that, and refused otherwise.
+other executors for a stage, and gives them back afterwards. All other requests hold while the stage
+runs, if Spark allows it, and are refused otherwise.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _EXECUTOR_MEMORY: Mapping[str, str] = {
 _DEFAULTS: Mapping[str, str] = {_TASK_CPUS: "1", "spark.executor.memory": "1g"}
 # With dynamic allocation there are as many executors as the tasks of a stage need.
 _FOLLOWING = ("spark.executor.instances",)
+# Masters with Spark's stage-level scheduling.
 _SUPPORTED = ("spark://", "local-cluster", "yarn", "k8s://")
 
 
 @dataclass(frozen=True)
 class StageResources:
-    """The requests of a stage that differ from its session.
+    """A stage's requests, compared with its session.
 
     Attributes:
         conf: The Spark conf while the stage runs, by whole keys.
@@ -81,7 +82,7 @@ def resources_of(session_conf: Mapping[str, str], asked: Mapping[str, str]) -> S
 
 
 def check_resources(stage: StageName, found: StageResources) -> None:
-    """Refuse what Spark cannot give a stage within its session.
+    """Refuse requests that Spark cannot meet within a stage's session.
 
     Raises:
         InputError: Naming the first key, and the way out.
@@ -91,20 +92,20 @@ def check_resources(stage: StageName, found: StageResources) -> None:
         raise InputError(
             f"stages.{stage}.{asked[0]}",
             f"a session on `{master}` has tasks of one size",
-            f"leave it out, or run `{stage}` on a cluster",
+            f"Leave it out, or run `{stage}` on a cluster",
         )
     if found.executors and not found.dynamic:
         raise InputError(
             f"stages.{stage}.{found.executors[0]}",
-            "the executors of a session stay as they are without dynamic allocation",
-            f"set spark.dynamicAllocation.enabled true, or run `{stage}` as a job of its own",
+            "a session without dynamic allocation cannot change its executors",
+            f"Set spark.dynamicAllocation.enabled to true, or run `{stage}` as a job of its own",
         )
 
 
 def check_stages(session: SparkSession, config: Config, stages: Iterable[StageName]) -> None:
     """Refuse requests of stages that their shared session cannot meet.
 
-    A training's requests for tasks and executors depend on the engine, which checks them.
+    A training's requests for tasks and executors depend on the engine; it checks them.
 
     Raises:
         InputError: See :func:`stage_settings`.
@@ -123,15 +124,15 @@ def _modifiable(session: SparkSession, stage: StageName, found: StageResources) 
         if not conf.isModifiable(key) and not (found.dynamic and key in _FOLLOWING):
             raise InputError(
                 f"stages.{stage}.{key}",
-                "it is fixed when a session starts, and this session has it otherwise",
-                f"run `{stage}` as a job of its own, or set it for all stages",
+                "Spark fixes it when a session starts, and this session has another value",
+                f"Run `{stage}` as a job of its own, or set it for all stages",
             )
     return [key for key in others if conf.isModifiable(key)]
 
 
 @contextmanager
 def stage_settings(session: SparkSession, config: Config, stage: StageName) -> Iterator[None]:
-    """Set a stage's requests in the running session, where possible, while the stage runs.
+    """Set a stage's requests in the running session, if possible, while the stage runs.
 
     Raises:
         InputError: A request is fixed when a session starts.
@@ -143,16 +144,16 @@ def stage_settings(session: SparkSession, config: Config, stage: StageName) -> I
 
 
 def resources_in(session: SparkSession, config: Config, stage: StageName) -> StageResources:
-    """Return a stage's requests that differ from a running session."""
+    """Return a stage's requests, compared with a running session."""
     asked = getattr(config.stages, stage)
     if is_connected():
-        told = {key: conf_value(session, key) for key in asked}
-        return resources_of({key: value for key, value in told.items() if value}, asked)
+        values = {key: conf_value(session, key) for key in asked}
+        return resources_of({key: value for key, value in values.items() if value}, asked)
     return resources_of(dict(session.sparkContext.getConf().getAll()), asked)
 
 
 def resource_profile(found: StageResources) -> ResourceProfile | None:
-    """Return the registered profile of a stage's tasks; None where they need none.
+    """Return the registered profile of a stage's tasks; None if they need none.
 
     A session is running. Two stages with the same requests get the same profile: otherwise Spark
     would start executors for each.
@@ -188,7 +189,7 @@ def _task_requests(conf: Mapping[str, str]) -> Any:
 
 
 def _executor_requests(conf: Mapping[str, str]) -> Any:
-    """Request all that executors have: Spark's defaults fill what a profile does not name."""
+    """Request all resources of executors: Spark fills gaps in a profile with its defaults."""
     from pyspark.resource import ExecutorResourceRequests
 
     requests = ExecutorResourceRequests()
@@ -201,16 +202,16 @@ def _executor_requests(conf: Mapping[str, str]) -> Any:
     for key, value in conf.items():
         if found := _EXECUTOR_RESOURCE.fullmatch(key):
             resources.setdefault(found["name"], {})[found["what"]] = value
-    for name, of in resources.items():
-        script, vendor = of.get("discoveryScript", ""), of.get("vendor", "")
-        requests.resource(name, int(of.get("amount", "0")), script, vendor)
+    for name, request in resources.items():
+        script, vendor = request.get("discoveryScript", ""), request.get("vendor", "")
+        requests.resource(name, int(request.get("amount", "0")), script, vendor)
     return requests
 
 
-def _is_same(key: str, there: str | None, asked: str) -> bool:
-    there = _DEFAULTS.get(key) if there is None else there
-    if there is None:
+def _is_same(key: str, present: str | None, asked: str) -> bool:
+    present = _DEFAULTS.get(key) if present is None else present
+    if present is None:
         return False
     if key in _EXECUTOR_MEMORY:
-        return memory_mb(there, key) == memory_mb(asked, key)
-    return there.strip().lower() == asked.strip().lower()
+        return memory_mb(present, key) == memory_mb(asked, key)
+    return present.strip().lower() == asked.strip().lower()

@@ -38,15 +38,15 @@ def collect_from_tasks(
 ) -> list[Result]:
     """Run tasks, plain values with a partition each, and collect their results in order.
 
-    ``work`` runs on an executor; it gets one task and yields little, which can be pickled. Without
-    Spark Connect this is an RDD job: in a fresh session one of Spark SQL costs several CPU seconds
-    more, for the Java classes and the pandas that it loads.
+    ``work`` runs on an executor; it gets one task and yields few values, which pickle can write.
+    Without Spark Connect this is an RDD job: in a fresh session a job of Spark SQL costs several
+    CPU seconds more, to load its Java classes and pandas.
     """
     if is_connected():
         frame = frame_from_tasks(session, tasks, partial(_pickled, work=work), f"{_ROW} binary")
         return [pickle.loads(row[_ROW]) for row in frame.collect()]
-    found = session.sparkContext.parallelize(tasks, len(tasks))
-    return found.mapPartitions(lambda some: work(iter(some))).collect()
+    partitions = session.sparkContext.parallelize(tasks, len(tasks))
+    return partitions.mapPartitions(lambda partition: work(iter(partition))).collect()
 
 
 def _pickled(
@@ -67,7 +67,7 @@ def frame_from_tasks(
 
     ``work`` runs on an executor and gets one task.
     """
-    # All tasks travel with the function: packed, a Python worker unpacks none but its own.
+    # All tasks travel with the function. Each is packed, so a Python worker unpacks only its own.
     packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
     numbers = session.range(0, len(packed), 1, len(packed))
     return numbers.mapInArrow(partial(_work_on_numbers, packed=packed, work=work), schema)
@@ -79,6 +79,6 @@ def _work_on_numbers(
     packed: Sequence[bytes],
     work: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]],
 ) -> Iterator[pa.RecordBatch]:
-    """Do the tasks whose numbers are in the column `id`. Runs on an executor."""
+    """Do the tasks by the numbers in the column `id`. Runs on an executor."""
     numbers = (number for batch in batches for number in batch.column("id").to_pylist())
     return work(pickle.loads(zlib.decompress(packed[number])) for number in numbers)

@@ -31,6 +31,7 @@ SLICE_BYTES = 8 * 2**20
 """Text that is cut at a time; its arrays take about twenty times as much memory."""
 
 _SPACE, _PUNCTUATION = 2, 1
+# ASCII letters only: the other bytes are parts of characters, left to the normaliser.
 _LOWER = bytes(range(256)).lower()
 _CLASSES = bytes(
     _SPACE * (byte in WHITE_SPACE) + _PUNCTUATION * (byte in string.punctuation.encode())
@@ -40,7 +41,7 @@ _CLASSES = bytes(
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of a column of texts, each distinct one kept once.
+    """The chunks of a column of texts, each distinct chunk once.
 
     Attributes:
         distinct: Binary array; at most one byte of white space, then a run of other bytes without
@@ -72,12 +73,13 @@ def slices(texts: pa.StringArray) -> Iterator[pa.StringArray]:
 def split(texts: pa.StringArray, *, lowercase: bool) -> Chunks:
     """Cut texts into chunks; a null counts as an empty text.
 
-    With `lowercase` it lower-cases ASCII letters, as the normaliser would.
+    With `lowercase`, lower-case ASCII letters, as the normaliser would.
     """
     data, offsets = text_bytes(pc.fill_null(texts, ""))
     if lowercase:
         data = data.translate(_LOWER)
     starts = np.flatnonzero(_begins_chunk(data, offsets))
+    # 32 bits suffice: a column of strings has offsets of 32 bits itself.
     bounds = np.append(starts, len(data)).astype(np.int32)
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
     encoded = pa.Array.from_buffers(pa.binary(), len(starts), buffers).dictionary_encode()
@@ -150,17 +152,17 @@ class Encoded:
     Attributes:
         ids: Binary array of little-endian int32 ids, null where the text is null.
         lengths: int32 [rows]; number of ids, zero for a null.
-        whole: int32 [rows]; number of ids before truncation.
+        full_lengths: int32 [rows]; number of ids before truncation.
     """
 
     ids: pa.BinaryArray
     lengths: np.ndarray
-    whole: np.ndarray
+    full_lengths: np.ndarray
 
     @property
     def cut(self) -> np.ndarray:
         """Whether a text was truncated; bool [rows]."""
-        is_cut: np.ndarray = self.whole > self.lengths
+        is_cut: np.ndarray = self.full_lengths > self.lengths
         return is_cut
 
 
@@ -175,19 +177,19 @@ class TextEncoder(Protocol):
 
 
 def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
-    """Return the fastest encoder that gives the ids of a tokenizer, which must not truncate or pad.
+    """Return the fastest encoder with the ids of a tokenizer without truncation or padding.
 
-    Chunks are used where normaliser and pre-tokenizer are known to allow it: `BertNormalizer`,
-    `BertPreTokenizer` (also with a `Metaspace` behind it that marks the start of each word), a
+    It encodes chunks if normaliser and pre-tokenizer are known to allow it: `BertNormalizer`,
+    `BertPreTokenizer` (also with a `Metaspace` behind it to mark the start of each word), a
     deterministic model, and one special token at either end. Otherwise the library does all the
     work. `max_length` counts ids.
     """
-    whole = LibraryEncoder(tokenizer, max_length)
+    library_encoder = LibraryEncoder(tokenizer, max_length)
     rules = _chunk_rules(json.loads(tokenizer.to_str()))
     if rules is None or special_ends(tokenizer) != (1, 1):
-        return whole
+        return library_encoder
     ends = tokenizer.encode("").ids
-    return ChunkEncoder(tokenizer, max_length, rules, (ends[0], ends[1]), whole)
+    return ChunkEncoder(tokenizer, max_length, rules, (ends[0], ends[1]), library_encoder)
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def shortened(
 
 
 class LibraryEncoder:
-    """Encodes every text by the library, with a tokenizer that neither truncates nor pads."""
+    """Encodes every text by the library; the tokenizer neither truncates nor pads."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
@@ -233,23 +235,24 @@ class LibraryEncoder:
     def encode(self, texts: pa.StringArray) -> Encoded:
         """See :class:`TextEncoder`."""
         present = _present(texts)
+        # The fast form leaves out offsets in the text.
         encodings = self._tokenizer.encode_batch_fast(texts.drop_null().to_pylist())
         rows = [encoding.ids or [NO_TOKEN] for encoding in encodings]
         lengths = np.zeros(len(texts), np.int32)
         lengths[present] = np.fromiter(map(len, rows), np.int32, len(rows))
         ids = np.fromiter(chain.from_iterable(rows), "<i4", int(lengths.sum()))
-        whole = lengths
-        if (whole > self._max_length).any():
-            ids, lengths = _cut(ids, whole, self._max_length, self._behind)
-        return Encoded(_binary(ids, lengths, present), lengths, whole)
+        full_lengths = lengths
+        if (full_lengths > self._max_length).any():
+            ids, lengths = _cut(ids, full_lengths, self._max_length, self._behind)
+        return Encoded(_binary(ids, lengths, present), lengths, full_lengths)
 
 
 @dataclass(frozen=True)
 class ChunkRules:
-    """What chunk encoding must know of a tokenizer.
+    """The properties of a tokenizer for chunk encoding.
 
-    `word_start` is what the pre-tokenizer puts before each word; `added` are the tokens that the
-    tokenizer finds in a text before it splits it.
+    `word_start` is the pre-tokenizer's mark before each word; `added` are tokens for the tokenizer
+    to find in a text before any split.
     """
 
     lowercase: bool
@@ -261,7 +264,7 @@ class ChunkEncoder:
     """Encodes each distinct chunk once, then gathers the ids of the texts.
 
     The tokenizer neither truncates nor pads. `ends` are the first and the last id of every text;
-    `whole` encodes the texts that hold an added token.
+    `library_encoder` encodes the texts with an added token.
     """
 
     def __init__(
@@ -270,12 +273,12 @@ class ChunkEncoder:
         max_length: int,
         rules: ChunkRules,
         ends: tuple[int, int],
-        whole: LibraryEncoder,
+        library_encoder: LibraryEncoder,
     ) -> None:
         self._rules = rules
         self._ends = ends
         self._most = max_length - len(ends)
-        self._whole = whole
+        self._library_encoder = library_encoder
         self._cache = ChunkCache(_chunk_ids(tokenizer, rules))
 
     def encode(self, texts: pa.StringArray) -> Encoded:
@@ -285,22 +288,23 @@ class ChunkEncoder:
             return parts[0]
         if not parts:
             return Encoded(pa.array([], pa.binary()), *np.zeros((2, 0), np.int32))
-        ids, lengths, whole = zip(
-            *((one.ids, one.lengths, one.whole) for one in parts), strict=True
+        ids, lengths, full_lengths = zip(
+            *((part.ids, part.lengths, part.full_lengths) for part in parts), strict=True
         )
-        return Encoded(pa.concat_arrays(ids), np.concatenate(lengths), np.concatenate(whole))
+        return Encoded(pa.concat_arrays(ids), np.concatenate(lengths), np.concatenate(full_lengths))
 
     def _encode(self, texts: pa.StringArray) -> Encoded:
         encoded = self._encode_chunks(texts)
-        odd = self._with_added_token(texts)
-        if not len(odd):
+        rows = self._with_added_token(texts)
+        if not len(rows):
             return encoded
-        instead = self._whole.encode(texts.take(pa.array(odd)))
+        by_library = self._library_encoder.encode(texts.take(pa.array(rows)))
         order = np.arange(len(texts))
-        order[odd] = len(texts) + np.arange(len(odd))
-        encoded.lengths[odd], encoded.whole[odd] = instead.lengths, instead.whole
-        ids = pa.concat_arrays([encoded.ids, instead.ids]).take(pa.array(order))
-        return Encoded(ids, encoded.lengths, encoded.whole)
+        order[rows] = len(texts) + np.arange(len(rows))
+        encoded.lengths[rows] = by_library.lengths
+        encoded.full_lengths[rows] = by_library.full_lengths
+        ids = pa.concat_arrays([encoded.ids, by_library.ids]).take(pa.array(order))
+        return Encoded(ids, encoded.lengths, encoded.full_lengths)
 
     def _with_added_token(self, texts: pa.StringArray) -> np.ndarray:
         """Return the rows whose text contains an added token."""
@@ -319,7 +323,7 @@ class ChunkEncoder:
         before = _sums(count)
         present = _present(texts)
         lengths = np.diff(before[chunks.rows])
-        whole = np.where(present, lengths + 2, 0).astype(np.int32)
+        full_lengths = np.where(present, lengths + 2, 0).astype(np.int32)
         if (lengths > self._most).any():
             place = before[:-1] - np.repeat(before[chunks.rows[:-1]], np.diff(chunks.rows))
             count = np.clip(self._most - place, 0, count)
@@ -327,9 +331,8 @@ class ChunkEncoder:
             lengths = np.diff(before[chunks.rows])
         source = np.repeat(first - before[:-1], count) + np.arange(before[-1])
         lengths = np.where(present, lengths + 2, 0).astype(np.int32)
-        return Encoded(
-            _binary(self._between_ends(pool[source], lengths), lengths, present), lengths, whole
-        )
+        ids = _binary(self._between_ends(pool[source], lengths), lengths, present)
+        return Encoded(ids, lengths, full_lengths)
 
     def _between_ends(self, inner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Put the first and the last id around the ids of each text."""
@@ -400,6 +403,7 @@ def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
         normalizer.get("type") == "BertNormalizer"
         and word_start is not None
         and model.get("type") in _MODELS
+        # Dropout draws other pieces for the same word each time.
         and not model.get("dropout")
         # Such a token is looked for in the normalised text.
         and not any(token["normalized"] for token in added)
@@ -437,12 +441,13 @@ def _chunk_ids(
 
     def encode(chunks: Sequence[bytes]) -> Iterable[Sequence[int]]:
         words = [plain_word(chunk) for chunk in chunks]
-        others = [chunk.decode() for chunk, word in zip(chunks, words, strict=True) if word is None]
-        encodings = iter(tokenizer.encode_batch_fast(others, add_special_tokens=False))
+        texts = [chunk.decode() for chunk, word in zip(chunks, words, strict=True) if word is None]
+        encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for word in words:
             if word is None:
                 yield next(encodings).ids
             else:
+                # Neither normaliser nor pre-tokenizer would change a plain word.
                 yield [token.id for token in model.tokenize(word_start + word)]
 
     return encode

@@ -26,11 +26,11 @@ TEXT_COLUMNS = ("anchor", "positive", "negatives")
 """`negatives` holds lists of texts."""
 
 MAX_WORDS = 1_000_000
-"""Distinct words, most frequent first, that the driver learns a vocabulary from."""
+"""Most distinct words from which the driver learns a vocabulary, the most frequent first."""
 LONGEST_WORD = 100
 """In characters; WordPiece makes [UNK] of longer words, so nothing is learnt from them."""
 MAX_CHUNKS = 500_000
-"""Distinct chunks that a task counts before it hands them on."""
+"""Most distinct chunks in a task's counts before it hands them on."""
 
 
 def count_words(
@@ -55,17 +55,19 @@ def count_words(
     least = _least_count(counted)
     rows = counted.where(F.col("count") >= least).collect()
     counts = {row["word"]: row["count"] for row in rows}
+    # Spark collects rows in any order; the vocabulary must not depend on it.
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _least_count(counted: DataFrame) -> int:
-    """Return the smallest count that no more than :data:`MAX_WORDS` words reach."""
+    """Return the smallest count such that at most :data:`MAX_WORDS` words reach it."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = counted.groupBy("count").agg(F.count("*").alias("words")).collect()
     least, reached = 0, 0
     for count, words in sorted(rows, reverse=True):
         reached += words
+        # Words of the highest count are kept, however many they are.
         if least and reached > MAX_WORDS:
             break
         least = count
@@ -148,13 +150,13 @@ CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
 
 
 def example_schema(columns: Collection[str]) -> pa.Schema:
-    """Return the schema of examples with such columns, of several sources if `source` is one."""
+    """Return the schema of examples with these columns, with `source` if it is among them."""
     return SCHEMA.append(pa.field(SOURCE, pa.int32())) if SOURCE in columns else SCHEMA
 
 
 @dataclass(frozen=True)
 class TaskSums:
-    """The lengths of the rows that a task wrote, before truncation.
+    """The lengths of a task's rows, before truncation.
 
     Attributes:
         longest: int64 [lengths]; rows by the length of their longest text, from 0 on.
@@ -191,16 +193,16 @@ def tokenise_batch(
 ) -> tuple[pa.RecordBatch, TaskSums]:
     """Return rows of :data:`SCHEMA` for rows of the corpus, and their lengths."""
     texts = {name: _Texts.of(batch.column(name)) for name in encoders}
-    encoded = {name: encoders[name].encode(one.values) for name, one in texts.items()}
-    whole = np.concatenate([side.whole for side in encoded.values()])
+    encoded = {name: encoders[name].encode(side.values) for name, side in texts.items()}
+    full_lengths = np.concatenate([side.full_lengths for side in encoded.values()])
     lengths = np.concatenate([side.lengths for side in encoded.values()])
     is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
-    ids = {name: one.holding(encoded[name].ids) for name, one in texts.items()}
+    ids = {name: side.holding(encoded[name].ids) for name, side in texts.items()}
     schema, rows = example_schema(batch.schema.names), _rows_of(texts)
-    examples = _example_batch(batch, schema, ids, rows, lengths, lengths < whole)
+    examples = _example_batch(batch, schema, ids, rows, lengths, lengths < full_lengths)
     sums = TaskSums(
-        np.bincount(_most(rows, batch.num_rows, whole)),
-        np.bincount(whole[is_text]),
+        np.bincount(_most(rows, batch.num_rows, full_lengths)),
+        np.bincount(full_lengths[is_text]),
         np.bincount(list_lengths(examples["negatives"])),
         frozenset(name for name in OPTIONAL if examples[name].null_count < examples.num_rows),
     )
@@ -208,11 +210,11 @@ def tokenise_batch(
 
 
 def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.RecordBatch:
-    """Truncate rows of :data:`SCHEMA`, which may have been truncated at a greater length."""
+    """Truncate rows of :data:`SCHEMA`, perhaps truncated before at a greater length."""
     texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
-    cut = {name: shortened(one.values, max_length, behind) for name, one in texts.items()}
+    cut = {name: shortened(side.values, max_length, behind) for name, side in texts.items()}
     before = np.concatenate([lengths for _, lengths in cut.values()])
-    ids = {name: one.holding(cut[name][0]) for name, one in texts.items()}
+    ids = {name: side.holding(cut[name][0]) for name, side in texts.items()}
     lengths, is_cut = np.minimum(before, max_length), before > max_length
     return _example_batch(batch, batch.schema, ids, _rows_of(texts), lengths, is_cut)
 
@@ -240,7 +242,7 @@ def _example_batch(
 
 
 def _rows_of(texts: Mapping[str, _Texts]) -> np.ndarray:
-    return np.concatenate([one.rows for one in texts.values()])
+    return np.concatenate([side.rows for side in texts.values()])
 
 
 def _most(rows: np.ndarray, count: int, values: np.ndarray) -> np.ndarray:
@@ -260,10 +262,10 @@ def rows_by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]
         yield source, batch.filter(pa.array(sources == source))
 
 
-def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the sum of two histograms of lengths, which may differ in size."""
-    total = np.zeros(max(len(one), len(other)), np.int64)
-    for counts in (one, other):
+def _summed(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the sum of two histograms of lengths, perhaps of different sizes."""
+    total = np.zeros(max(len(left), len(right)), np.int64)
+    for counts in (left, right):
         total[: len(counts)] += counts
     return total
 

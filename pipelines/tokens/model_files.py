@@ -1,13 +1,13 @@
 """The configuration files of a model and its tokenizer: each key is honoured or refused.
 
 sentence-transformers acts on the keys beside a model's weights, so each may change vectors. A table
-per file lists the known keys and the values they may have here. Keys that another module reads, or
-that no vector depends on, may have any value.
+per file lists the known keys and their allowed values. Keys without effect on vectors, and keys for
+another module, may have any value.
 
 `transformers` rebuilds some tokenizers from the vocabulary and the options of
-tokenizer_config.json, whatever tokenizer.json says of letters and accents, and adds tokens that
-other files name. This module does the same where it can. It refuses the rest, with the command that
-writes one complete file.
+tokenizer_config.json, whatever tokenizer.json says of letters and accents. It also adds the tokens
+of other files. This module does the same where it can. It refuses the rest, and names the command
+for one complete file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Known = Mapping[str, Check]
 
 
 def anything(value: Any) -> bool:
-    """Accept a value that another module reads, or that no vector depends on."""
+    """Accept any value, for a key of another module or one without effect on vectors."""
     return True
 
 
@@ -79,7 +79,7 @@ def length(value: Any) -> bool:
     if value is None:
         return True
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number of tokens")
+        raise TypeError(f"{value!r} is not a number of tokens")
     return value >= 1
 
 
@@ -115,7 +115,7 @@ _TEXT_ALONE = {"text": {"method": "forward", "method_output_name": "last_hidden_
 def _computing(value: Any) -> bool:
     return value is None or (
         isinstance(value, Mapping)
-        and all(key in _COMPUTING and _COMPUTING[key](said) for key, said in value.items())
+        and all(key in _COMPUTING and _COMPUTING[key](option) for key, option in value.items())
     )
 
 
@@ -178,7 +178,7 @@ NORMALIZE_KEYS: Known = {
 
 
 def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = KEY) -> None:
-    """Refuse keys and values of a file that this package does not honour.
+    """Refuse the unsupported keys and values of a file.
 
     Raises:
         InputError: Names the setting.
@@ -188,8 +188,8 @@ def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = K
         if name not in known:
             raise InputError(
                 key,
-                f"{path} sets `{name}`, which is not known here and may change embeddings",
-                "remove that key if no embedding depends on it, or name another model",
+                f"{path} sets the unknown key `{name}`, which may change embeddings",
+                "Remove that key if no embedding depends on it, or name another model",
             )
         try:
             fits = known[name](value)
@@ -198,8 +198,8 @@ def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = K
         if not fits:
             raise InputError(
                 key,
-                f"{path} sets `{name}` to {_shown(value)}, which is not supported here",
-                "remove that key if embeddings are right without it, or name another model",
+                f"{path} sets `{name}` to {_shown(value)}, which is not supported",
+                "Remove that key if embeddings are right without it, or name another model",
             )
 
 
@@ -231,17 +231,18 @@ def read_length_file(home: Path, key: str = KEY) -> dict[str, Any]:
 def tokenizer_arguments(home: Path, key: str = KEY) -> dict[str, Any]:
     """Return the tokenizer options in the file of its transformer."""
     values = read_length_file(home, key)
-    told = (values.get(name) or {} for name in TOKENIZER_ARGUMENTS)
-    found = {name: value for options in told for name, value in options.items()}
+    arguments = (values.get(name) or {} for name in TOKENIZER_ARGUMENTS)
+    found = {name: value for options in arguments for name, value in options.items()}
+    # The library takes it out too: folders cannot set it.
     found.pop("trust_remote_code", None)
     return found
 
 
 def _shown(value: Any) -> str:
-    told = " ".join(records.to_text(value).split())
-    if len(told) > _SHOWN and isinstance(value, Mapping):
-        told = f"a mapping of {', '.join(value)}"
-    return told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"
+    shown = " ".join(records.to_text(value).split())
+    if len(shown) > _SHOWN and isinstance(value, Mapping):
+        shown = f"a mapping of {', '.join(value)}"
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -252,12 +253,12 @@ VOCABULARY_FILE = "vocab.txt"
 MODEL_FILE = "config.json"
 
 PLAIN_CLASS = "PreTrainedTokenizerFast"
-"""The class that takes tokenizer.json as it is."""
+"""The class without changes to tokenizer.json."""
 _WORD_PIECES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "SqueezeBert", "Funnel"),
     *("LayoutLM", "Lxmert", "Splinter", "RetriBert", "DPRQuestionEncoder", "DPRContextEncoder"),
 )
-"""Classes that rebuild BERT's normaliser from their options."""
+"""Classes with BERT's normaliser, rebuilt from their options."""
 _OTHER_ENDS = ("MPNet", "Funnel", "Splinter")
 """Those of them with other tokens around a text than BERT's."""
 _BYTE_PAIRS = ("Roberta", "GPT2", "Longformer", "Bart")
@@ -269,7 +270,7 @@ _STEPS: Mapping[str, Mapping[str, bool]] = {
     "XLNet": {"Lowercase": False},
     "DebertaV2": {"Lowercase": False},
 }
-"""Normaliser steps that further classes add by options, with the default of each."""
+"""Optional normaliser steps of further classes, with the default of each."""
 _CLASSES = {
     "bert": "Bert",
     "distilbert": "DistilBert",
@@ -283,10 +284,10 @@ _CLASSES = {
     "xlnet": "XLNet",
     "deberta-v2": "DebertaV2",
 }
-"""By model type, for a tokenizer that names no class."""
+"""By model type, for a tokenizer without a named class."""
 _LETTERS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 _NAMED = "_token"
-"""Suffix of the options that are special tokens."""
+"""Suffix of the options for special tokens."""
 _MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word")
 
@@ -335,11 +336,10 @@ _KNOWN: Known = {
 def read_options(home: Path, key: str, *, of_transformer: bool) -> dict[str, Any]:
     """Read the options beside a tokenizer.
 
-    With `of_transformer` it is the first module of sentence-transformers, whose own file may hold
-    further options.
+    With `of_transformer`, the file of the first module of sentence-transformers may add options.
 
     Raises:
-        InputError: An option is not known; names the setting.
+        InputError: An option is unknown; names the setting.
         DamagedFileError: A file holds no mapping.
     """
     path = home / CONFIG_FILE
@@ -347,8 +347,8 @@ def read_options(home: Path, key: str, *, of_transformer: bool) -> dict[str, Any
     if of_transformer:
         options |= tokenizer_arguments(home, key)
     named = _named(options)
-    others = {name: value for name, value in options.items() if name not in named}
-    check_keys(path, others, _KNOWN, key)
+    plain_options = {name: value for name, value in options.items() if name not in named}
+    check_keys(path, plain_options, _KNOWN, key)
     return options
 
 
@@ -375,29 +375,29 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
     if truncation.get("direction") == "left" and options.get("truncation_side") != "right":
         raise InputError(
             key,
-            f"{home / TOKENIZER_FILE} cuts texts on the left, which is not supported here",
-            "set `direction` of its `truncation` to Right, or name another model",
+            f"{home / TOKENIZER_FILE} truncates texts on the left, which is not supported",
+            "Set `direction` of its `truncation` to Right, or name another model",
         )
     _add_tokens(tokenizer, home, kind, options, key)
     _check_vocabularies(tokenizer, parts, home, key)
 
 
 def check_word_pieces(home: Path, options: Mapping[str, Any], key: str) -> None:
-    """Refuse a vocab.txt that does not determine the tokens alone.
+    """Refuse a vocab.txt if it alone does not determine the tokens.
 
     Raises:
         InputError: Names the setting.
     """
     kind = tokenizer_class(home, options)
-    told = (options.get(f"{name}_token") for name in ("cls", "sep", "unk"))
-    named = {value["content"] if isinstance(value, Mapping) else value for value in told}
+    values = (options.get(f"{name}_token") for name in ("cls", "sep", "unk"))
+    named = {value["content"] if isinstance(value, Mapping) else value for value in values}
     is_bert = kind in (*_WORD_PIECES, "", "PreTrained") and kind not in _OTHER_ENDS
     if not is_bert or named - {"[CLS]", "[SEP]", "[UNK]", None}:
         kind = kind or "PreTrained"
         raise InputError(
             key,
             f"the tokenizer in {home} is a {kind}Tokenizer without {TOKENIZER_FILE}",
-            "save it with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
+            "Save it with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
         )
 
 
@@ -416,16 +416,16 @@ def lower_case(tokenizer: Tokenizer) -> None:
 
 
 def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the options to write beside a tokenizer that :func:`applied` has changed.
+    """Return the options to write beside a tokenizer after :func:`applied`.
 
-    Options that record its origin or name code are left out.
+    Leaves out the options for its origin and for code.
     """
     left_out = ("name_or_path", "_name_or_path", "auto_map", "max_len", "added_tokens_decoder")
     kept = {name: value for name, value in options.items() if name not in left_out}
     found = tokenizer.normalizer
     if kind in _WORD_PIECES and isinstance(found, normalizers.BertNormalizer):
-        told = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
-        return kept | dict(zip(_LETTERS, told, strict=True))
+        letters = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
+        return kept | dict(zip(_LETTERS, letters, strict=True))
     parts = _parts(tokenizer)
     if "Lowercase" in _kinds(parts["normalizer"]) or _is_misnamed(parts, kind):
         # Other classes would leave the step out, or make another model.
@@ -434,12 +434,12 @@ def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str)
 
 
 def tokenizer_class(home: Path, options: Mapping[str, Any]) -> str:
-    """Return the `transformers` class that reads the folder, without `Tokenizer` and `Fast`."""
+    """Return the folder's `transformers` class, without `Tokenizer` and `Fast`."""
     path = home / MODEL_FILE
     model = records.read_object(path) if path.is_file() else {}
-    told = options.get("tokenizer_class") or model.get("tokenizer_class")
-    if isinstance(told, str):
-        return told.removesuffix("Fast").removesuffix("Tokenizer")
+    name = options.get("tokenizer_class") or model.get("tokenizer_class")
+    if isinstance(name, str):
+        return name.removesuffix("Fast").removesuffix("Tokenizer")
     return _CLASSES.get(str(model.get("model_type")), "")
 
 
@@ -448,13 +448,13 @@ def _make_letters(
 ) -> None:
     """Rebuild BERT's normaliser, as the WordPiece classes do."""
     kinds = {*_kinds(parts["normalizer"])} - {"Lowercase", "BertNormalizer"}
-    others = {*_kinds(parts["pre_tokenizer"])} - {"BertPreTokenizer"}
-    if parts["model"].get("type", "WordPiece") != "WordPiece" or kinds or others:
-        told = options.get("tokenizer_class")
-        if told is None:
-            # A file of its own, of which the library would make something else.
-            told = "the class of its model"
-        _refuse(key, home, f"{told} makes other tokens than {TOKENIZER_FILE}")
+    splits = {*_kinds(parts["pre_tokenizer"])} - {"BertPreTokenizer"}
+    if parts["model"].get("type", "WordPiece") != "WordPiece" or kinds or splits:
+        name = options.get("tokenizer_class")
+        if name is None:
+            # A custom file, of which the library would make another tokenizer.
+            name = "the class of its model"
+        _refuse(key, home, f"{name} makes other tokens than {TOKENIZER_FILE}")
     lower, accents, chinese = (options.get(name) for name in _LETTERS)
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=lower is not False,
@@ -466,45 +466,45 @@ def _make_letters(
 def _is_misnamed(parts: Mapping[str, Any], kind: str) -> bool:
     """Return whether a WordPiece class stands beside a SentencePiece vocabulary.
 
-    paraphrase-multilingual-MiniLM-L12 and its descendants are saved so: BERT with XLM-RoBERTa's
-    vocabulary. They learnt from tokenizer.json as it is: before release 5, transformers did not
-    change it.
+    paraphrase-multilingual-MiniLM-L12 and its descendants are such: BERT with XLM-RoBERTa's
+    vocabulary. They learnt from an unchanged tokenizer.json, as transformers read it before
+    release 5.
     """
     return kind in _WORD_PIECES and parts["model"].get("type") == "Unigram"
 
 
 @lru_cache(maxsize=64)
 def _warn_of_class(home: str, kind: str) -> None:
-    """Warn once per process that a class is not that of its tokenizer."""
+    """Warn once per process about a class of another kind of tokenizer."""
     logger.warning(
-        "%s has SentencePiece tokens in %s: they are read as they are there, and not by %sTokenizer"
-        " (transformers 5 does, and makes most words unknown)",
+        "%s has SentencePiece tokens in %s. That file decides the tokens, not %sTokenizer: with"
+        " that class, transformers 5 makes most words unknown",
         *(home, TOKENIZER_FILE, kind),
     )
 
 
 def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) -> None:
-    """Refuse parts of tokenizer.json that a rebuilding class would drop."""
+    """Refuse a tokenizer.json with parts that its class would drop."""
     expected = "BPE" if kind in _BYTE_PAIRS else "Unigram"
     model = parts["model"].get("type", expected)
     if model != expected:
         _refuse(key, home, f"{kind}Tokenizer makes other tokens than {TOKENIZER_FILE} ({model})")
     letters = {"Lowercase", "StripAccents", "BertNormalizer"} & {*_kinds(parts["normalizer"])}
     if letters:
-        _refuse(key, home, f"{kind}Tokenizer leaves {min(letters)} of {TOKENIZER_FILE} out")
+        _refuse(key, home, f"{kind}Tokenizer drops {min(letters)} of {TOKENIZER_FILE}")
 
 
 def _check_steps(
     parts: Mapping[str, Any], home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Refuse letter options that contradict the steps of tokenizer.json."""
-    told = {"Lowercase": options.get("do_lower_case")}
+    """Refuse contradictions between letter options and the steps of tokenizer.json."""
+    asked_of = {"Lowercase": options.get("do_lower_case")}
     if options.get("keep_accents") is not None:
-        told["StripAccents"] = not options["keep_accents"]
+        asked_of["StripAccents"] = not options["keep_accents"]
     names = {"Lowercase": "do_lower_case", "StripAccents": "keep_accents"}
     steps = _kinds(parts["normalizer"])
     for step, default in _STEPS.get(kind, {}).items():
-        asked = told.get(step)
+        asked = asked_of.get(step)
         if (default if asked is None else asked) != (step in steps):
             _refuse(key, home, f"`{names[step]}` of {CONFIG_FILE} differs from {TOKENIZER_FILE}")
 
@@ -512,42 +512,42 @@ def _check_steps(
 def _check_prefix(
     parts: Mapping[str, Any], home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Refuse files that disagree about a blank before texts."""
+    """Refuse contradicting files about a blank before texts."""
     asked = options.get("add_prefix_space", False if kind in _BYTE_PAIRS else None)
     for step in _steps(parts["pre_tokenizer"]):
-        own = step.get("add_prefix_space")
+        adds_blank = step.get("add_prefix_space")
         if step.get("type") == "Metaspace":
-            own = step.get("prepend_scheme", "always") != "never"
-        if asked is not None and own is not None and own != asked:
+            adds_blank = step.get("prepend_scheme", "always") != "never"
+        if asked is not None and adds_blank is not None and adds_blank != asked:
             _refuse(key, home, f"`add_prefix_space` of {CONFIG_FILE} differs from {TOKENIZER_FILE}")
 
 
 def _add_tokens(
     tokenizer: Tokenizer, home: Path, kind: str, options: Mapping[str, Any], key: str
 ) -> None:
-    """Match special tokens in texts as whole tokens; refuse those whose id differs."""
+    """Match special tokens in texts as whole tokens; refuse those with another id."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     named = dict(_named_tokens(home, options))
-    for content, told in named.items():
+    for content, entry in named.items():
         if tokenizer.token_to_id(content) is None:
             _refuse(key, home, f"{TOKENIZER_FILE} has no token {content}, which another file names")
         if content not in known:
-            flags = {name: bool(told.get(name)) for name in _FLAGS}
+            flags = {name: bool(entry.get(name)) for name in _FLAGS}
             tokenizer.add_special_tokens([AddedToken(content, special=True, **flags)])
     listed: Mapping[str, Mapping[str, Any]] = options.get("added_tokens_decoder") or {}
-    decoder = {int(number): told for number, told in listed.items()}
-    for number, told in sorted((decoder or _added(home)).items()):
-        content = told["content"]
+    decoder = {int(number): entry for number, entry in listed.items()}
+    for number, entry in sorted((decoder or _added(home)).items()):
+        content = entry["content"]
         if content not in known and content not in named:
-            # What is not told is as the library has it.
-            known_of_it = {name: value for name, value in told.items() if name != "__type"}
-            tokenizer.add_tokens([AddedToken(**known_of_it)])
+            # Missing flags get the library's defaults.
+            arguments = {name: value for name, value in entry.items() if name != "__type"}
+            tokenizer.add_tokens([AddedToken(**arguments)])
         if tokenizer.token_to_id(content) != number:
             _refuse(key, home, f"{TOKENIZER_FILE} lacks the added token {content} ({number})")
         token = known.get(content)
-        if token and any(told.get(name, False) != getattr(token, name) for name in _flags(told)):
-            _refuse(key, home, f"{TOKENIZER_FILE} finds the token {content} in another way")
-    left_out = known.keys() - {told["content"] for told in decoder.values()} - named.keys()
+        if token and any(entry.get(name, False) != getattr(token, name) for name in _flags(entry)):
+            _refuse(key, home, f"{TOKENIZER_FILE} matches the token {content} by other flags")
+    left_out = known.keys() - {entry["content"] for entry in decoder.values()} - named.keys()
     if decoder and kind in _REBUILT and left_out:
         _refuse(key, home, f"{CONFIG_FILE} lacks the added token {min(left_out)}")
 
@@ -555,14 +555,14 @@ def _add_tokens(
 def _check_vocabularies(
     tokenizer: Tokenizer, parts: Mapping[str, Any], home: Path, key: str
 ) -> None:
-    """Refuse a vocab.txt that belongs to another tokenizer than tokenizer.json."""
+    """Refuse a vocab.txt of another tokenizer than tokenizer.json."""
     path = home / VOCABULARY_FILE
     is_both = path.is_file() and (home / TOKENIZER_FILE).is_file()
-    # Other models have other things in a file of this name.
+    # Other models keep other content in a file of this name.
     if not is_both or parts["model"].get("type") != "WordPiece":
         return
     lines = path.read_text(encoding="utf-8").split("\n")
-    # Of a piece that is there twice the last place counts.
+    # The last place of a repeated piece counts, and a dict keeps it.
     for piece, place in {piece: place for place, piece in enumerate(lines)}.items():
         if tokenizer.token_to_id(piece) not in (None, place):
             _refuse(key, home, f"{VOCABULARY_FILE} and {TOKENIZER_FILE} are of two tokenizers")
@@ -590,7 +590,7 @@ def _named(options: Mapping[str, Any]) -> set[str]:
 def _named_tokens(
     home: Path, options: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each special token that the files name, with its matching flags."""
+    """Yield each special token in the files, with its matching flags."""
     path = home / SPECIAL_TOKENS_FILE
     # The library reads the older files only where the newer one does not list all tokens.
     is_read = path.is_file() and not options.get("added_tokens_decoder")
@@ -601,9 +601,9 @@ def _named_tokens(
             found = source.get(name) or []
             values += found.values() if isinstance(found, Mapping) else found
         for value in values:
-            told = value if isinstance(value, Mapping) else {"content": value}
-            if told.get("content"):
-                yield told["content"], told
+            entry = value if isinstance(value, Mapping) else {"content": value}
+            if entry.get("content"):
+                yield entry["content"], entry
 
 
 def _added(home: Path) -> dict[int, Mapping[str, Any]]:
@@ -612,11 +612,11 @@ def _added(home: Path) -> dict[int, Mapping[str, Any]]:
     return {number: {"content": content} for content, number in found.items()}
 
 
-def _flags(told: Mapping[str, Any]) -> Sequence[str]:
-    """Return the flags that say how a text is matched with a token."""
-    # Of special tokens this says nothing: they are looked for in the text as it is.
-    further = () if told.get("special", True) else ("normalized",)
-    return [name for name in (*_FLAGS, *further) if name in told]
+def _flags(entry: Mapping[str, Any]) -> Sequence[str]:
+    """Return the flags of an entry that decide how texts match its token."""
+    # `normalized` has no effect on special tokens: the tokenizer seeks them in the raw text.
+    further = () if entry.get("special", True) else ("normalized",)
+    return [name for name in (*_FLAGS, *further) if name in entry]
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -637,5 +637,5 @@ def _refuse(key: str, home: Path, problem: str) -> NoReturn:
     raise InputError(
         key,
         f"the tokenizer files in {home} contradict one another: {problem}",
-        "write them anew with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
+        "Write them anew with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
     )

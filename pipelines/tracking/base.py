@@ -1,4 +1,4 @@
-"""The interface of trackers, and the plain values that travel to their processes."""
+"""The interface of trackers, and the plain values sent to their processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_PLAIN = re.compile(r"[^\w.-]", re.ASCII)
 def parameters(config: Config) -> dict[str, str]:
     """Return every setting by its dotted key, as text; likely secrets are hidden."""
     tree = without_secrets(config).model_dump(mode="json")
-    # Their keys have dots of their own.
+    # Flattened below: the conf's keys have dots of their own.
     conf = tree.pop("spark")
     flat = {"recipe": _text(tree.pop("recipe"))}
     flat |= {
@@ -33,7 +33,7 @@ def parameters(config: Config) -> dict[str, str]:
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a metrics line, under ``training/``.
 
-    A worker's are under its rank; where there are several sources, each one's are under its name.
+    A worker's are under its rank, and those of several sources under their names.
     """
     no_figures = ("step", "workers", "precision", "sources")
     shared = {name: value for name, value in line.items() if name not in no_figures}
@@ -49,7 +49,7 @@ def training_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_values(prefix: str, figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return figures as ``PREFIX/EVALUATION/METRIC``, in letters that trackers accept."""
+    """Return figures as ``PREFIX/EVALUATION/METRIC``, in letters for all trackers."""
     return {
         f"{prefix}/{_plain(evaluation)}/{_plain(metric)}": float(value)
         for evaluation, metrics in figures.items()
@@ -121,10 +121,10 @@ class RunEnd:
 
 
 class Tracker(Protocol):
-    """A tracker, which runs in a process of its own: it may be slow, and raise any error.
+    """A tracker in a process of its own: it may be slow, and raise any error.
 
-    After an error the same call is repeated, perhaps in another process. A tracker keeps in the run
-    folder what it needs to go on.
+    After an error the same call is repeated, perhaps in another process. A tracker keeps its state
+    in the run folder.
     """
 
     def start(self, start: RunStart) -> None:
@@ -132,7 +132,7 @@ class Tracker(Protocol):
         ...
 
     def log(self, points: Sequence[MetricPoint]) -> None:
-        """Take figures, in the order in which they were measured."""
+        """Take figures, in the order of their measurement."""
         ...
 
     def finish(self, end: RunEnd) -> None:

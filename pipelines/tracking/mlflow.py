@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-# MLflow reads these at each request. Its own defaults wait for many minutes; what cannot be
-# delivered is kept by the driver and tried again. What the user has set counts.
+# MLflow reads these at each request. Its own defaults wait for many minutes, and the driver keeps
+# undelivered figures and tries again anyway. The user's values take precedence.
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 
 class MlflowTracker:
-    """A tracker that continues the MLflow run whose id is in the run folder, or begins one."""
+    """A tracker in MLflow: it continues the run noted in the run folder, or begins one."""
 
     def __init__(self) -> None:
         self._run_id = ""
@@ -57,16 +57,16 @@ class MlflowTracker:
     def start(self, start: RunStart) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         settings = start.settings
-        # The driver's credentials of Databricks come with the address that they are for.
+        # On Databricks the driver's credentials bring the address with them.
         uri = settings.mlflow_uri
         if uri is not None and not uri.startswith("databricks"):
             mlflow.set_tracking_uri(uri)
-        # A start that failed half way may have left a run active in this process.
+        # An earlier start may have failed half way, with a run active in this process.
         while mlflow.active_run() is not None:
             mlflow.end_run("RUNNING")
         self._start = start
         known = self._known_run()
-        # A run stays in the experiment that it was begun in.
+        # A run stays in its first experiment.
         if known is None and settings.mlflow_experiment is not None:
             mlflow.set_experiment(settings.mlflow_experiment)
         name = settings.mlflow_run_name or start.folder.path.name
@@ -78,7 +78,7 @@ class MlflowTracker:
                 "run_id": self._run_id,
                 "experiment_id": run.info.experiment_id,
                 "tracking_uri": without_password(mlflow.get_tracking_uri()),
-                # What MLflow has got already; nothing, if the run is a new one.
+                # The model already logged; none in a new run.
                 MODEL: None if known is None else self._noted().get(MODEL),
             }
         )
@@ -93,8 +93,8 @@ class MlflowTracker:
             for point in points
             for name, value in point.values.items()
         ]
-        for some in _batches(metrics, _METRICS_AT_ONCE):
-            mlflow.MlflowClient().log_batch(self._run_id, metrics=some)
+        for batch in _batches(metrics, _METRICS_AT_ONCE):
+            mlflow.MlflowClient().log_batch(self._run_id, metrics=batch)
 
     def finish(self, end: RunEnd) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
@@ -117,8 +117,8 @@ class MlflowTracker:
         registered = self._start.settings.mlflow_registered_model
         digest = digest_model(folder)
         noted = self._noted()
-        there = noted.get(MODEL) or {}
-        if there.get("digest") == digest and registered in (None, there["registered"]):
+        logged = noted.get(MODEL) or {}
+        if logged.get("digest") == digest and registered in (None, logged["registered"]):
             return
         log_model(folder, step, registered)
         self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
@@ -128,30 +128,31 @@ class MlflowTracker:
         path = id_path(self._start)
         return storage.read_json(path) if path.exists() else {}
 
-    def _note(self, known: Mapping[str, Any]) -> None:
+    def _note(self, record: Mapping[str, Any]) -> None:
         assert self._start is not None
-        storage.write_json(id_path(self._start), known)
+        storage.write_json(id_path(self._start), record)
 
     def _known_run(self) -> str | None:
         """Return the run to resume, if this store has it and it was not deleted."""
-        known = self._noted()
-        if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
+        noted = self._noted()
+        if noted.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
         try:
-            run = mlflow.get_run(known["run_id"])
+            run = mlflow.get_run(noted["run_id"])
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return known["run_id"] if run.info.lifecycle_stage == "active" else None
+        return noted["run_id"] if run.info.lifecycle_stage == "active" else None
 
-    def _log_parameters(self, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
+    def _log_parameters(self, wanted: Mapping[str, str], logged: Mapping[str, str]) -> None:
         """Log new parameters; changed ones become tags, since MLflow's parameters cannot change."""
-        new = [Param(key, value) for key, value in wanted.items() if key not in there]
+        new = [Param(key, value) for key, value in wanted.items() if key not in logged]
+        # Compared by the logged length: MLflow may have cut a long value.
         changed = [
             RunTag(f"resumed.{key}", value)
             for key, value in wanted.items()
-            if key in there and there[key] != value[: len(there[key])]
+            if key in logged and logged[key] != value[: len(logged[key])]
         ]
         client = mlflow.MlflowClient()
         for params in _batches(new, _PARAMS_AT_ONCE):
@@ -163,9 +164,8 @@ class MlflowTracker:
 def log_model(folder: Path, step: int, registered: str | None) -> None:
     """Log a sentence-transformers folder as a pyfunc model of the active run.
 
-    This package travels with the model, so that it loads where the package is not installed.
-    ``step`` counts completed steps. With ``registered``, the model becomes a version of that
-    registered model.
+    This package travels with the model, for machines without it. ``step`` counts completed steps.
+    With ``registered``, the model becomes a version of the registered model of this name.
     """
     example = pyfunc.load(folder).predict(EXAMPLE)
     mlflow.pyfunc.log_model(
@@ -183,11 +183,11 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
 
 
 def _signature(example: np.ndarray) -> ModelSignature:
-    """Return a signature with the column of texts, which MLflow does not enforce.
+    """Return a signature with the column of texts, unenforced by MLflow.
 
     With names in a signature MLflow refuses lists and Series; without, it takes the first column of
-    any frame for the texts. So the model checks its input itself, which MLflow leaves to models
-    whose signature comes from type hints.
+    any frame for the texts. So the model checks its input itself: MLflow leaves the check to models
+    with a signature from type hints.
     """
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.string, pyfunc.TEXT)]),
@@ -199,19 +199,19 @@ def _signature(example: np.ndarray) -> ModelSignature:
 
 
 def requirements() -> list[str]:
-    """Return the model's requirements where it is loaded, in the versions installed here.
+    """Return the requirements to load the model, in the versions installed here.
 
-    They include the frameworks that the encoder has imported here. A build such as `2.13.0+cpu`
+    They include the encoder's frameworks, as imported here. A build such as `2.13.0+cpu`
     becomes its release, since indexes have no builds.
     """
     frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
     pinned = [f"{name}=={release(metadata.version(name))}" for name in (*_LIBRARIES, *frameworks)]
-    # It may be mlflow-skinny that is installed.
+    # By the module's version: the installed package may be mlflow-skinny.
     return [f"mlflow=={release(mlflow.__version__)}", *pinned]
 
 
 def release(version: str) -> str:
-    """Return a version without its build label, which follows a plus sign."""
+    """Return a version without its build label after a plus sign."""
     return version.partition("+")[0]
 
 
@@ -222,5 +222,5 @@ def id_path(start: RunStart) -> Location:
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
     rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
+    while batch := list(islice(rest, size)):
+        yield batch

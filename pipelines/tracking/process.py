@@ -21,7 +21,7 @@ from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Tracker
 def main() -> None:
     """Serve until standard input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    # What libraries print goes to the log, so that the answers stand alone.
+    # The output of libraries goes to the log: the driver parses every line of the answers.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(sys.argv[1], sys.stdin, answers)
 
@@ -46,6 +46,7 @@ def serve(name: str, requests: TextIO, answers: TextIO) -> None:
             problem = one_line(error)
         if not _answered(answers, problem):
             break
+    # The input ends without `finish` when the driver is killed.
     if tracker is not None and is_open:
         tracker.finish(RunEnd(status="killed", problem="the driver's process died"))
 
@@ -76,7 +77,7 @@ def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
 
 _CALLS: Mapping[str, Callable[[Tracker, Mapping[str, Any]], None]] = {
     "start": _start,
-    "log": lambda tracker, given: tracker.log([MetricPoint(**one) for one in given["points"]]),
+    "log": lambda tracker, given: tracker.log([MetricPoint(**point) for point in given["points"]]),
     "finish": lambda tracker, given: tracker.finish(RunEnd(**given)),
 }
 

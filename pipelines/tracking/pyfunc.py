@@ -63,10 +63,11 @@ def _text_column(model_input: Any) -> list[Any]:
         return [found] if isinstance(found, str) else list(found)
     if isinstance(model_input, np.ndarray):
         if model_input.ndim > 1 and model_input.shape[-1] != 1:
-            raise ValueError(f"an array of one column is needed, and it has {model_input.shape}")
+            raise ValueError(f"the array has the shape {model_input.shape}, and needs one column")
         return list(model_input.ravel())
     if not hasattr(model_input, "columns"):
         return list(model_input)
+    # A Spark frame has `columns` too.
     if not hasattr(model_input, "iloc"):
         raise TypeError(f"{type(model_input)} is no DataFrame of pandas. For Spark use spark_udf.")
     return list(model_input.iloc[:, _place([*model_input.columns])])
@@ -83,7 +84,7 @@ def _place(names: list[Any]) -> int:
     if names.count(TEXT) != 1:
         named = ", ".join(map(str, names))
         raise ValueError(
-            f"one column called `{TEXT}` is needed, and there are {len(names)}: {named}"
+            f"the input needs one column called `{TEXT}`, and has {len(names)} columns: {named}"
         )
     return names.index(TEXT)
 

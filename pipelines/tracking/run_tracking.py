@@ -3,7 +3,7 @@
 Nothing here may stop or slow a training. Each tracker is a process of its own beside the driver,
 behind a bounded queue. The training hands figures over and never waits; only a thread speaks with
 the process. If the process cannot deliver, the thread retries at intervals, while the queue keeps
-new figures. A run that ends waits for ``tracking.wait_seconds`` at most, and then ends the process.
+new figures. At its end a run waits for ``tracking.wait_seconds`` at most, then ends the process.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RunTracking:
     """The reports of a run to all of its trackers; a context manager on the driver.
 
     Only the end waits, for ``tracking.wait_seconds`` at most; nothing raises. Leaving it reports
-    how the run has ended. ``first_step`` is the step that training goes on from; None if nothing is
-    trained.
+    how the run has ended. ``first_step`` counts the completed steps at the start; None without
+    training.
     """
 
     def __init__(self, config: Config, run_folder: Location, first_step: int | None = None) -> None:
@@ -107,7 +107,7 @@ class TrackingError(Exception):
 
 
 class TrackerProxy:
-    """The driver's side of one tracker, whose failures it survives; sends ``start`` first."""
+    """The driver's side of one tracker; sends ``start`` first, and survives all failures."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self._name = name
@@ -140,8 +140,8 @@ class TrackerProxy:
         """Wait until all is delivered or cannot be, at most so long, and end the process."""
         self._thread.join(max(seconds, 0.0))
         if not self._is_delivered:
-            self._warn("it took too long to take what was left")
-            logger.info("%s lacks the last of this run; the run folder has all of it", self._name)
+            self._warn("it did not take the last figures in time")
+            logger.info("%s lacks the last figures of this run; the run folder has all", self._name)
         elif self._dropped:
             logger.info("%s lacks %d points of this run", self._name, self._dropped)
         with self._changed:
@@ -152,7 +152,7 @@ class TrackerProxy:
         self._thread.join(LEAVE_SECONDS)
 
     def _work(self) -> None:
-        """Deliver what is there, and wait for more: the thread's function."""
+        """Deliver figures, and wait for more: the thread's function."""
         last_tries = LAST_TRIES
         while last_tries and not self._is_delivered and not self._is_abandoned:
             try:
@@ -174,17 +174,18 @@ class TrackerProxy:
             }
             process.ask("start", asdict(self._start) | sections)
             process.has_started = True
-            # Another process goes on with what this one has written.
+            # A later process continues this one's run, and must not begin it again.
             self._start = replace(self._start, first_step=None)
         while True:
             with self._changed:
-                batch = [self._points[place] for place in range(min(BATCH, len(self._points)))]
+                # A deque has no slices.
+                batch = [self._points[index] for index in range(min(BATCH, len(self._points)))]
                 dropped = self._dropped
             if not batch:
                 break
             process.ask("log", {"points": [asdict(point) for point in batch]})
             with self._changed:
-                # Of what was delivered, the oldest may have been dropped meanwhile.
+                # The queue may have dropped the oldest of these points meanwhile.
                 for _ in range(len(batch) - (self._dropped - dropped)):
                     self._points.popleft()
         if self._end is not None and not self._points:
@@ -222,7 +223,7 @@ class TrackerProxy:
                 return
             self._has_warned = True
         logger.warning(
-            "%s is behind or cannot be reached, and the run goes on without it (%s); see %s",
+            "%s is behind or unreachable (%s), and the run goes on without it; see %s",
             self._name,
             problem,
             log_path(self._start, self._name),
@@ -245,8 +246,8 @@ EXPERIMENT = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 def databricks_environment(settings: TrackingSettings) -> Mapping[str, str]:
     """Return workspace, credentials and experiment of a notebook or job of Databricks.
 
-    A child process does not know them. Empty, without importing MLflow, where the tracking server
-    is not Databricks.
+    A child process does not know them. Empty for other tracking servers, without an import of
+    MLflow.
 
     Raises:
         Exception: MLflow's, where it finds no credentials.
@@ -273,7 +274,7 @@ _ENVIRONMENTS: Mapping[str, Callable[[TrackingSettings], Mapping[str, str]]] = {
 
 
 class TrackerProcess:
-    """The process of a tracker; raises any error that prevents its start."""
+    """The process of a tracker; raises any error of its start."""
 
     def __init__(self, name: str, start: RunStart) -> None:
         self.has_started = False
@@ -287,7 +288,7 @@ class TrackerProcess:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 env={**os.environ, **extra, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # An interrupt from the keyboard is for the driver, which reports how the run ended.
+                # Ctrl-C must reach only the driver, which reports how the run ended.
                 start_new_session=True,
             )
 
@@ -317,10 +318,11 @@ class TrackerProcess:
         assert self._process.stdout is not None
         # The end of a run may take long; `TrackerProxy.wait` ends the process after its deadline.
         limit = None if call == "finish" else ANSWER_SECONDS
+        # `readline` has no timeout.
         ready, _, _ = select.select([self._process.stdout], [], [], limit)
         if not ready:
             self.kill()
-            raise TrackingError(f"no answer within {ANSWER_SECONDS:.0f} s")
+            raise TrackingError(f"it did not answer within {ANSWER_SECONDS:.0f} s")
         line: bytes = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise TrackingError("its process died")

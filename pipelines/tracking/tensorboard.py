@@ -1,4 +1,4 @@
-"""TensorBoard: event files by tensorboardX, which needs neither TensorFlow nor PyTorch."""
+"""TensorBoard: event files by tensorboardX, without TensorFlow or PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.files.locations import Location, as_local, location
 from pipelines.quiet import import_without
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 
-# If it is there, it is imported for tensors, of which none come here; it takes seconds.
+# tensorboardX imports an installed PyTorch for tensors. None come here, and that takes seconds.
 with import_without("torch"):
     from tensorboardX import SummaryWriter
 
@@ -27,7 +27,7 @@ PUBLISH_SECONDS = 30.0
 
 
 class TensorBoardTracker:
-    """A tracker that writes scalars, and the configuration as text, to a folder of event files."""
+    """A tracker by event files: scalars, and the configuration as text."""
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
@@ -41,7 +41,7 @@ class TensorBoardTracker:
         self._folder = event_folder(start)
         first = start.first_step
         self._trained = first or 0
-        # TensorBoard forgets the steps that an earlier process wrote and that are made again.
+        # TensorBoard then forgets the steps of an earlier process that this one repeats.
         self._open(purge_step=None if first is None else first + 1)
         assert self._writer is not None
         if first is not None:
@@ -70,14 +70,14 @@ class TensorBoardTracker:
         self._written.cleanup()
 
     def _publish(self) -> None:
-        """Copy the event files to a store, where files cannot grow."""
+        """Copy the event files to a store, since its files cannot grow."""
         self._published = time.monotonic()
         if as_local(self._folder) is None and self._writer is not None:
             self._writer.flush()
             storage.copy_folder(Path(self._written.name), self._folder)
 
     def _open(self, purge_step: int | None) -> None:
-        # Two files of one second would have one name otherwise.
+        # tensorboardX names files by the second: two of one second would be one file.
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._writer = SummaryWriter(
             str(as_local(self._folder) or self._written.name),
@@ -90,16 +90,16 @@ class TensorBoardTracker:
 def event_folder(start: RunStart) -> Location:
     """Return the folder of a run's event files; claim it in a shared folder.
 
-    There it has the name of the run folder. If another run folder of that name came first, or the
-    owner of the files there is unknown, a digest of the path follows the name.
+    There it has the name of the run folder. If another run folder of this name came first, or files
+    of an unknown owner lie there, a digest of the path follows the name.
     """
     if start.settings.tensorboard_folder is None:
         return start.folder.tensorboard
     shared = location(start.settings.tensorboard_folder, start.storage).absolute()
     plain = shared / start.folder.path.name
     digest = hashlib.sha256(start.run_folder.encode()).hexdigest()[:8]
-    own = plain.with_name(f"{plain.name}-{digest}")
-    return own if own.exists() or not _take(plain, start.run_folder) else plain
+    unique = plain.with_name(f"{plain.name}-{digest}")
+    return unique if unique.exists() or not _take(plain, start.run_folder) else plain
 
 
 def _take(folder: Location, run_folder: str) -> bool:

@@ -1,14 +1,14 @@
-"""The step loops of workers that do not meet in each step. Run on executors.
+"""The step loops of asynchronous and local-update training. Run on executors.
 
-**Asynchronous**: pull parameters, compute, push a gradient. Each step is one worker's alone, and
-the holder of the parameters makes its update. So a run makes the same updates as a synchronous one,
-of the same granules and at the same learning rates, on any number of workers; only the parameters
-under a gradient may be older. ``training.max_staleness`` bounds their age; with 0 each step waits
-for all before it, and the run is the synchronous one.
+**Asynchronous**: pull parameters, compute, push a gradient. One worker computes each step, and a
+parameter server makes its update. So a run makes the same updates as a synchronous one, of the same
+granules and at the same learning rates, on any number of workers. Only the parameters under a
+gradient may be older. ``training.max_staleness`` bounds their age; with 0 each step waits for all
+before it, and the run is the synchronous one.
 
-**In rounds**: every worker makes its part of each step by itself, with an optimiser of its own.
-After ``training.round_steps`` steps the workers average their changes to weights and optimiser, and
-all go on from the mean. Rounds end at every checkpoint too.
+**In rounds**: every worker makes its part of each step by itself, with a separate optimiser. After
+``training.round_steps`` steps the workers average their changes to weights and optimiser, and all
+go on from the mean. Rounds end at every checkpoint too.
 
 Source of the bound: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
 Parameter Server", NeurIPS 2013. Of the rounds: McMahan et al., "Communication-Efficient Learning of
@@ -44,16 +44,16 @@ class Rounds(Protocol):
     """A worker's access to the averaged state: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
 
     def pull(self, step: int) -> Weights:
-        """Return the state before a step that begins a round; waits until all have added to it."""
+        """Return the state before the first step of a round; wait for the pushes of all workers."""
         ...
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
+        """Add this worker's difference up to a step (before minus after), weighted by granules."""
         ...
 
 
 def round_ends(run: TrainingRun) -> Iterator[int]:
-    """Yield the step before which each round of a run ends; the settings alone decide."""
+    """Yield the first step after each round of a run; they follow from the settings."""
     training = run.config.training
     for step in range(run.first_step + 1, run.last_step + 1):
         if step % training.round_steps == 0 or run.is_checkpointed(step):
@@ -70,6 +70,7 @@ def train_in_rounds(
     """Train this worker's part of every step, from the first to the last."""
     run, training = task.run, task.run.config.training
     first = load_checkpoint(run.run_folder, run.first_step)
+    # Without an exchange in a step: the workers' changes meet at the end of a round.
     stepper = stepper_factory(task, first, SingleProcess())
     reporter.ready()
     timer = StepTimer(reporter, stepper.precision)
@@ -93,7 +94,7 @@ def train_in_rounds(
         deltas = {name: before[name] - after[name] for name in after}
         with timer.communication():
             rounds.push(end, deltas, granules)
-        # The driver goes on from no checkpoint of steps that it has not heard of.
+        # The driver restarts only from a checkpoint with all its steps reported.
         reporter.send_records()
         with reporter.waiting(), timer.communication():
             before = rounds.pull(end)
@@ -107,7 +108,7 @@ def train_in_rounds(
 
 
 def state_of(checkpoint: Checkpoint) -> Weights:
-    """Return weights and optimiser in one dict, always in the same order."""
+    """Return weights and optimiser in one dict, in a fixed order."""
     weights = checkpoint.weights
     state = {f"weights/{name}": value for name, value in weights.items()}
     for kind in ("m", "v"):
@@ -124,14 +125,15 @@ def checkpoint_of(state: Weights, step: int, like: Checkpoint) -> Checkpoint:
     return Checkpoint(step=step, spec=like.spec, weights=weights, moments=moments)
 
 
+# Pauses double: short waits end soon, and long ones send few requests.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a run, as the parameter servers know it.
+    """The progress of a run on the parameter servers.
 
-    All steps before `applied` have been applied; `saved` is the newest step whose state was saved.
+    All steps before `applied` have been applied; `saved` is the newest step with a saved state.
     """
 
     applied: int
@@ -139,7 +141,7 @@ class Progress:
 
 
 class Parameters(Protocol):
-    """A worker's access to the parameters, which a server holds.
+    """A worker's access to the parameters on a server.
 
     Its calls raise the transport's errors; they may block no longer than a step may take.
     """
@@ -161,7 +163,7 @@ class Parameters(Protocol):
         ...
 
     def mark_saved(self, step: int) -> None:
-        """Let the other workers go on from a step whose state has been saved."""
+        """Let the other workers go on from a step with a saved state."""
         ...
 
 
@@ -172,7 +174,7 @@ def train_asynchronously(
     feed: Iterator[StepWork],
     reporter: Reporter,
 ) -> None:
-    """Make the steps whose turn is this worker's, from the first to the last."""
+    """Make this worker's steps, from the first to the last."""
     run = task.run
     checkpoint = load_checkpoint(run.run_folder, run.first_step)
     stepper = stepper_factory(task, checkpoint, SingleProcess())
@@ -188,10 +190,10 @@ def train_asynchronously(
 
 
 def oldest_needed(run: TrainingRun, step: int) -> int:
-    """Return the step before which all must have been applied when a step begins.
+    """Return the step whose predecessors must all be applied before `step` begins.
 
-    This bounds the staleness. A step behind a checkpoint also waits for all steps before it, so
-    that the saved state holds exactly them.
+    This limits the staleness. A step after a checkpoint also waits for all steps before it, so the
+    saved state holds exactly these steps.
     """
     fence, bound = _fence(run, step), run.config.training.max_staleness
     return fence if bound is None else max(fence, step - bound)
@@ -210,7 +212,7 @@ def _update(
     rate: float,
     timer: StepTimer,
 ) -> tuple[float, int]:
-    """Make an update; return its loss, and the number of others between pull and push."""
+    """Make an update; return its loss, and the number of other updates between pull and push."""
     with timer.communication():
         weights, pulled = parameters.pull()
     with timer.arithmetic():
@@ -222,9 +224,9 @@ def _update(
 
 
 class _StalenessBarrier:
-    """Holds a worker back where it would go too far ahead of the others.
+    """Holds a worker back before it gets too far ahead of the others.
 
-    Rank 0 saves the checkpoints, when it comes to the first of its steps behind one.
+    Rank 0 saves a checkpoint when it comes to its first step after it.
     """
 
     def __init__(
@@ -250,13 +252,14 @@ class _StalenessBarrier:
         self._await(saved=_fence(run, step), applied=oldest_needed(run, step))
 
     def finish(self) -> None:
-        """Save the remaining checkpoints on rank 0, when all steps have been applied."""
+        """Save the remaining checkpoints on rank 0, after all steps have been applied."""
         if self._task.rank == 0:
             self._save_up_to(self._task.run.last_step)
 
     def _save_up_to(self, last: int) -> None:
-        """Save the checkpoints up to a step; none behind it can have begun."""
+        """Save the checkpoints up to a step; no later step can have begun."""
         run = self._task.run
+        # In order: workers wait at each fence until this rank has saved the state before it.
         between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
         for step in (*between, last) if last > self._known.saved else ():
             self._await(applied=step)
@@ -279,8 +282,9 @@ class _StalenessBarrier:
                     moved, pause = time.monotonic(), _FIRST_PAUSE
                 elif time.monotonic() - moved > seconds:
                     raise TimeoutError(
-                        f"no step was made within {seconds} s (training.stall_seconds), waiting"
-                        f" for the steps before {applied} and the checkpoint before step {saved}"
+                        f"the workers made no step within {seconds} s (training.stall_seconds)."
+                        f" This one waited for the steps before {applied} and the checkpoint"
+                        f" before step {saved}"
                     )
                 else:
                     time.sleep(pause)

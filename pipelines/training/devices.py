@@ -33,36 +33,36 @@ def worker_device() -> torch.device:
 
 
 def own_device() -> str:
-    """Return the name of this worker's device, where the framework sees GPUs.
+    """Return the name of this worker's device, on a machine with GPUs visible to the framework.
 
-    A GPU is used if Spark gave the task one (the resource ``gpu``), or ``CUDA_VISIBLE_DEVICES``
-    names some; of these the worker takes the one at ``LOCAL_RANK``. Other GPUs stay untouched,
-    since other processes may use them; a log line mentions them.
+    The worker uses a GPU from Spark (the task's resource ``gpu``), or else the one at
+    ``LOCAL_RANK`` among those in ``CUDA_VISIBLE_DEVICES``. Other GPUs stay untouched, since other
+    processes may use them; a log line mentions them.
     """
     device = choose_device(next(iter(gpus_given_by_spark()), None), os.environ)
-    # Who has set it to nothing wants no GPU.
+    # An empty variable is a wish for no GPU.
     if device == "cpu" and CUDA_DEVICES not in os.environ:
-        _tell_of_unused_gpus()
+        _warn_of_unused_gpus()
     return device
 
 
 @cache
-def _tell_of_unused_gpus() -> None:
-    """Log unused GPUs, once in a process, whose tasks all ask."""
+def _warn_of_unused_gpus() -> None:
+    """Log unused GPUs once in a process, since all its tasks ask."""
     logger.warning(
-        "this machine has a GPU, but neither Spark nor %s has given this process one:"
-        " it computes on the CPU",
+        "this machine has a GPU, but neither Spark nor %s has given this process one."
+        " It computes on the CPU",
         CUDA_DEVICES,
     )
 
 
 def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
-    """Return the name of a worker's device where there are GPUs.
+    """Return the name of a worker's device on a machine with GPUs.
 
-    `given` is the address of the GPU that Spark gave the task.
+    `given` is the address of the task's GPU from Spark.
     """
     visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
-    # PyTorch counts the visible ones only.
+    # PyTorch numbers only the visible GPUs, from 0.
     if given in visible:
         return f"cuda:{visible.index(given)}"
     if given is not None and (not visible or given in map(str, range(len(visible)))):
@@ -77,7 +77,7 @@ def gpus_given_by_spark() -> Sequence[str]:
     try:
         from pyspark import TaskContext
     except ImportError:
-        return ()  # Where there is no Spark, this is no task of it.
+        return ()  # Without Spark this is no task.
     context = TaskContext.get()
     resource = context.resources().get("gpu") if context is not None else None
     return resource.addresses if resource is not None else ()
@@ -92,8 +92,8 @@ def with_precision(
     alone; the driver compares their precisions and ends the run if they differ.
 
     Args:
-        has_bf16: Whether this worker's device has instructions for bf16, and so is about twice as
-            fast in it. Others emulate them, and take many times as long.
+        has_bf16: Whether this worker's device has bf16 instructions, and so is about twice as fast
+            in bf16. Other devices emulate them, and take many times as long.
     """
     if training.precision != "auto":
         return training

@@ -25,30 +25,30 @@ from pipelines.training.steppers.base import FILE_FEEDS, Stepper, StepperFactory
 def ends_early(run: TrainingRun, collectives: Collectives, step: int) -> bool:
     """Return whether the run ends before this step; all workers ask, after each step.
 
-    When evaluations stop improving, the driver leaves a request in the run folder, where resumed
-    runs find it too. The workers look for it at checkpoints.
+    When evaluations stop improving, the driver leaves a request in the run folder for the workers
+    of this run or a resumed one. They look for it at checkpoints.
     """
     if run.config.training.patience is None or not run.is_checkpointed(step):
         return False
-    # One looks, so that all see the same.
-    return _any_says(collectives, collectives.rank == 0 and is_to_end(run.run_folder))
+    # Only rank 0 looks: the file may appear between the looks of two workers.
+    return _any_votes(collectives, collectives.rank == 0 and is_to_end(run.run_folder))
 
 
-def _any_says(collectives: Collectives, own: bool) -> bool:
-    """Return whether any worker says so; all of them ask at once."""
-    votes = collectives.all_gather(np.array([own], dtype=np.int64))
+def _any_votes(collectives: Collectives, vote: bool) -> bool:
+    """Return whether any worker votes yes; all of them call this at once."""
+    votes = collectives.all_gather(np.array([vote], dtype=np.int64))
     return bool(np.asarray(votes).any())
 
 
 class ExtraCheckpoints:
     """Decides on checkpoints between the planned steps.
 
-    One is due some minutes after the last checkpoint, and when a machine is about to go.
+    One is due some minutes after the last checkpoint, and before the loss of a machine.
 
     Args:
-        reporter: Receives the driver's requests for one.
-        together: Joins workers that can only write one together, and so agree after each step; None
-            where the first worker writes it alone.
+        reporter: Receives the driver's requests for a checkpoint.
+        together: Joins the workers of a sharded state: they write checkpoints together, and so
+            agree after each step. None if the first worker writes alone.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ExtraCheckpoints:
 
     def is_due(self) -> bool:
         """Return whether a checkpoint is due after the step just made; all workers ask."""
-        own = self._reporter.save_asked.is_set() or self._is_late()
-        return own if self._together is None else _any_says(self._together, own)
+        vote = self._reporter.save_asked.is_set() or self._is_late()
+        return vote if self._together is None else _any_votes(self._together, vote)
 
     def saved(self) -> None:
-        """Note that a checkpoint was written, for any reason."""
+        """Note the writing of a checkpoint, for any reason."""
         self._saved = time.monotonic()
         self._reporter.save_asked.clear()
 
@@ -106,7 +106,7 @@ class SharedSteps:
         self._collectives = collectives
         self._feed = feed
         self._reporter = reporter
-        # One that holds a part of the state reads no more of it.
+        # A sharded stepper reads only its part of the state.
         lazily = getattr(stepper_factory, "sharded", False)
         checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step, lazily=lazily)
         self._stepper = stepper_factory(task, checkpoint, collectives)
@@ -127,7 +127,7 @@ class SharedSteps:
             self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
-        """Make a step and any checkpoint due, with the other workers; return the loss over all.
+        """Make a step and any due checkpoint, with the other workers; return the loss over all.
 
         Raises:
             FloatingPointError: See :func:`check_finite`.
@@ -144,8 +144,8 @@ class SharedSteps:
         # Asked at each step, since workers may have to agree.
         is_due = self._extra.is_due()
         if is_due or run.is_checkpointed(done):
-            # After a restart the driver resumes only from a checkpoint all of whose steps were
-            # reported to it, so the reports must not arrive later than the checkpoint.
+            # The driver restarts only from a checkpoint with all its steps reported, so the reports
+            # must not arrive later than the checkpoint.
             self._reporter.send_records()
             self._save(done)
             self._extra.saved()
@@ -167,13 +167,13 @@ class SharedSteps:
 
 
 def check_finite(step: int, loss: float) -> None:
-    """End a run that has diverged: a loss that is not finite never recovers.
+    """End a diverged run: an infinite or NaN loss never recovers.
 
     Raises:
-        FloatingPointError: The loss is infinite or no number.
+        FloatingPointError: The loss is infinite or NaN.
     """
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss of step {step} is {loss}: lower training.learning_rate")
+        raise FloatingPointError(f"the loss of step {step} is {loss}. Lower training.learning_rate")
 
 
 class StepTimer:
@@ -222,7 +222,7 @@ class StepTimer:
 
     @contextmanager
     def communication(self) -> Iterator[None]:
-        """Measure the worker's exchanges, waiting for others included."""
+        """Measure the worker's exchanges, including the wait for others."""
         began = time.monotonic()
         yield
         seconds = time.monotonic() - began
@@ -265,7 +265,7 @@ class StepTimer:
         self._compute_seconds, self._communication_seconds = 0.0, 0.0
 
 
-# Each loop has its own kind of stepper, and its own way to move numbers between workers.
+# `Any`, since each loop has another kind of stepper and of exchange between workers.
 Loop = Callable[[WorkerTask, StepperFactory[Any], Any, Iterator[StepWork], Reporter], None]
 
 
@@ -279,16 +279,16 @@ def run_worker(
 ) -> bool:
     """Train one worker's share, connected to the driver's monitor. Runs on an executor.
 
-    Errors go to the driver, which decides about the run; the reporter ends this process when the
+    Errors go to the driver; it decides about the run. The reporter ends this process when the
     driver cancels the run.
 
     Args:
-        make_collectives: Makes what the loop moves numbers with. Called once the driver is
-            connected, since starting a cluster may fail or wait.
+        make_collectives: Makes the loop's exchange between workers. Called after the connection to
+            the driver, since starting a cluster may fail or wait.
         feed: The worker's steps; by default from the lane files.
-        loop: The rule by which the workers' steps become one run.
+        loop: The rule to join the workers' steps into one run.
         stepper: A name of ``STEPPERS``; by default the framework's.
-        means_peer_lost: Whether an error means that another worker is gone.
+        means_peer_lost: Whether an error is the loss of another worker.
 
     Returns:
         Whether the share was finished; if not, the driver knows why.
@@ -301,6 +301,7 @@ def run_worker(
         try:
             with quiet_import():
                 factory: StepperFactory[Any] = STEPPERS.load(stepper or training.framework)
+            # First, since frameworks fix their threads with their first operation.
             factory.prepare_process(training)
             collectives = make_collectives()
             steps = feed() if feed is not None else FILE_FEEDS[training.feed](task)

@@ -1,4 +1,4 @@
-"""BM25: rank documents by the words they share with a query, independently of any model.
+"""BM25: rank documents by the words they share with a query, without any model.
 
 The score of a document is the sum, over the distinct words of the query, of the word's weight times
 its saturated count in the document:
@@ -12,8 +12,8 @@ Lucene's: Kamphuis, de Vries, Boytsov and Lin, "Which BM25 do you mean?", ECIR 2
 
 Nothing is indexed. The words of all queries are known beforehand, so one pass over the documents
 counts them (:class:`WordStatistics`), and a second one scores. Parts of a corpus are counted and
-scored apart with the result of the whole, which libraries that weigh by an index alone cannot do.
-Memory does not grow with the documents.
+scored apart, with the same result: libraries with weights from one index cannot do this. Memory
+does not grow with the documents.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _LEAST_PLURAL = 4
 def words_of(text: str) -> list[str]:
     """Return the words of a text, in any language, in their order and with repetitions.
 
-    In scripts that separate words by blanks, a word is a run of letters, digits and their marks, in
-    Unicode's form for comparing (NFKC, then case folded). A final s is dropped, which joins plurals
-    of English, French and Spanish with their singulars; no other ending is, since the language is
+    In scripts with blanks between words, a word is a run of letters, digits and their marks, in
+    Unicode's form for comparing (NFKC, then case folded). A final s is dropped: this joins plurals
+    of English, French and Spanish with their singulars. Other endings stay, since the language is
     unknown. There is no stop list: BM25's weight makes frequent words count little.
 
-    In scripts without blanks, and in Korean, which attaches particles to words, the characters and
-    their overlapping pairs stand for words, since segmenting would need a dictionary for each
+    In scripts without blanks, and in Korean with its particles attached to words, the characters
+    and their overlapping pairs stand for words: segmenting would need a dictionary for each
     language. Pairs distinguish words; single characters find words of one character. Sources: Nie,
     Gao, Zhang and Zhou, "On the use of words and n-grams for Chinese information retrieval", IRAL
     2000; McNamee and Mayfield, "Character n-gram tokenization for European language text
@@ -107,8 +107,8 @@ def _run() -> re.Pattern[str]:
 
 
 WORD_WEIGHT = 0.1
-"""Amount that the best BM25 of a query adds to a cosine. The largest of 0.05, 0.1, 0.15 and more
-with which none of six collections finds less; see `docs/measurements/search.md`."""
+"""Weight of a query's best BM25 beside a cosine. Of 0.05, 0.1, 0.15 and more, the largest without a
+loss on any of six collections; see `docs/measurements/search.md`."""
 FUSED_RANKS = 100
 """Least number of ranks of each ranking that count; documents below gain nothing from it."""
 
@@ -118,12 +118,12 @@ def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Nei
 
     Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", ACM
     Transactions on Information Systems 42(1), 2023. They find such sums better than fusion by
-    ranks, which gives words half of the weight however little they find.
+    ranks, in which words have half of the weight however little they find.
 
     A document found only by words gets the lowest known cosine of its query, an upper bound of its
-    own. One found only by vectors gets a BM25 of zero. Ties go to the lower id. The scores of
-    ``by_words`` are above zero; a query that shares no word with any document has none. A query has
-    fewer than k documents where both rankings together have fewer.
+    true one. One found only by vectors gets a BM25 of zero. Ties go to the lower id. The scores of
+    ``by_words`` are above zero; a query without a shared word has none. A query has fewer than k
+    documents if both rankings together have fewer.
     """
     if not len(by_words.queries):
         return best_of(by_vectors, k)
@@ -147,7 +147,7 @@ def weighted_fusion(by_vectors: Neighbours, by_words: Neighbours, k: int) -> Nei
 
 
 def ranks_of(ranking: Neighbours) -> np.ndarray:
-    """Return the rank of each, from 1 for the best of its query: int64 [neighbours]."""
+    """Return each rank within its query, from 1 for the best: int64 [neighbours]."""
     return ranks(ranking.queries) + 1
 
 
@@ -167,7 +167,7 @@ class WordQueries:
     Attributes:
         count: Number of queries, including those without any word.
         terms: Number of each word of any query, from 0.
-        asking: The queries that have a word, ascending, by the number of the word.
+        asking: The queries with a word, ascending, by the number of the word.
     """
 
     count: int
@@ -182,7 +182,7 @@ class WordQueries:
             for word in dict.fromkeys(words_of(text)):
                 asking.setdefault(word, []).append(number)
         terms = {word: number for number, word in enumerate(asking)}
-        return cls(len(texts), terms, [np.array(some, np.int64) for some in asking.values()])
+        return cls(len(texts), terms, [np.array(rows, np.int64) for rows in asking.values()])
 
 
 @dataclass(frozen=True)
@@ -220,21 +220,21 @@ def best_by_words(
 ) -> Neighbours:
     """Find the k documents of highest BM25 for each query; ties go to the lower id.
 
-    ``statistics`` are of all documents, ``blocks`` only of those to score. A query has fewer than k
-    where fewer share a word with it.
+    ``statistics`` are of all documents, ``blocks`` only of the documents to score. A query has
+    fewer than k if fewer share a word with it.
     """
     found = Neighbours.none()
     rows = max(1, BLOCK_CELLS // max(queries.count, 1))
     for texts, ids in blocks:
         for start in range(0, len(texts), rows):
-            some = slice(start, start + rows)
-            scores = _scores(queries, statistics, texts[some])
-            found = merged(found, best_of_block(scores, 0, ids[some], k), k)
+            block = slice(start, start + rows)
+            scores = _scores(queries, statistics, texts[block])
+            found = merged(found, best_of_block(scores, 0, ids[block], k), k)
     return found
 
 
 def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[str]) -> np.ndarray:
-    """Return scores [queries, documents]; minus infinity where they share no word."""
+    """Return scores [queries, documents]; minus infinity without a shared word."""
     scores = np.zeros((queries.count, len(texts)))
     mean = statistics.words / max(statistics.documents, 1)
     # Always in the order of the terms, so that equal documents of two blocks have equal scores.
@@ -253,7 +253,7 @@ def _scores(queries: WordQueries, statistics: WordStatistics, texts: Sequence[st
 def _by_term(
     queries: WordQueries, texts: Sequence[str]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield each term that occurs, with its documents, their counts of it, and their lengths."""
+    """Yield each occurring term with its documents, their counts of it, and their lengths."""
     triples: list[tuple[int, int, int]] = []
     lengths = np.zeros(len(texts))
     for row, text in enumerate(texts):
@@ -263,9 +263,10 @@ def _by_term(
         triples += ((term, row, count) for term, count in counts.items())
     found = np.array(sorted(triples), np.int64).reshape(-1, 3)
     terms, starts = np.unique(found[:, 0], return_index=True)
-    for term, some in zip(terms.tolist(), np.split(found, starts[1:]), strict=False):
-        documents = some[:, 1]
-        yield term, documents, some[:, 2].astype(float), lengths[documents]
+    # Without any term, the split still returns one empty block.
+    for term, rows in zip(terms.tolist(), np.split(found, starts[1:]), strict=False):
+        documents = rows[:, 1]
+        yield term, documents, rows[:, 2].astype(float), lengths[documents]
 
 
 def total(parts: Iterable[WordStatistics], queries: WordQueries) -> WordStatistics:

@@ -34,7 +34,7 @@ def embed_column(
     """Add a column of vectors after the others of a frame; lazy, like any transformation.
 
     Args:
-        model: A sentence-transformers folder, where the driver and every executor can read it.
+        model: A sentence-transformers folder, readable for the driver and every executor.
         text_column: Strings; a null gives a null.
         output_column: ``array<float>``; quantised, ``array<tinyint>`` with `<output_column>_scale`
             (float) behind it.
@@ -74,9 +74,9 @@ def embed_column(
 def check_columns(
     is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
 ) -> None:
-    """Refuse a table without the column of texts, or with a column to be written.
+    """Refuse a table without the column of texts, or with an output column.
 
-    ``is_text`` says whether a column holds strings, by its name; ``where`` names the table in
+    ``is_text`` holds, by column name, whether a column has strings; ``where`` names the table in
     messages.
 
     Raises:
@@ -87,11 +87,11 @@ def check_columns(
         raise InputError("embedding.text_column", problem, has_columns(is_text, "embedding"))
     if not is_text[columns.text]:
         problem = f"`{columns.text}` of {where} holds no text"
-        raise InputError("embedding.text_column", problem, "name a column of strings")
+        raise InputError("embedding.text_column", problem, "Name a column of strings")
     for name in columns.stored if options.is_quantised else [columns.vector]:
         if name in is_text:
-            problem = f"{where} has a column `{name}`"
-            raise InputError("embedding.output_column", problem, "give it another name")
+            problem = f"{where} already has a column `{name}`"
+            raise InputError("embedding.output_column", problem, "Choose another name")
 
 
 def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -> EmbeddingOptions:
@@ -102,11 +102,12 @@ def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -
     Raises:
         InputError: The backend has no form of the model.
     """
+    # Tasks have other cores than the driver, and perhaps GPUs.
     chosen = choose_backend(backend_for(session, backend), options.kind)
     return replace(options, threads=task_threads(session), backend=chosen)
 
 
 def backend_for(session: SparkSession, name: str) -> str:
-    """Return the named backend; for ``auto``, the one for GPUs where tasks have some."""
+    """Return the named backend; for ``auto``, the one for GPUs if tasks have some."""
     gpus = conf_value(session, "spark.task.resource.gpu.amount")
     return GPU_BACKEND if name == "auto" and gpus else name

@@ -1,9 +1,9 @@
 """The embedding job: a table in, the same table with vectors out, part by part.
 
 The plan of the parts comes first (:mod:`pipelines.vectors.plan`). Parts of unchanged input files
-are linked from the earlier table. Rows of other files are compared with that table by key, and the
-vectors of equal texts go to the parts that need them (:mod:`pipelines.vectors.keys`). Executors
-make the missing parts. `_manifest.json` is written last; then the table takes its place
+are linked from the earlier table. Rows of other files are compared with that table by key, and
+their parts get the vectors of equal texts (:mod:`pipelines.vectors.keys`). Executors make the
+missing parts. `_manifest.json` is written last; then the table takes its place
 (:mod:`pipelines.vectors.table_job`).
 """
 
@@ -102,7 +102,7 @@ class EmbeddingSummary:
     """The result of a job.
 
     ``folder`` is the table, in a store its current version. ``rows`` and ``texts`` (rows with a
-    text) count the whole table; ``embedded`` counts the rows that this run embedded in ``seconds``.
+    text) count the whole table; ``embedded`` counts the rows embedded by this run in ``seconds``.
     """
 
     folder: str
@@ -115,10 +115,10 @@ class EmbeddingSummary:
     def __str__(self) -> str:
         kept = self.rows - self.embedded
         if not self.embedded:
-            return f"nothing to embed, all {self.rows} rows are there"
+            return f"nothing to embed: all {self.rows} rows have vectors"
         rate = self.embedded / max(self.seconds, 1e-9)
         text = f"{self.embedded} rows embedded, {rate:.0f} sentences/s ({self.seconds:.0f} s)"
-        return text + (f", {kept} were there already" if kept else "")
+        return text + (f", {kept} already had vectors" if kept else "")
 
 
 def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
@@ -135,7 +135,7 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
 
 @dataclass(frozen=True)
 class EmbeddingJob:
-    """A job of the section ``embedding``, with its model and inputs as they are now.
+    """A job of the section ``embedding``, with the present state of its model and inputs.
 
     ``identity`` decides the content of the table, by setting.
     """
@@ -189,7 +189,7 @@ class EmbeddingJob:
     def is_up_to_date(self) -> bool:
         """Return whether the table is finished, and has the same model, inputs and settings."""
         version = read_version(versions.current(self.folder), self.config.storage)
-        # Of tables by name it is not known whether they have changed.
+        # Tables known by name have no version, so their changes go unnoticed.
         is_dated = self.identity[INPUTS][1] is not None
         return (
             version is not None
@@ -199,7 +199,7 @@ class EmbeddingJob:
         )
 
     def work(self) -> Work:
-        """Return what there is to do.
+        """Return the work to do.
 
         Raises:
             InputError: See :func:`~pipelines.vectors.plan.choose_work`.
@@ -214,6 +214,7 @@ class EmbeddingJob:
             InputError: A column or a key cannot be used, or the folder holds another table.
         """
         self.work()
+        # The columns of other formats are known only once they are read.
         if self.settings.format == "parquet":
             named = self._partition_columns()
             _check_files((parquet_inputs(self.settings, self.config.storage), named), self)
@@ -246,7 +247,7 @@ class EmbeddingJob:
                 _tell_of_scales(options, self.columns)
                 version = new_version(session, replace(self, options=options), work)
         plan = version.plan
-        # What an unfinished table was begun with, whatever `auto` would be now.
+        # An unfinished table keeps its backend and precision, whatever `auto` would be now.
         options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
         began = time.monotonic()
         missing = version.missing()
@@ -254,9 +255,9 @@ class EmbeddingJob:
         summary = finish(version, options, self.columns, embedded, began)
         publish(version, self.folder)
         logger.info("embedding: %s", summary)
-        whole = versions.current(self.folder)
-        merge_table(session, self.settings, whole)
-        return replace(summary, folder=str(whole))
+        table = versions.current(self.folder)
+        merge_table(session, self.settings, table)
+        return replace(summary, folder=str(table))
 
     def _partition_columns(self) -> Mapping[Location, Constants]:
         settings = self.settings
@@ -265,7 +266,7 @@ class EmbeddingJob:
         )
 
     def files(self, session: SparkSession, aside: Location) -> Files:
-        """Return the input as Parquet files; other formats are first written into ``aside``."""
+        """Return the input as Parquet files; write other formats into ``aside`` first."""
         settings, stores = self.settings, self.config.storage
         if settings.format == "parquet":
             files, named = parquet_inputs(settings, stores), self._partition_columns()
@@ -302,23 +303,23 @@ def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[
 
 
 def _tell_of_prompts(options: EmbeddingOptions) -> None:
-    """Log a hint if the model has a prompt for documents and these texts get another one."""
+    """Log a hint if the model has a prompt for documents, and these texts get another one."""
     prompts = read_prompts(local_folder(options.model))
     document = prompts.before(DOCUMENT)
     if options.prompt_name is None and document and document != prompts.before():
         logger.info(
-            "the model reads documents after `%s`: for these texts to be found by queries, set "
-            "embedding.prompt_name=document",
+            "the model's prompt for documents is `%s`. Set embedding.prompt_name=document if "
+            "queries are to find these texts",
             document,
         )
 
 
 def _tell_of_scales(options: EmbeddingOptions, columns: Columns) -> None:
-    """Log how int8 vectors can be compared, since other systems do not know the scales."""
+    """Log how to compare int8 vectors, since other systems do not know the scales."""
     if options.is_quantised:
         logger.info(
-            "embedding: int8 vectors are right under cosine similarity alone: for inner products "
-            "and distances multiply each by its `%s`",
+            "embedding: int8 vectors are right only under cosine similarity. For inner products "
+            "and distances, multiply each by its `%s`",
             columns.scale,
         )
 
@@ -353,10 +354,10 @@ def finish(
 ) -> EmbeddingSummary:
     """Check every part, write the manifest, and remove temporary files.
 
-    ``embedded`` counts this run's rows, which ``began`` at that time of the monotonic clock.
+    ``embedded`` counts this run's rows; ``began`` is its start on the monotonic clock.
 
     Raises:
-        PipelineError: A part was not made of all of its rows.
+        PipelineError: A part lacks rows.
     """
     folder, plan = version.folder, version.plan
     footers = in_threads(partial(_footer, folder=folder, column=columns.text), plan.parts)
@@ -403,14 +404,14 @@ def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
     file = part_file(folder, part)
     footer = read_part_footer(file, column)
     if not footer.covers(part.rows):
-        raise PipelineError(f"{file} has {footer.rows} rows of {part.rows}")
+        raise PipelineError(f"{file} has {footer.rows} of {part.rows} rows")
     return footer
 
 
 def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version:
     """Begin a table: write its plan into a folder apart from the existing table.
 
-    The options of ``job`` are resolved, not ``auto``; ``work`` says which tables may be reused.
+    The options of ``job`` are resolved, not ``auto``; ``work`` holds the reusable tables.
 
     Raises:
         InputError: The input cannot be used, or a key is missing or repeated.
@@ -425,7 +426,7 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
         _check_files(files, job)
         if unknown := _unknown_to_spark(files):
             logger.warning(
-                "embedding: Spark does not read a table with %s; pandas and pyarrow do", unknown
+                "embedding: Spark does not read a table with %s, but pandas and pyarrow do", unknown
             )
         deleted = read_deleted(versions.current(home))
         if deleted is not None:
@@ -433,7 +434,7 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
             write_deleted(aside, deleted)
         parts = parts_of(files, job, before, work.build, default_parallelism(session))
         if not parts:
-            raise InputError(INPUTS, "they hold no rows", "name a table that has some")
+            raise InputError(INPUTS, "they hold no rows", "Name a table with rows")
         parts = linked(parts, before, aside)
         copied = sum(part.copied_from is not None for part in parts)
         changes = None
@@ -452,7 +453,7 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
 
 
 def _clear_unplanned(folder: Location) -> None:
-    """Remove what killed jobs have left in a store before they had a plan."""
+    """Remove the remains, in a store, of jobs killed before they had a plan."""
     for place in map(as_remote, begun_folders(folder)):
         if place is not None and not (place / PLAN_FILE).is_file():
             versions.clear(place)
@@ -461,14 +462,14 @@ def _clear_unplanned(folder: Location) -> None:
 def usable(
     before: Sequence[Version], folder: Location, identity: Mapping[str, Any]
 ) -> list[Version]:
-    """Return the tables that have the wanted vectors; log why if there are none."""
-    other = {key: None for version in before for key in version.other_vectors(identity)}
+    """Return the tables with the wanted vectors; log the reason if there are none."""
+    changed = {key: None for version in before for key in version.other_vectors(identity)}
     found = [version for version in before if not version.other_vectors(identity)]
     if before and not found:
-        verb = "have" if len(other) > 1 else "has"
+        verb = "have" if len(changed) > 1 else "has"
         logger.info(
-            "embedding: %s %s changed since %s was made, so that all its rows are embedded again",
-            ", ".join(other),
+            "embedding: %s %s changed since %s was made. The job embeds all rows again",
+            ", ".join(changed),
             verb,
             folder,
         )
@@ -479,7 +480,10 @@ def _check_files(files: Files, job: EmbeddingJob) -> None:
     footers, constants = files
     settings = job.settings
     for file in footers:
-        named = {one.name: pa.type_for_alias(one.type) for one in constants.get(file.path, ())}
+        named = {
+            constant.name: pa.type_for_alias(constant.type)
+            for constant in constants.get(file.path, ())
+        }
         types = named | file.types
         where = "the table" if file.path.parent.name == STAGED else str(file.path)
         texts = {name: is_text(kind) for name, kind in types.items()}
@@ -489,20 +493,21 @@ def _check_files(files: Files, job: EmbeddingJob) -> None:
         raise InputError(
             "embedding.merge_into",
             f"Spark does not read {unknown} of the inputs",
-            "leave them out, or write them as strings or numbers",
+            "Leave them out, or write them as strings or numbers",
         )
 
 
 def _check_deletable(files: Files, deleted: DeletedRows, output: Location) -> None:
-    """Refuse files in which deleted rows could not be identified."""
+    """Refuse files without the column of the deleted rows' keys."""
     footers, constants = files
     for file in footers:
-        names = {*file.types, *(one.name for one in constants.get(file.path, ()))}
+        names = {*file.types, *(constant.name for constant in constants.get(file.path, ()))}
         if deleted.column not in names:
             raise InputError(
                 INPUTS,
-                f"rows were deleted from {output} by `{deleted.column}`, which {file.path} has not",
-                "name inputs that have it, or another embedding.output",
+                f"rows were deleted from {output} by `{deleted.column}`, a column that {file.path}"
+                " lacks",
+                "Name inputs with that column, or another embedding.output",
             )
 
 
@@ -516,7 +521,7 @@ def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) ->
         raise InputError(
             KEY_COLUMN,
             f"`{key}` of {where} holds {types[key]}",
-            "name a column of whole numbers or strings",
+            "Name a column of whole numbers or strings",
         )
 
 
@@ -525,25 +530,25 @@ def parts_of(
 ) -> list[RowRange]:
     """Return all rows in parts: unchanged files keep earlier parts, other files are cut anew.
 
-    ``build`` is the number of the new table, ``slots`` the number of tasks that run at once.
+    ``build`` is the number of the new table, ``slots`` the number of concurrent tasks.
     """
     footers, constants = files
     known: dict[Location, list[RowRange]] = {}
     for version in before:
         known = _parts_of_same_files(version, job.identity) | known
-    kept, others = [], []
+    kept, changed_files = [], []
     for file in footers:
         parts = known.get(file.path, [])
         same = [part for part in parts if part.constants == constants.get(file.path, ())]
         if sum(part.rows for part in same) == file.rows:
             kept += same
         else:
-            others.append(file)
+            changed_files.append(file)
     options, settings = job.options, job.settings
     vector_bytes = options.dimensions + 4 if options.is_quantised else options.dimensions * 4
     size = PartSize(settings.part_megabytes * 2**20, settings.part_rows, vector_bytes)
-    size = size.shared(others, slots)
-    for number, file in enumerate(others):
+    size = size.shared(changed_files, slots)
+    for number, file in enumerate(changed_files):
         name = f"part-{build:05d}-{number:05d}"
         kept += cut_file(file, size, name, constants.get(file.path, ()))
     # A row's position counts those of files before, by their names.
@@ -553,8 +558,8 @@ def parts_of(
 def _parts_of_same_files(
     version: Version, identity: Mapping[str, Any]
 ) -> dict[Location, list[RowRange]]:
-    """Return the parts of input files that have not changed since, by file."""
-    known, stamps = (one[INPUTS][1] or {} for one in (version.plan.identity, identity))
+    """Return the parts of unchanged input files, by file."""
+    known, stamps = (settings[INPUTS][1] or {} for settings in (version.plan.identity, identity))
     if not version.has_same_files(identity) or identity["embedding.format"] != "parquet":
         return {}
     before = {stamp[0]: stamp for stamp in known.get("files", ())}
@@ -568,16 +573,16 @@ def _parts_of_same_files(
 
 
 def linked(parts: Sequence[RowRange], before: Sequence[Version], aside: Location) -> list[RowRange]:
-    """Link the parts that an earlier table has.
+    """Link the parts of an earlier table.
 
-    Where links are impossible, the returned part names the file that executors copy.
+    If links are impossible, the returned part names the file for executors to copy.
     """
     lasting = {version.folder for version in before if version.is_whole}
 
     def taken(part: RowRange) -> RowRange:
         if part.copied_from is None:
             return part
-        # One that is not whole goes when this one has been begun, or is in its place.
+        # An unfinished table is removed once this one has been begun or published.
         may_wait = part.copied_from.parent in lasting
         if _is_taken(part.copied_from, part_file(aside, part), may_wait=may_wait):
             return replace(part, reused=part.rows)
@@ -604,9 +609,9 @@ def _compared(
     parts: Sequence[RowRange],
     aside: Location,
 ) -> tuple[list[RowRange], Changes | None]:
-    """Return the parts with counts of rows that keep their vectors, which are in a folder."""
-    whole = next((version for version in before if version.is_whole), None)
-    table = None if whole is None else open_table(whole.folder)
+    """Return the parts with counts of kept vectors, after writing these into a folder."""
+    finished = next((version for version in before if version.is_whole), None)
+    table = None if finished is None else open_table(finished.folder)
     compare = partial(compare_rows, session, parts, job.settings, table, aside / KEPT)
     kept, changes = run_job(session, "embedding: comparing keys", compare)
     counted = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
@@ -614,7 +619,7 @@ def _compared(
 
 
 def _unknown_to_spark(files: Files) -> str:
-    """Return the columns that Spark cannot read in a table, though pandas and pyarrow can."""
+    """Return the columns readable for pandas and pyarrow, but not for Spark."""
     found = {
         f"`{name}` ({kind})": None
         for file in files[0]

@@ -18,7 +18,7 @@ from pipelines.vectors.row_deletion import DeletedRows
 from pipelines.vectors.table_job import ATTEMPTS, KEPT
 
 SIGN_SECONDS = 30.0
-"""Interval of the signs of life of a part that is made for a store."""
+"""Interval of the signs of life of a part on its way to a store."""
 
 
 def embed_parts(
@@ -35,7 +35,7 @@ def embed_parts(
     Files appear atomically, so an attempt may fail, or run twice at a time. ``attempts`` holds
     files being written; by default `_attempts` in the table's folder.
     """
-    # Arrow would start a thread for every core of the machine, and a task has only some.
+    # Arrow would start a thread for every core of the machine; a task has only a few.
     pa.set_cpu_count(options.threads)
     attempts = attempts or folder / ATTEMPTS
     for part in parts:
@@ -52,19 +52,19 @@ def embed_parts(
         left_out = 0
         if deleted is not None:
             left_out = deleted.count(part)
-            # Behind the vectors, since those that are kept are known by the places of rows.
+            # After embedding, since kept vectors are known by the places of their rows.
             batches = map(deleted.without, batches)
         with storage.built_file(target, aside_in=attempts) as path:
             rows = write_part(path, batches, columns.stored, left_out) + left_out
             if rows != part.rows:
-                told = f"{rows} of the {part.rows} rows of {part.name}"
-                raise PipelineError(f"{part.path} has {told}")
+                written = f"{rows} of the {part.rows} rows of {part.name}"
+                raise PipelineError(f"{part.path} has {written}")
         sign.unlink(missing_ok=True)
         yield (part.rows if kept is None else part.embedded) - left_out
 
 
 def _is_copied(part: RowRange, target: Location, attempts: Location) -> bool:
-    """Copy the file of a part that an earlier table has, and return whether there is one."""
+    """Copy the part's file from an earlier table, and return whether there is one."""
     source = part.copied_from
     if source is None or not source.is_file():
         return False
@@ -79,10 +79,10 @@ def _is_copied(part: RowRange, target: Location, attempts: Location) -> bool:
 def _with_signs(batches: Iterator[pa.RecordBatch], sign: Location) -> Iterator[pa.RecordBatch]:
     """Yield the same batches; change a file now and then, as nobody else sees the part grow."""
     storage.write_text(sign, "0")
-    told, rows = time.monotonic(), 0
+    signed_at, rows = time.monotonic(), 0
     for batch in batches:
         rows += batch.num_rows
-        if time.monotonic() - told > SIGN_SECONDS:
+        if time.monotonic() - signed_at > SIGN_SECONDS:
             storage.write_text(sign, str(rows))
-            told = time.monotonic()
+            signed_at = time.monotonic()
         yield batch

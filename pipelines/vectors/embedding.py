@@ -61,18 +61,18 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """Plain values that decide a vector and how it is computed.
+    """Plain values that decide a vector and its computation.
 
     Attributes:
-        model: Model folder that every executor can reach; in a store, a version of it.
-        model_sha256: Digest of the model's files, so that a replaced folder is loaded anew.
+        model: Model folder within reach of every executor; in a store, a version of it.
+        model_sha256: Digest of the model's files: a replaced folder is thus loaded anew.
         kind: Architecture of the model.
         hidden: Width of the model's embeddings, before ``dimensions`` cuts them.
         normalise: Whether the model scales embeddings to length 1.
         backend: See :func:`pipelines.models.inference.embedder.load_embedder`, also for
             ``precision`` (of the matrix products: ``auto``, ``fp32`` or ``bf16``) and CPU
             ``threads``.
-        batch_tokens: Tokens of one forward pass; None for what suits the device.
+        batch_tokens: Tokens of one forward pass; None for the device's default.
         prompt_name: The prompt before each text; see :meth:`pipelines.tokens.start.Prompts.before`.
         quantise: ``none`` for float32, or ``int8``; see :mod:`pipelines.vectors.embedding`.
     """
@@ -107,7 +107,7 @@ def embedding_options(
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> EmbeddingOptions:
-    """Return options that fit the model; see :class:`EmbeddingOptions` for the arguments.
+    """Return options checked against the model; see :class:`EmbeddingOptions` for the arguments.
 
     ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; ``dimensions`` None keeps
     all.
@@ -118,14 +118,16 @@ def embedding_options(
     """
     folder = location(model).expanduser().absolute()
     if not folder.is_dir():
-        raise InputError(KEY, f"there is no folder {folder}", "name a sentence-transformers folder")
+        raise InputError(KEY, f"there is no folder {folder}", "Name a sentence-transformers folder")
     known = {"quantise": (quantise, QUANTISATIONS), "precision": (precision, PRECISIONS)}
     for name, (asked, names) in known.items():
         if asked not in names:
-            remedy = f"{', '.join(names[:-1])} or {names[-1]}"
+            remedy = f"Choose one of {', '.join(names)}"
             raise InputError(f"embedding.{name}", f"there is no `{asked}`", remedy)
     if batch_tokens is not None and batch_tokens < 1:
-        raise InputError("embedding.batch_tokens", f"{batch_tokens} is too small", "1 or more")
+        raise InputError(
+            "embedding.batch_tokens", f"{batch_tokens} is too small", "Set it to at least 1"
+        )
     try:
         spec, _, _ = read_model(folder)
     except InputError as error:
@@ -134,7 +136,7 @@ def embedding_options(
     width = spec.embedding_width
     if dimensions is not None and not 1 <= dimensions <= width:
         problem = f"{dimensions} is not within the model's {width}"
-        raise InputError("embedding.dimensions", problem, f"1 to {width}")
+        raise InputError("embedding.dimensions", problem, f"Choose a number from 1 to {width}")
     return EmbeddingOptions(
         model=folder,
         model_sha256=model_digest(folder),
@@ -152,21 +154,21 @@ def embedding_options(
 
 
 def model_digest(folder: Location) -> str:
-    """Return a digest of all model files that decide an embedding, without loading weights."""
+    """Return a digest of all model files with effect on embeddings, without loading weights."""
     local = local_folder(folder)
     digest = hashlib.sha256()
     for file in sorted(file for kind in _MODEL_FILES for file in local.rglob(kind)):
         digest.update(f"{file.relative_to(local)}\0".encode())
         found = file.stat()
         digest.update(_file_digest(file, found.st_ino, found.st_size, found.st_mtime_ns))
-    # Vectors of a release that did not read the files beside tokenizer.json are of another model.
+    # Earlier releases ignored the files beside tokenizer.json: their vectors are of another model.
     digest.update((changed_tokenizer(local) or "").encode())
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=256)
 def _file_digest(file: Path, *stamp: int) -> bytes:
-    """Digest a file; the stamp is a cache key, so that one process reads a file once."""
+    """Digest a file; the stamp is a cache key, so one process reads a file once."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 
@@ -233,7 +235,7 @@ def vector_array(values: np.ndarray, present: np.ndarray) -> pa.ListArray:
 
     The type is not a fixed-size list: with nulls, neither Spark's Arrow reader nor pyarrow's
     Parquet writer takes those. ``values`` are float32 or int8 [present texts, dimensions]; rows
-    that are not ``present`` (bool [rows]) become null.
+    outside ``present`` (bool [rows]) become null.
     """
     offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int32) * values.shape[1]])
     mask = None if present.all() else pa.array(~present)
@@ -258,7 +260,7 @@ def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = Non
     if not pa.types.is_fixed_size_list(column.type):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if not (lengths == size).all():
-            raise ValueError("the vectors are of several sizes")
+            raise ValueError("the vectors differ in length")
     values = flat.reshape(len(column), size)
     if scales is not None:
         return restored(values, scales.to_numpy(zero_copy_only=False))
@@ -267,7 +269,7 @@ def vectors_of(column: pa.Array | pa.ChunkedArray, scales: pa.Array | None = Non
 
 @dataclass(frozen=True)
 class KeptVectors:
-    """Vectors that rows of a part keep.
+    """Vectors kept for rows of a part.
 
     ``rows`` (int64 [kept]) ascend and count from the part's first row. ``values`` are float32 or
     int8 [kept, dimensions]; int8 values have ``scales`` (fp32 [kept]).
@@ -310,29 +312,30 @@ def embed_arrow(
     missing = present.copy()
     missing[kept.rows] = False
     present[kept.rows] = True
-    asked = column.filter(pa.array(missing))
+    new_texts = column.filter(pa.array(missing))
     vectors = np.empty((0, options.hidden), np.float32)
-    if len(asked):
+    # Without new texts the model is not even loaded.
+    if len(new_texts):
         embed = cached_embedder(options, task_device(options.backend))
-        vectors = embed(asked, options.prompt_name)
+        vectors = embed(new_texts, options.prompt_name)
     vectors = shortened(vectors, options.dimensions, normalise=options.normalise)
     if not options.is_quantised:
-        whole = _spread(vectors, missing, kept.values, kept.rows)
-        return vector_array(whole[present], present), None
+        all_vectors = _spread(vectors, missing, kept.values, kept.rows)
+        return vector_array(all_vectors[present], present), None
     values, scales = quantised(vectors)
-    whole = _spread(values, missing, kept.values, kept.rows)
+    all_values = _spread(values, missing, kept.values, kept.rows)
     all_scales = _spread(scales, missing, kept.scales, kept.rows)
-    return vector_array(whole[present], present), pa.array(all_scales, mask=~present)
+    return vector_array(all_values[present], present), pa.array(all_scales, mask=~present)
 
 
 def _spread(
     made: np.ndarray, missing: np.ndarray, known: np.ndarray | None, rows: np.ndarray
 ) -> np.ndarray:
     """Return values of all rows: made where ``missing``, ``known`` at ``rows``, zeros elsewhere."""
-    whole = np.zeros((len(missing), *made.shape[1:]), made.dtype)
-    whole[missing] = made
-    whole[rows] = known
-    return whole
+    values = np.zeros((len(missing), *made.shape[1:]), made.dtype)
+    values[missing] = made
+    values[rows] = known
+    return values
 
 
 def embed_batches(
@@ -348,8 +351,8 @@ def embed_batches(
     """
     first = 0
     for block in blocks(batches):
-        some = None if kept is None else kept.within(first, first + block.num_rows)
-        vectors, scales = embed_arrow(block.column(columns.text), options, some)
+        kept_in_block = None if kept is None else kept.within(first, first + block.num_rows)
+        vectors, scales = embed_arrow(block.column(columns.text), options, kept_in_block)
         first += block.num_rows
         added = {columns.vector: vectors}
         if scales is not None:
@@ -367,13 +370,13 @@ def blocks(
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        rest = batch
-        while count + rest.num_rows >= rows:
-            yield _joined([*waiting, rest.slice(0, rows - count)])
-            rest, waiting, count = rest.slice(rows - count), [], 0
-        if rest.num_rows:
-            waiting.append(rest)
-            count += rest.num_rows
+        remainder = batch
+        while count + remainder.num_rows >= rows:
+            yield _joined([*waiting, remainder.slice(0, rows - count)])
+            remainder, waiting, count = remainder.slice(rows - count), [], 0
+        if remainder.num_rows:
+            waiting.append(remainder)
+            count += remainder.num_rows
     if waiting:
         yield _joined(waiting)
 

@@ -56,7 +56,7 @@ def best_of_files(
     ``search`` takes ``queries`` and one file. Without a session, this process searches.
 
     Raises:
-        PipelineError: An executor could not.
+        PipelineError: An executor could not search.
     """
     if session is None:
         return _best(map(partial(search, queries), table.files), k)
@@ -76,8 +76,9 @@ def check_queries(table: VectorTable, queries: np.ndarray) -> np.ndarray:
         raise InputError(
             "embedding.dimensions",
             f"queries of {queries.shape[-1]} values do not fit vectors of {table.dimensions}",
-            "embed them with the model and the dimensions of the table",
+            "Embed them with the model and the dimensions of the table",
         )
+    # Cosines are then plain products.
     return unit_length(queries)
 
 
@@ -85,6 +86,7 @@ def deal(files: Sequence[VectorFile], tasks: int) -> list[list[VectorFile]]:
     """Deal the files into at most ``tasks`` lists of about as many rows each."""
     dealt: list[list[VectorFile]] = [[] for _ in range(max(1, min(tasks, len(files))))]
     rows = [0] * len(dealt)
+    # Largest first: the small files then even out the lists.
     for file in sorted(files, key=lambda file: -file.rows):
         least = rows.index(min(rows))
         dealt[least].append(file)

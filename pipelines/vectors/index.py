@@ -1,9 +1,9 @@
 """Approximate nearest neighbours: a graph index beside each file of a table, by usearch.
 
-An index is built where its file is read and searched where it lies, so no process holds more than
-one. Indexes of a table in an object store lie beside the table's versions, in versions of their
-own, and are copied to the machine that searches them. An index knows rows by their place in the
-file, so it stays valid when other files of the table change. Source of the graph: Malkov and
+One process builds or searches one index at a time, so memory holds at most one. Indexes of a table
+in an object store lie beside the table's versions, in separate versions; a search copies them to
+its machine. An index knows rows by their place in the file, so it stays valid when other files of
+the table change. Source of the graph: Malkov and
 Yashunin, "Efficient and robust approximate nearest neighbor search using Hierarchical Navigable
 Small World graphs", 2018, arXiv:1603.09320.
 """
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.json"
 Stamp: TypeAlias = int | str | None
-"""A value that changes with the content of a file."""
+"""Changes with the content of a file."""
 FORM = 2
 """Version of the files: version 1 knew rows by their position in the table."""
 CONNECTIVITY = 16
@@ -67,8 +67,8 @@ class _Known(TypedDict, total=False):
 class _Index:
     """The existing indexes of a table's files.
 
-    ``stamps`` of the files when they were indexed, and ``digests`` (SHA-256 of the indexes, where
-    known), are by the name of the file.
+    By file name: ``stamps`` of the indexed files, and ``digests`` (SHA-256 of the indexes, if
+    known).
     """
 
     folder: Location
@@ -98,28 +98,29 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
     Return the folder, `_index` in the table's place.
 
     Raises:
-        InputError: usearch is not installed, or the user has files where the index is to be.
-        PipelineError: An executor could not build an index; what was there stays.
+        InputError: usearch is not installed, or the user has files in the index's place.
+        PipelineError: An executor could not build an index; the old indexes stay.
     """
     check_installed("--index", "usearch")
     target = index_folder(table)
+    # The folder is replaced as a whole, so foreign files in it would be lost.
     check_ours(KEY, target, INDEX, whole=True)
-    there = _Index.find(table)
+    earlier = _Index.find(table)
     missing, digests = [], {}
     with storage.new_folder(target) as folder:
         for file in table.files:
-            if there.has(file):
-                # Where links cannot be, it is built again.
+            if earlier.has(file):
+                # Without links, the index is built again.
                 with suppress(OSError):
-                    storage.link(_path(there.folder, file), _path(folder, file))
-                    digests[file.path.name] = there.digests.get(file.path.name)
+                    storage.link(_path(earlier.folder, file), _path(folder, file))
+                    digests[file.path.name] = earlier.digests.get(file.path.name)
                     continue
             missing.append(file)
         if missing:
             work = partial(_build_task, table=table, folder=folder)
             with executor_failures("building the index"):
                 digests |= dict(collect_from_tasks(session, missing, work))
-        # What the indexes follow from: the table's files as they are.
+        # The indexes are of the table's files in their present state.
         stamps = {file.path.name: _stamp(file) for file in table.files}
         known = _Known(form=FORM, vector_column=table.vector, files=stamps, digests=digests)
         storage.write_json(folder / INDEX_FILE, known)
@@ -138,9 +139,9 @@ def has_index(table: VectorTable) -> bool:
 
 
 def _stamp(file: VectorFile) -> Stamp:
-    """Return the write time of a file; None if it is gone, which its reader reports.
+    """Return the write time of a file; None if it is gone: its reader reports that.
 
-    In a store, where unchanged parts are copied, return the content id of the footer.
+    In a store, return the content id of the footer: copies of unchanged parts share it.
     """
     if file.part is not None:
         return file.part
@@ -172,6 +173,7 @@ def _build_task(
     for file in files:
         index = _open(table.dimensions)
         for block in read_blocks(table, [file]):
+            # Keys of usearch are uint64; places in the file stay valid when other files change.
             rows = (block.positions - file.first).astype(np.uint64)
             index.add(rows, block.vectors, threads=1)
         with storage.built_file(_path(folder, file)) as made:
@@ -195,18 +197,18 @@ def search_index(
 ) -> Neighbours:
     """Find about the k rows of highest cosine for each query, [queries, dimensions].
 
-    There are fewer where the graph leads to fewer, as among many equal vectors. ``expansion`` is
-    the number of candidates examined in each file. Without a session, this process searches.
+    A query may find fewer, as among many equal vectors. ``expansion`` is the number of candidates
+    examined in each file. Without a session, this process searches.
 
     Raises:
         InputError: There is no index of this table, or the queries do not fit.
         PipelineError: An executor could not search.
     """
     check_installed("--index", "usearch")
-    there = _Index.find(table)
-    if not there.is_whole(table):
-        raise InputError(KEY, f"{table.folder} has no index of its rows", "build one first")
-    search = partial(_search_file, there=there, table=table, k=k, expansion=max(expansion, k))
+    indexes = _Index.find(table)
+    if not indexes.is_whole(table):
+        raise InputError(KEY, f"{table.folder} has no index of its rows", "Build one first")
+    search = partial(_search_file, indexes=indexes, table=table, k=k, expansion=max(expansion, k))
     return best_of_files(table, check_queries(table, queries), k, search, session)
 
 
@@ -214,21 +216,21 @@ def _search_file(
     queries: np.ndarray,
     file: VectorFile,
     *,
-    there: _Index,
+    indexes: _Index,
     table: VectorTable,
     k: int,
     expansion: int,
 ) -> Neighbours:
-    """Find the best of a file, whose index is mapped, not read. Runs on an executor."""
-    check = partial(_check_digest, digest=there.digests.get(file.path.name))
+    """Find the best rows of a file; its index is mapped, not read. Runs on an executor."""
+    check = partial(_check_digest, digest=indexes.digests.get(file.path.name))
     index = _open(table.dimensions)
-    index.view(str(local_file(_path(there.folder, file), check)))
+    index.view(str(local_file(_path(indexes.folder, file), check)))
     if not len(index) or not len(queries):
         return Neighbours.none()
     index.expansion_search = expansion
     found = index.search(queries, min(k, len(index)), threads=1)
     keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
-    # For several queries usearch pads rows where fewer were found; for a single one it does not.
+    # usearch pads the rows of several queries that found fewer; it does not pad a single one.
     counts = found.counts if len(queries) > 1 else np.array([len(found)])
     is_found = np.arange(keys.shape[1]) < counts[:, None]
     rows = np.repeat(np.arange(len(queries)), counts)
@@ -239,4 +241,4 @@ def _search_file(
 def _check_digest(copy: Path, *, digest: str | None) -> None:
     """Check a copy of an index; an OSError reports a mismatch."""
     if digest is not None and _sha256(copy) != digest:
-        raise OSError(f"{copy.name} was not copied as it was written, build the index again")
+        raise OSError(f"the copy of {copy.name} differs from the original. Build the index again")

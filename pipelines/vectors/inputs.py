@@ -1,8 +1,8 @@
 """Any table as Parquet files whose rows have stable positions.
 
 Parquet files are read in place. Other formats are read once, into Parquet files beside the output,
-so that a second run sees the same rows. Overlapping inputs and outputs are refused: a job would
-read what it writes, or delete what it reads.
+so a second run sees the same rows. Overlapping inputs and outputs are refused: a job would read its
+output, or delete its input.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_no_overlap(
         InputError: One is or will be within the other, or an input does not exist.
     """
     real = folder.resolve()
-    within = InputError(OUTPUT, f"{folder} is within the inputs", "name a folder beside them")
+    within = InputError(OUTPUT, f"{folder} is within the inputs", "Name a folder beside them")
     for given in settings.inputs:
         path = _input_path(given, settings.format, stores)
         if path is not None and path.exists():
@@ -69,13 +69,13 @@ def check_no_overlap(
 def check_outside(
     given: Sequence[str], kind: str | None, key: str, folder: Location, stores: StorageSettings
 ) -> None:
-    """Refuse a folder to write to that is around something to read.
+    """Refuse an output folder around an input.
 
     ``given`` are files, folders, globs, or names of tables, of the format ``kind`` (None for a
     plain file or folder). The setting ``key`` names ``folder``, which need not exist.
 
     Raises:
-        InputError: Something to read is in the folder.
+        InputError: An input is in the folder.
     """
     real = folder.resolve()
     for name in given:
@@ -84,7 +84,7 @@ def check_outside(
             continue
         base = fixed_part(str(path), stores) if glob.has_magic(str(path)) else path
         _check_outside([path if path.exists() else base], folder, key)
-        # A folder around it may have files in it.
+        # The folder may be inside the input, around some of its files.
         are_files = kind is not None and FORMATS.load(kind).files is not None
         if kind is not None and are_files and is_within(real, base.resolve()):
             _check_outside(find_files([name], kind, stores=stores), folder, key)
@@ -94,7 +94,7 @@ def _check_outside(files: Iterable[Location], folder: Location, key: str = OUTPU
     real = folder.resolve()
     inside = next((file for file in files if is_within(file.resolve(), real)), None)
     if inside is not None:
-        raise InputError(key, f"{folder} holds the input {inside}", "name a folder beside it")
+        raise InputError(key, f"{folder} holds the input {inside}", "Name a folder beside it")
 
 
 def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
@@ -133,7 +133,7 @@ def input_stamps(
         InputError: An input does not exist.
     """
     if not settings.inputs:
-        raise InputError(INPUTS, "it is empty", f"name the {settings.format} inputs to read")
+        raise InputError(INPUTS, "it is empty", f"Name the {settings.format} inputs to read")
     asked = CorpusSettings(
         inputs=settings.inputs,
         format=settings.format,
@@ -142,12 +142,13 @@ def input_stamps(
     )
     dialect = Dialect.of(settings)
     try:
-        told = input_fingerprint(asked, stores)
+        fingerprint = input_fingerprint(asked, stores)
     except InputError as error:
         raise _renamed(error) from None
-    if told is None or settings.format != "csv" or dialect == RFC_4180:
-        return told
-    return {**told, "csv": [dialect.separator, dialect.escape]}
+    # Stamps from before the dialect was a setting stay valid.
+    if fingerprint is None or settings.format != "csv" or dialect == RFC_4180:
+        return fingerprint
+    return {**fingerprint, "csv": [dialect.separator, dialect.escape]}
 
 
 def _files(settings: EmbeddingSettings, stores: StorageSettings) -> list[Location]:
@@ -175,9 +176,9 @@ def stage_table(
     output: Location,
     output_key: str = OUTPUT,
 ) -> None:
-    """Write the rows of inputs that are not Parquet as Parquet files into a new folder.
+    """Write the rows of inputs in other formats as Parquet files into a new folder.
 
-    No table of the inputs may lie in ``output``, which the setting ``output_key`` names.
+    No table of the inputs may lie in ``output``, the folder of the setting ``output_key``.
 
     Raises:
         InputError: An input cannot be read, or there is no room for its rows.
@@ -197,13 +198,13 @@ def stage_table(
     except InputError as error:
         raise _renamed(error) from None
     except (PySparkException, Py4JJavaError) as error:
-        # A disk that is full is no fault of the input, and Spark's message does not tell.
+        # A full disk is no fault of the input, and Spark's message does not mention it.
         check_place(output_key, output)
         names = ", ".join(settings.inputs)
         raise InputError(
             INPUTS,
             f"{names} cannot be read as {settings.format} ({spark_cause(error)})",
-            "mend the input, or set embedding.format",
+            "Repair the input, or set embedding.format",
         ) from None
 
 
@@ -216,7 +217,7 @@ def _local_files(frame: DataFrame) -> list[Path]:
 def _read_files(
     session: SparkSession, settings: EmbeddingSettings, stores: StorageSettings
 ) -> DataFrame:
-    """Read rows with our own tasks, as JSON for Spark, which infers the types."""
+    """Read rows with our own tasks, as JSON; Spark infers the types."""
     files = _files(settings, stores)
     columns, dialect = Columns((settings.text_column,)), Dialect.of(settings)
     wanted = Wanted(settings.format, columns, as_rows=True, stores=stores, dialect=dialect)
@@ -230,24 +231,24 @@ def _read_files(
         partial(tasks_as_json, wanted=wanted),
         schema,
     )
-    # A key of JSON may be empty, which no column of Parquet files may.
+    # A key of JSON may be empty, but no column of a Parquet file.
     return frame.toDF(*(name or f"_c{place}" for place, name in enumerate(frame.columns)))
 
 
 def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...] | None:
-    """Return all columns of files with a header; None where only the rows can tell."""
+    """Return all columns of files with a header; None if only the rows can tell."""
     names: dict[str, None] = {}
     for file in files:
         try:
             probed = probe(file, wanted)
         except UnreadableError as error:
             problem = f"{file} cannot be read as {wanted.format} ({error.reason})"
-            raise InputError(INPUTS, problem, "mend it") from None
+            raise InputError(INPUTS, problem, "Repair it") from None
         if probed.form.header is None:
             return None if probed.form.columns else wanted.columns.names
         for name in probed.header:
             if probed.header.count(name) > 1:
-                raise InputError(INPUTS, f"{file} has two columns `{name}`", "rename one of them")
+                raise InputError(INPUTS, f"{file} has two columns `{name}`", "Rename one of them")
         names |= dict.fromkeys(probed.header)
     return tuple(names)
 

@@ -1,10 +1,10 @@
-"""Compares two tables by key: which rows have changed, and which keep their vectors.
+"""Compare two tables by key, to find changed rows and keep the vectors of the others.
 
-Only keys and texts of both tables are read. The result is small: the place in either table of each
-row that keeps its vector, and counts of new, changed and removed rows. Each file of the earlier
-table is then read once, and Spark shuffles its vectors to the parts that need them. Rows may be in
-another order than before, so every part would otherwise have to search every file. A part finds its
-vectors in one small file, in its own order.
+Only keys and texts of both tables are read. The result is small: counts of new, changed and removed
+rows, and the place of each unchanged row in either table. Each file of the earlier table is then
+read once, and Spark shuffles its vectors to their parts. Rows may be in another order than before,
+so every part would otherwise have to search every file. A part finds its vectors in one small file,
+in the order of its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NEW, STAYS, OLD = 0, 1, 2
-"""Sides of a row: in a part to be made, in a part that is kept, in an earlier part that goes."""
+"""Sides of a row: in a new part, in a kept part, in a removed earlier part."""
 
 UNCHANGED, CHANGED, ADDED, GONE = "unchanged", "changed", "new", "gone"
 TWICE, MISSING = "twice", "missing"
@@ -69,14 +69,14 @@ _VECTORS = pa.schema(
 COUNTS_DDL = "part int, rows long"
 
 DIGEST_BYTES = 16
-"""Length of a text's digest: among 2^64 texts, two would share one by chance."""
+"""Length of a text's digest: only among 2^64 texts would two share one by chance."""
 _NO_TEXT = b""
 MAX_TASKS = 1024
-"""Most tasks that read keys."""
+"""Most tasks to read keys."""
 ROWS_OF_TASK = 200_000
-"""Rows that a task sorts and hands on."""
+"""Rows for a task to sort and hand on."""
 BATCH_BYTES = 8 * 2**20
-"""Vectors that pass between Spark and Python at a time."""
+"""Vectors on their way between Spark and Python at a time."""
 
 
 def compare_rows(
@@ -89,9 +89,8 @@ def compare_rows(
     """Compare keys and texts, and write the vectors of equal ones for their parts.
 
     ``parts`` are all of the new table, in order; vectors of ``before``, if given, may be kept. Each
-    part finds its vectors in ``folder``, which is created if there are any. Return the rows that
-    keep their vectors, by the name of their part, and the changes. Rows of parts that are kept
-    count as unchanged.
+    part finds its vectors in ``folder``, created if there are any. Return the numbers of rows with
+    kept vectors, by the name of their part, and the changes. Rows of kept parts count as unchanged.
 
     Raises:
         InputError: A key is missing or repeated.
@@ -102,6 +101,7 @@ def compare_rows(
     with Scratch(folder.with_name("_keys")) as scratch:
         numbers = session.range(0, len(scans), 1, min(len(scans), MAX_TASKS))
         found = numbers.mapInArrow(partial(_scan, scans=scans), ROWS_DDL)
+        # All rows with one key meet in one partition.
         together = found.repartition(-(-rows // ROWS_OF_TASK), "key")
         totals = Totals(("kind",), ("rows",))
         matches, counted = scratch.keep_arrow(together, match_batches, MATCHES, totals)
@@ -116,15 +116,15 @@ def compare_rows(
 
 
 def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputError:
-    """Name the first row whose key cannot be used."""
+    """Name the first row with an unusable key."""
     unusable = matches.where(f"kind in ('{TWICE}', '{MISSING}')")
     row = unusable.orderBy("second").limit(1).collect()[0]
     place = _place_in_input(row["second"], parts)
-    remedy = "name a column that has another value in each row, and no nulls"
+    remedy = "Name a column with a different value in each row and no nulls"
     if row["kind"] == MISSING:
         return InputError(KEY_COLUMN, f"`{key}` is null in {place}", remedy)
-    other = _place_in_input(row["first"], parts)
-    return InputError(KEY_COLUMN, f"`{key}` is `{row['key']}` in {other} and in {place}", remedy)
+    earlier = _place_in_input(row["first"], parts)
+    return InputError(KEY_COLUMN, f"`{key}` is `{row['key']}` in {earlier} and in {place}", remedy)
 
 
 def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
@@ -139,11 +139,11 @@ def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:
 
 @dataclass(frozen=True)
 class KeyScan:
-    """Rows whose keys are read.
+    """Rows to read keys of.
 
     ``side`` is :data:`NEW`, :data:`STAYS` or :data:`OLD`. ``start`` to before ``stop`` are rows of
-    the file; ``first`` is the position of ``start`` in its table. ``text`` is None where texts are
-    not compared. ``constants`` are columns in the names of the file's folders.
+    the file; ``first`` is the position of ``start`` in its table. ``text`` is None if texts are not
+    compared. ``constants`` are columns in the names of the file's folders.
     """
 
     side: int
@@ -190,7 +190,7 @@ def key_scans(
 def _scan(
     batches: Iterator[pa.RecordBatch], *, scans: Sequence[KeyScan]
 ) -> Iterator[pa.RecordBatch]:
-    """Read the scans whose numbers are in `id`. Runs on an executor."""
+    """Read the scans of the numbers in `id`. Runs on an executor."""
     numbers = (number for batch in batches for number in batch.column("id").to_pylist())
     return scan_keys(scans[number] for number in numbers)
 
@@ -198,27 +198,27 @@ def _scan(
 def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of scans, as :data:`ROWS`. Runs on an executor.
 
-    Where a key is missing or repeated, only such rows come: they suffice to refuse the table, and
+    If a key is missing or repeated, only such rows come: they suffice to refuse the table, and
     there may be any number.
     """
     for scan in scans:
         tables = [_rows(scan, place, batch) for place, batch in _batches(scan)]
         if tables:
             rows = pa.concat_tables(tables)
-            # A table that was made without keys may hold any.
+            # A table made without keys may hold missing and repeated ones.
             kept = _with_key(rows) if scan.side == OLD else _usable(rows)
             yield from kept.combine_chunks().to_batches()
 
 
 def _batches(scan: KeyScan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the columns of a scan, with positions of first rows; nothing without the key."""
-    there = pq.read_schema(arrow_source(scan.path)).names
+    names = pq.read_schema(arrow_source(scan.path)).names
     constants = {constant.name for constant in scan.constants}
     wanted = [name for name in dict.fromkeys((scan.key, scan.text)) if name is not None]
-    if any(name not in there and name not in constants for name in wanted):
+    if any(name not in names and name not in constants for name in wanted):
         return
     place = scan.first
-    stored = [name for name in wanted if name in there]
+    stored = [name for name in wanted if name in names]
     for batch in read_rows(scan.path, scan.start, scan.stop, stored):
         yield place, with_constants(batch, scan.constants)
         place += batch.num_rows
@@ -272,22 +272,22 @@ def match_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def match(rows: pa.Table) -> pa.Table:
     """Match all rows (:data:`ROWS`, in any order) of some keys; return :data:`MATCHES`.
 
-    These have a row for each row that keeps its vector, one for each unusable key, and a count for
-    each kind of row that occurs.
+    These have a row for each kept vector, one for each unusable key, and a count for each occurring
+    kind of row.
     """
-    side = rows["side"]
-    new, old = (rows.filter(pc.equal(side, one)) for one in (NEW, OLD))
-    current = rows.filter(pc.not_equal(side, OLD))
+    sides = rows["side"]
+    new, old = (rows.filter(pc.equal(sides, side)) for side in (NEW, OLD))
+    current = rows.filter(pc.not_equal(sides, OLD))
     before = old.group_by(["key", "digest"], use_threads=False).aggregate([("position", "min")])
-    # Equal texts have equal vectors, so that of rows with one key any may give it.
+    # Equal texts have equal vectors, so any of several rows with one key may give it.
     kept = new.join(before, ["key", "digest"], join_type="inner", use_threads=False)
-    others = new.join(before, ["key", "digest"], join_type="left anti", use_threads=False)
-    changed = pc.sum(_among(others["key"], old["key"])).as_py() or 0
+    to_embed = new.join(before, ["key", "digest"], join_type="left anti", use_threads=False)
+    changed = pc.sum(_among(to_embed["key"], old["key"])).as_py() or 0
     gone = pc.unique(old["key"].filter(pc.invert(_among(old["key"], current["key"]))))
     counts = {
         UNCHANGED: len(current) - len(new),
         CHANGED: changed,
-        ADDED: len(others) - changed,
+        ADDED: len(to_embed) - changed,
         GONE: len(gone),
     }
     counted = [{"kind": kind, "rows": number} for kind, number in counts.items() if number]
@@ -301,7 +301,7 @@ def match(rows: pa.Table) -> pa.Table:
 
 
 def _unusable(current: pa.Table) -> pa.Table:
-    """Return keys of the new table that are missing or repeated."""
+    """Return the missing and the repeated keys of the new table."""
     missing = current.filter(pc.is_null(current["key"]))
     positions = [("position", "count"), ("position", "min"), ("position", "max")]
     counted = _with_key(current).group_by("key", use_threads=False).aggregate(positions)
@@ -323,17 +323,17 @@ def _matches(
     return pa.Table.from_arrays([kinds, ones, keys, first, second], schema=MATCHES)
 
 
-def _among(values: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.is_in(values, value_set=others.combine_chunks())
+def _among(values: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_in(values, value_set=known.combine_chunks())
 
 
 def bring_vectors(
     matches: DataFrame, before: VectorTable, parts: Sequence[RowRange], folder: Location
 ) -> dict[str, int]:
-    """Write the vectors that rows keep (``matches``), a file for each part that has any.
+    """Write the kept vectors of ``matches``, a file for each part with any.
 
-    ``parts`` are all of the new table, in order; ``folder`` is created. Return the rows that keep
-    their vectors, by the name of their part.
+    ``parts`` are all of the new table, in order; ``folder`` is created. Return the numbers of rows
+    with kept vectors, by the name of their part.
     """
     folder.mkdir()
     *firsts, rows = accumulate((part.rows for part in parts), initial=0)
@@ -341,6 +341,7 @@ def bring_vectors(
     fetch = partial(_fetch, table=before)
     write = partial(_write, folder=folder, names=[part.name for part in parts])
     most = -(-rows // ROWS_OF_TASK)
+    # Each row carries a vector, so batches of the usual number of rows would be large.
     with batches_of(matches.sparkSession, max(64, BATCH_BYTES // (4 * before.dimensions))):
         places = matches.where(f"kind = '{UNCHANGED}' and first is not null")
         found = (
@@ -362,37 +363,39 @@ def _locate(
     """Turn positions into files and parts, and rows in them. Runs on an executor."""
     for batch in batches:
         places = (*_place(batch["first"], old), *_place(batch["second"], new))
-        arrays = [pa.array(some, kind) for some, kind in zip(places, _PLACES.types, strict=True)]
+        arrays = [
+            pa.array(values, kind) for values, kind in zip(places, _PLACES.types, strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=_PLACES)
 
 
 def _place(positions: pa.Array, firsts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     places = positions.to_numpy()
     begins = np.asarray(firsts, np.int64)
-    # Behind those that begin there, of which all but the last are empty.
+    # Of files that begin at one position, all but the last are empty.
     numbers = np.searchsorted(begins, places, side="right") - 1
     return numbers, places - begins[numbers]
 
 
 def _fetch(batches: Iterable[pa.RecordBatch], *, table: VectorTable) -> Iterator[pa.RecordBatch]:
-    """Read the vectors of places, which are sorted by file and row. Runs on an executor."""
+    """Read the vectors of places, sorted by file and row. Runs on an executor."""
     for number, places in runs(batches, "file"):
         old = places["old"].to_numpy()
         first = int(old[0])
         rows = read_rows(table.files[number].path, first, int(old[-1]) + 1, table.vector_columns)
         for batch in rows:
             low, high = np.searchsorted(old, [first, first + batch.num_rows])
-            some = places.slice(low, high - low)
+            places_in_batch = places.slice(low, high - low)
             taken = batch.take(pa.array(old[low:high] - first))
             first += batch.num_rows
-            yield from _with_vectors(some, taken, table).to_batches()
+            yield from _with_vectors(places_in_batch, taken, table).to_batches()
 
 
 def _with_vectors(places: pa.Table, rows: pa.RecordBatch, table: VectorTable) -> pa.Table:
     """Join places with their vectors; null for rows without a text."""
     column = rows.column(table.vector)
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    vectors = as_bytes(column.drop_null()).take(pa.array(np.cumsum(there) - 1, mask=~there))
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    vectors = as_bytes(column.drop_null()).take(pa.array(np.cumsum(present) - 1, mask=~present))
     scales = rows.column(table.scale) if table.scale else pa.nulls(len(rows), pa.float32())
     columns = [places["part"], places["row"], vectors, scales]
     return pa.Table.from_arrays(columns, schema=_VECTORS).combine_chunks()
@@ -410,7 +413,7 @@ def as_bytes(vectors: pa.ListArray) -> pa.BinaryArray:
 def _write(
     batches: Iterable[pa.RecordBatch], *, folder: Location, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Write a file for each part, whose vectors stand together. Runs on an executor."""
+    """Write a file for each part; its vectors stand together. Runs on an executor."""
     for number, vectors in runs(batches, "part"):
         columns = vectors.select(["row", "vector", "scale"])
         with storage.built_file(folder / f"{names[number]}.parquet") as aside:

@@ -1,7 +1,7 @@
 """Merge the rows of a table of vectors into a Delta or Iceberg table, by their keys.
 
-The table's connector carries out an SQL MERGE: new keys are added, rows that differ are replaced,
-and rows whose key is gone are deleted. A missing target is created from the rows.
+The table's connector carries out an SQL MERGE: it adds rows with new keys, replaces different rows,
+and deletes rows with removed keys. A missing target is created from the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "embedding.merge_into"
 MERGED_FILE = "_merged.json"
-"""Records the table into which the rows have been merged."""
+"""Records the target of the last merge."""
 SOURCE = "sentence_pipelines_vectors"
 """The view of the rows to merge."""
 
@@ -52,8 +52,8 @@ SOURCE = "sentence_pipelines_vectors"
 class MergeFormat:
     """A kind of table to merge rows into.
 
-    ``provider`` is Spark's name of it, ``connector`` what a cluster of a Spark version needs for
-    it.
+    ``provider`` is Spark's name of it; ``connector`` returns the needs of a cluster with a Spark
+    version.
     """
 
     provider: str
@@ -77,12 +77,12 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
         return
     merged = MERGE_FORMATS.load(settings.merge_format)
     try:
-        # Nothing is there to read: with a connector, Spark says so in other words. A session of
-        # Spark Connect says it when it is asked for the columns.
+        # There is nothing to read: with a connector, Spark reports that by another error. A session
+        # of Spark Connect reports errors only when asked for the columns.
         _ = session.read.format(merged.provider).load("file:///sentence-pipelines/no-table").schema
     except (PySparkException, Py4JJavaError) as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
-            problem = f"{settings.merge_format} is not on the cluster"
+            problem = f"the cluster has no connector for {settings.merge_format}"
             raise InputError(KEY, problem, merged.connector(session.version)) from None
 
 
@@ -98,7 +98,7 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
         return
     merged: dict[str, Any] = {
         "table": target,
-        "build": records.built(folder / MANIFEST_FILE, lambda told: int(told["build"])),
+        "build": records.built(folder / MANIFEST_FILE, lambda manifest: int(manifest["build"])),
     }
     done = folder / MERGED_FILE
     if done.is_file() and storage.read_json(done) == merged:
@@ -111,17 +111,18 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
     finally:
         session.catalog.dropTempView(SOURCE)
     storage.write_json(done, merged)
-    logger.info("embedding: merged into %s", target)
+    logger.info("embedding: merged the rows into %s", target)
 
 
 def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
-    """Return the rows of a table; columns that some of its files lack are null there.
+    """Return the rows of a table; columns missing in a file are null there.
 
     Executors read a table in a store; see :func:`pipelines.spark.frames.read_parquet`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     local = as_local(folder)
+    # Parts of different input files may differ in their columns.
     if local is not None:
         return session.read.option("mergeSchema", "true").parquet(read_path(local))
     files = data_files(folder)
@@ -132,7 +133,7 @@ def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
 
 
 def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the rows of files, some of which may lack columns. Runs on an executor."""
+    """Read the rows of files, perhaps with missing columns. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, schema.names):
             columns = [
@@ -160,26 +161,26 @@ def _carry_out(
         run = partial(session.sql, statement)
         run_with_timeout(session, name, run)
     except (PySparkException, Py4JJavaError) as error:
-        problem = f"{target} cannot be merged into ({spark_cause(error)[:200]})"
+        problem = f"Spark cannot merge into {target} ({spark_cause(error)[:200]})"
         raise InputError(KEY, problem, merged.connector(session.version)) from None
 
 
 def create_statement(target: str, provider: str) -> str:
-    """Return the statement that creates the table from the rows."""
+    """Return the statement to create the table from the rows."""
     return f"CREATE TABLE {target} USING {provider} AS SELECT * FROM {SOURCE}"
 
 
 def merge_statement(target: str, key: str, schema: StructType) -> str:
-    """Return the statement that makes the rows of a table those of :data:`SOURCE`.
+    """Return the statement to replace the rows of a table by those of :data:`SOURCE`.
 
     ``target`` is the SQL name of the table. Equal rows are not written again, unless a column of
-    the schema holds a map, which SQL does not compare.
+    the schema holds a map: SQL does not compare maps.
     """
-    others = [field for field in schema.fields if field.name != key]
+    values = [field for field in schema.fields if field.name != key]
     differs = " OR ".join(
-        f"NOT (target.{_quoted(field.name)} <=> source.{_quoted(field.name)})" for field in others
+        f"NOT (target.{_quoted(field.name)} <=> source.{_quoted(field.name)})" for field in values
     )
-    condition = f" AND ({differs})" if all(_comparable(one.dataType) for one in others) else ""
+    condition = f" AND ({differs})" if all(_comparable(field.dataType) for field in values) else ""
     return (
         f"MERGE INTO {target} AS target USING {SOURCE} AS source "
         f"ON target.{_quoted(key)} = source.{_quoted(key)} "

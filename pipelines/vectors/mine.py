@@ -5,7 +5,7 @@ Spark first collects the distinct texts and the places of each pair's texts
 does, and search the documents for the pairs of one file after the other
 (:mod:`pipelines.vectors.mining_parts`).
 
-`_mining.json` names what a table follows from, and is the first file in its folder. `_work` holds
+`_mining.json` names the sources of a table, and is the first file in its folder. `_work` holds
 texts, vectors and pairs until the table is whole.
 """
 
@@ -72,10 +72,10 @@ COLUMNS = Columns(text="text", vector="vector")
 OUTPUT = "mining.output"
 MODEL = "mining.model"
 FORM = 1
-"""Version of the work's files: a release does not continue with files of another version."""
+"""Version of the work's files: a release does not continue from another version."""
 
 _FORM_KEY = "form"
-_OWN = ("output", "overwrite", "model", "inputs", "documents")
+_NOT_OF_PLAN = ("output", "overwrite", "model", "inputs", "documents")
 _OF_TEXTS = (
     *("format", "anchor_column", "positive_column", "group_column", "key_column"),
     *("documents_format", "documents_column", "documents_group_column", "part_rows"),
@@ -93,13 +93,13 @@ class MiningSummary:
         repeated: Duplicate pairs.
         short: Pairs left out because they have too few negatives.
         filled: Rows of the table with negatives drawn at random.
-        documents: Texts that were searched.
-        dropped: Documents that filters dropped, by reason.
+        documents: Searched texts.
+        dropped: Documents dropped by filters, by reason.
         of_own_group: Share of negatives of their anchor's group; None without groups.
         positive_score: Mean cosine of the written anchors and positives.
         negative_score: Mean cosine of the written anchors and negatives.
-        searched: Pairs that this run searched, in ``seconds``.
-        embedded: Texts that this run embedded.
+        searched: Pairs searched by this run, in ``seconds``.
+        embedded: Texts embedded by this run.
     """
 
     folder: str
@@ -120,7 +120,7 @@ class MiningSummary:
 
     @classmethod
     def read_again(cls, folder: Location) -> MiningSummary:
-        """Return the result of a table that is whole, for a run that did nothing."""
+        """Return the result of a finished table, for a run without any work."""
         again = {"folder": str(folder), "searched": 0, "embedded": 0}
         return records.built(
             folder / MANIFEST_FILE, lambda known: cls(**{**known["figures"], **again})
@@ -134,25 +134,25 @@ class MiningSummary:
     def lines(self) -> list[str]:
         """Return the lines to print at the end."""
         if not self.searched and not self.embedded:
-            return [f"nothing to mine, all {self.rows:,} rows are there"]
+            return [f"nothing to mine: all {self.rows:,} rows have negatives"]
         lines = [
             f"{self.searched:,} pairs searched in {self.documents:,} documents, "
             f"{self.rate:,.0f} anchors/s ({self.seconds:.0f} s)",
-            f"{self.rows:,} rows of {self.read:,}; left out: {self.without_text:,} without text, "
-            f"{self.repeated:,} repeated, {self.short:,} with too few negatives",
+            f"{self.rows:,} of {self.read:,} rows written; left out: {self.without_text:,} without "
+            f"text, {self.repeated:,} repeated, {self.short:,} with too few negatives",
         ]
         if any(self.dropped.values()):
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items())
-            lines.append(f"documents nearer than the negatives, and dropped: {reasons}")
+            lines.append(f"dropped documents nearer than the negatives: {reasons}")
         if self.filled:
-            lines.append(f"{self.filled:,} rows have negatives that were drawn at random")
+            lines.append(f"{self.filled:,} rows have random negatives")
         if self.positive_score is not None and self.negative_score is not None:
             lines.append(
                 f"mean cosine of positives {self.positive_score:.3f}, "
                 f"of negatives {self.negative_score:.3f}"
             )
         if self.of_own_group:
-            lines.append(f"{self.of_own_group:.1%} of the negatives are of the anchor's group")
+            lines.append(f"{self.of_own_group:.1%} of the negatives belong to the anchor's group")
         return lines
 
     def __str__(self) -> str:
@@ -161,10 +161,10 @@ class MiningSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a table: the settings that decide it, written when it is begun.
+    """The plan of a table: the settings behind it, written at its beginning.
 
-    ``texts`` are settings that decide texts, vectors and pairs; ``negatives`` the other settings
-    that decide the table. ``backend`` and ``precision`` are resolved from ``auto``.
+    ``texts`` are the settings for texts, vectors and pairs; ``negatives`` all others with effect on
+    the table. ``backend`` and ``precision`` are resolved from ``auto``.
     """
 
     texts: Mapping[str, Any]
@@ -174,7 +174,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, options: EmbeddingOptions) -> Plan:
-        """Return what a table is to follow from.
+        """Return the plan of a new table.
 
         Raises:
             InputError: An input does not exist.
@@ -193,7 +193,7 @@ class Plan:
             "embedding.dimensions": options.dimensions,
         }
         names = [name for name in MiningSettings.model_fields if f"mining.{name}" not in texts]
-        negatives = {f"mining.{name}": asked[name] for name in names if name not in _OWN}
+        negatives = {f"mining.{name}": asked[name] for name in names if name not in _NOT_OF_PLAN}
         return cls(texts, negatives, options.backend, options.precision)
 
     @classmethod
@@ -210,18 +210,18 @@ class Plan:
     @property
     def is_dated(self) -> bool:
         """Return whether input changes would be noticed: tables known by name have no version."""
-        told = (self.texts[INPUTS], self.texts[MORE_DOCUMENTS])
-        return all(one is None or one[1] is not None for one in told)
+        inputs = (self.texts[INPUTS], self.texts[MORE_DOCUMENTS])
+        return all(stamped is None or stamped[1] is not None for stamped in inputs)
 
     def differing(self, other: Plan) -> str | None:
-        """Return the first setting in which the other table differs."""
-        here, there = {**self.texts, **self.negatives}, {**other.texts, **other.negatives}
-        return next((key for key in here if here[key] != there.get(key)), None)
+        """Return the first setting with another value in the other table."""
+        asked, known = {**self.texts, **self.negatives}, {**other.texts, **other.negatives}
+        return next((key for key in asked if asked[key] != known.get(key)), None)
 
 
 @dataclass(frozen=True)
 class MiningJob:
-    """A job of the section ``mining``, with its model and inputs as they are now."""
+    """A job of the section ``mining``, with the present state of its model and inputs."""
 
     config: Config
     options: EmbeddingOptions
@@ -238,6 +238,7 @@ class MiningJob:
         try:
             options = options_for(config, config.mining.model)
         except InputError as error:
+            # Other settings of `embedding` apply to this job too, under their own names.
             if error.key != "embedding.model":
                 raise
             raise InputError(MODEL, error.problem, error.remedy) from None
@@ -255,21 +256,23 @@ class MiningJob:
         """Return whether this table exists already.
 
         Raises:
-            InputError: The folder holds foreign files, or a different table that may not be
-                replaced.
+            InputError: The folder holds foreign files, or a different table, without
+                ``mining.overwrite``.
         """
         check_places(OUTPUT, self.folder, NEGATIVES)
         known = Plan.read(versions.current(self.folder))
         if known is None or self.config.mining.overwrite:
             return False
-        other = self.plan.differing(known)
-        again = "set mining.overwrite=true to make it again, or name another mining.output"
-        if other == _FORM_KEY:
+        differing = self.plan.differing(known)
+        again = "Set mining.overwrite=true to make it again, or name another mining.output"
+        if differing == _FORM_KEY:
             raise InputError(OUTPUT, f"{self.folder} was made by another release", again)
-        if other is not None:
-            raise InputError(other, f"{self.folder} was made with another value of it", again)
+        if differing is not None:
+            raise InputError(
+                differing, f"{self.folder} was made with another value of this setting", again
+            )
         if not self.plan.is_dated:
-            problem = f"whether they have changed since {self.folder} was made cannot be known"
+            problem = f"it is unknown whether they have changed since {self.folder} was made"
             raise InputError(INPUTS, problem, again)
         return True
 
@@ -291,37 +294,38 @@ class MiningJob:
             logger.info("mining: %s", summary)
             return summary
         options = options_in(session, self.options, self.config.embedding.backend)
-        made, plan = _begun(self.folder, replace(self.plan, backend=options.backend))
+        begun, plan = _begun(self.folder, replace(self.plan, backend=options.backend))
         if plan.precision == "auto":
             plan = replace(plan, precision=precision_of(session, options))
-            plan.write(made)
+            plan.write(begun)
         options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
-        if (made / MANIFEST_FILE).is_file():
-            # The job before was killed while its table was about to take its place.
-            summary = MiningSummary.read_again(made)
+        if (begun / MANIFEST_FILE).is_file():
+            # The earlier job was killed just before its finished table took its place.
+            summary = MiningSummary.read_again(begun)
         else:
-            summary = _Making(session, self, made, options).made()
+            summary = _Making(session, self, begun, options).made()
             for line in summary.lines():
                 logger.info("mining: %s", line)
         for name in (WORK, ATTEMPTS):
-            storage.discard_folder(made / name)
-        take_place(made, self.folder)
+            storage.discard_folder(begun / name)
+        take_place(begun, self.folder)
         return replace(summary, folder=str(versions.current(self.folder)))
 
 
 def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
-    """Return folder and plan of a table: a begun one goes on, with its backend and precision."""
+    """Return folder and plan of a table: continue a begun one, with its backend and precision."""
     for place in begun_folders(folder):
         known = Plan.read(place)
         if known is None or known.texts != plan.texts:
             continue
         plan = replace(plan, backend=known.backend, precision=known.precision)
+        # Texts and vectors stay; only the search depends on these settings.
         if known.negatives != plan.negatives:
             (place / MANIFEST_FILE).unlink(missing_ok=True)
             for file in listed(place, "part-*.parquet"):
                 file.unlink()
             plan.write(place)
-        logger.info("mining: going on with what %s holds", place)
+        logger.info("mining: resuming the table in %s", place)
         return place, plan
     discard_begun(folder)
     with beginning(folder) as begun:
@@ -331,7 +335,7 @@ def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
 
 @dataclass(frozen=True)
 class _Making:
-    """A table that is being made; ``folder`` holds it until it takes its place."""
+    """A table in the making; ``folder`` holds it until it takes its place."""
 
     session: SparkSession
     job: MiningJob
@@ -345,12 +349,12 @@ class _Making:
 
     @property
     def work(self) -> Location:
-        """The folder that is removed when the table is whole."""
+        """The temporary folder, removed when the table is whole."""
         return self.folder / WORK
 
     def made(self) -> MiningSummary:
         """Make the missing parts of the table, and its manifest."""
-        # Of queries and of documents.
+        # A pair: of queries and of documents.
         prompts = read_prompts(local_folder(self.options.model)).sides
         with activity("mining", "bringing texts together", running_tasks):
             staged = Staged.read_from(self.work) or self._stage(alike=prompts[0] == prompts[1])
@@ -373,6 +377,7 @@ class _Making:
     def _stage(self, *, alike: bool) -> Staged:
         """Collect texts and pairs."""
         config, rows, output = self.job.config, self.work / "input", self.job.folder
+        # Remains of a killed job: it had not staged all texts.
         storage.discard_folder(self.work)
 
         def act() -> Staged:
@@ -391,7 +396,7 @@ class _Making:
     def _embed(
         self, name: str, staged: Staged, options: EmbeddingOptions
     ) -> tuple[VectorTable, int]:
-        """Embed the texts of a folder that have no vector yet; return the table and their count."""
+        """Embed the texts of a folder without a vector; return the table and their number."""
         rows = dict(zip(staged.names(name), staged.rows[name].values(), strict=True))
         source, folder = self.work / name, self.work / VECTORS / name
         parts = [RowRange(part, source / f"{part}.parquet", 0, rows[part]) for part in rows]
@@ -410,7 +415,7 @@ class _Making:
             folder=self.folder,
             threads=self.options.threads,
         )
-        # Some pairs are left out, so that nobody knows how many rows a file has.
+        # Pairs may be left out, so the number of rows in a file is unknown.
         tasks = [[name] for name in missing_parts(self.folder, dict.fromkeys(rows))]
         make = partial(mine_parts, work=work)
         return make_parts(self.session, "mining", self.folder, rows, tasks, make)
@@ -421,11 +426,11 @@ class _Making:
         """Return the totals of the parts; refuse a table without any row."""
         if not total.written:
             most = max(total.dropped, key=lambda reason: total.dropped[reason], default=None)
-            told = f", most often dropped: {most}" if most and total.dropped[most] else ""
+            reason = f" (most often dropped: {most})" if most and total.dropped[most] else ""
             raise InputError(
                 "mining.negatives",
-                f"no anchor has {self.settings.negatives} documents that pass the filters{told}",
-                "ask for fewer, name more mining.documents, loosen the filters, or set "
+                f"no anchor has {self.settings.negatives} documents that pass the filters{reason}",
+                "Ask for fewer, name more mining.documents, loosen the filters, or set "
                 "mining.fill=random",
             )
         grouped = has_groups(self.job.config)

@@ -1,4 +1,4 @@
-"""The inputs of mining: pairs and documents as Spark frames, and stamps that change with them."""
+"""The inputs of mining: pairs and documents as Spark frames, and stamps of their content."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ IsText: TypeAlias = Mapping[str, bool | None]
 class Source:
     """A table to read.
 
-    The settings ``key`` and ``format_key`` name the table and its format. ``texts`` and ``others``
-    are columns of texts and of plain values, by the settings that name them. ``table`` is as the
-    readers of tables take it.
+    The settings ``key`` and ``format_key`` name the table and its format. ``texts`` and ``values``
+    are columns of texts and of plain values, by their settings. ``table`` is in the form for the
+    readers of tables.
     """
 
     key: str
     format_key: str
     texts: Mapping[str, str]
-    others: Mapping[str, str]
+    values: Mapping[str, str]
     table: EmbeddingSettings
 
     @property
     def columns(self) -> list[str]:
         """All wanted columns, each once."""
-        return list(dict.fromkeys((*self.texts.values(), *self.others.values())))
+        return list(dict.fromkeys((*self.texts.values(), *self.values.values())))
 
     def files(self, config: Config) -> list[Location]:
         """Return the table's Parquet files; none for another format."""
@@ -67,7 +67,7 @@ def pairs_source(config: Config) -> Source | None:
     settings = config.mining
     if not settings.inputs:
         return None
-    others = {
+    values = {
         "mining.group_column": settings.group_column,
         "mining.key_column": settings.key_column,
     }
@@ -78,7 +78,7 @@ def pairs_source(config: Config) -> Source | None:
             "mining.anchor_column": settings.anchor_column,
             "mining.positive_column": settings.positive_column,
         },
-        others={key: name for key, name in others.items() if name is not None},
+        values={key: name for key, name in values.items() if name is not None},
         table=_table(settings, settings.inputs, settings.format, settings.anchor_column),
     )
 
@@ -93,7 +93,7 @@ def documents_source(config: Config) -> Source | None:
         key=MORE_DOCUMENTS,
         format_key="mining.documents_format",
         texts={"mining.documents_column": text},
-        others={} if group is None else {"mining.documents_group_column": group},
+        values={} if group is None else {"mining.documents_group_column": group},
         table=_table(settings, settings.documents, settings.documents_format, text),
     )
 
@@ -121,8 +121,7 @@ def check_sources(config: Config) -> None:
     """Check the inputs as far as possible without Spark.
 
     Raises:
-        InputError: An input or a column is missing, or the prepared pairs have rows of deleted
-            keys.
+        InputError: An input or a column is missing, or prepared pairs have deleted keys.
     """
     if not config.mining.inputs:
         _check_prepared(config)
@@ -133,10 +132,11 @@ def check_sources(config: Config) -> None:
             raise InputError(source.key, error.problem, error.remedy) from None
         for file in footers:
             for name in source.columns:
+                # Spark ignores case, so two columns of a file may be one to it.
                 problem = same_for_spark(name, file.types)
                 if problem is not None:
-                    where = f"{file.path} has {problem}"
-                    raise InputError(source.key, where, "rename one of them")
+                    sentence = f"{file.path} has {problem}"
+                    raise InputError(source.key, sentence, "Rename one of them")
             kinds = file.types.items()
             check_columns(
                 source, {name: is_text(kind) if is_plain(kind) else None for name, kind in kinds}
@@ -161,7 +161,9 @@ def _check_prepared(config: Config) -> None:
     prepared = PreparedFolder.of(config)
     if not prepared.corpus.pairs.is_dir():
         problem = f"it is empty, and there is no corpus in {prepared.path}"
-        raise InputError(INPUTS, problem, "run `prepare` first, or name a table of pairs")
+        raise InputError(
+            INPUTS, problem, "Run `sentence-pipelines prepare` first, or name a table of pairs"
+        )
     prepared.check_deleted()
 
 
@@ -172,15 +174,15 @@ def check_columns(source: Source, is_text: IsText) -> None:
         InputError: A column is missing or has the wrong type.
     """
     where = ", ".join(source.table.inputs)
-    for key, name in {**source.texts, **source.others}.items():
+    for key, name in {**source.texts, **source.values}.items():
         if name not in is_text:
             lacking = f"{where} has no column `{name}`"
             raise InputError(key, lacking, has_columns(is_text, "mining"))
         if key in source.texts and not is_text[name]:
-            raise InputError(key, f"`{name}` of {where} holds no text", "name a column of strings")
+            raise InputError(key, f"`{name}` of {where} holds no text", "Name a column of strings")
         if is_text[name] is None:
             problem = f"`{name}` of {where} holds no plain values"
-            raise InputError(key, problem, "name a column of strings or numbers")
+            raise InputError(key, problem, "Name a column of strings or numbers")
 
 
 def stamps(config: Config) -> dict[str, Any]:
@@ -192,11 +194,12 @@ def stamps(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for source in _sources(config):
         try:
-            told = input_stamps(source.table, config.storage)
+            input_stamp = input_stamps(source.table, config.storage)
         except InputError as error:
+            # The readers of tables know only the section `embedding`.
             remedy = error.remedy.replace("embedding.", "mining.")
             raise InputError(source.key, error.problem, remedy) from None
-        found[source.key] = [list(source.table.inputs), told]
+        found[source.key] = [list(source.table.inputs), input_stamp]
     if INPUTS not in found:
         _check_prepared(config)
         pairs = PreparedFolder.of(config).corpus.pairs
@@ -210,8 +213,8 @@ def read_pairs(
 ) -> DataFrame:
     """Return the pairs: `anchor`, `positive`, `group_id` (null without a group), `group`, `key`.
 
-    The last two exist where the input has them. ``staged`` is a folder for rows of inputs that are
-    not Parquet; no table of the inputs may lie in ``output``.
+    The last two exist if the input has them. ``staged`` is a folder for rows of inputs in other
+    formats than Parquet; no table of the inputs may lie in ``output``.
 
     Raises:
         InputError: A column is missing, or the pairs have scores.
@@ -235,18 +238,18 @@ def _prepared_pairs(session: SparkSession, config: Config) -> DataFrame:
     folder = PreparedFolder.of(config).corpus.pairs
     frame = read_parquet(session, folder)
     if "source" in frame.columns:
-        several = f"the pairs in {folder} are of several sources"
-        raise InputError(INPUTS, several, "name a table of pairs")
+        mixed = f"the pairs in {folder} come from several sources"
+        raise InputError(INPUTS, mixed, "Name a table of pairs")
     if not frame.where("score is not null").isEmpty():
-        problem = f"the pairs in {folder} have scores, so that not every text is a positive"
-        raise InputError(INPUTS, problem, "name a table of pairs without scores")
+        problem = f"the pairs in {folder} have scores, so not every text is a positive"
+        raise InputError(INPUTS, problem, "Name a table of pairs without scores")
     return frame.select("anchor", "positive", _group_id("group"), "group")
 
 
 def read_documents(
     session: SparkSession, config: Config, staged: Location, output: Location
 ) -> DataFrame | None:
-    """Return further documents: `text` and `group_id`; None where there are none.
+    """Return further documents: `text` and `group_id`; None if there are none.
 
     Arguments and errors are those of :func:`read_pairs`.
     """
@@ -270,6 +273,7 @@ def _read_table(
     try:
         stage_table(session, source.table, config.storage, staged, output, "mining.output")
     except InputError as error:
+        # Its fault is in the place of the output, not in the input.
         if error.key == "mining.output":
             raise
         remedy = error.remedy.replace("embedding.format", source.format_key)
@@ -296,7 +300,7 @@ def _group_id(column: str | None) -> Column:
 
 
 def _column(name: str) -> Column:
-    """Return a column whose name may contain dots and spaces."""
+    """Return a column by its name, perhaps with dots and spaces."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     quoted = name.replace("`", "``")
@@ -314,8 +318,8 @@ def has_groups(config: Config) -> bool:
 
 
 def has_text(*columns: str) -> Column:
-    """Return whether all columns hold more than white space; null where one is null."""
+    """Return whether all columns hold more than white space; null if one is null."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     present = [F.length(F.trim(F.col(name))) > 0 for name in columns]
-    return reduce(lambda one, other: one & other, present)
+    return reduce(lambda left, right: left & right, present)

@@ -42,7 +42,7 @@ class PartFigures:
         filled: Rows of the output with negatives drawn at random.
         dropped: See :meth:`~pipelines.vectors.negatives.Selection.dropped`.
         negatives: Negatives written.
-        of_own_group: Negatives written that are of their anchor's group.
+        of_own_group: Negatives written of their anchor's group.
         positive_scores: Sum of the scores of written positives; ``negative_scores`` likewise.
     """
 
@@ -73,9 +73,9 @@ class PartFigures:
         sums: dict[str, Any] = dict.fromkeys(cls.__dataclass_fields__, 0)
         dropped: Counter[str] = Counter()
         for part in parts:
-            told = asdict(part)
-            dropped.update(told.pop("dropped"))
-            for name, value in told.items():
+            figures = asdict(part)
+            dropped.update(figures.pop("dropped"))
+            for name, value in figures.items():
                 sums[name] += value
         return cls(**{**sums, "dropped": dict(dropped)})
 
@@ -84,7 +84,7 @@ class PartFigures:
 class Texts:
     """The texts of a job, with their vectors; sent to executors.
 
-    ``anchors`` are those that are not documents; None where all are.
+    ``anchors`` are only the anchors outside ``documents``; None if all are documents.
     """
 
     documents: VectorTable
@@ -105,7 +105,7 @@ class Work:
 def mine_parts(names: Iterable[str], *, work: Work, attempts: Location) -> Iterator[int]:
     """Make files of the output, each atomically; yield the number of pairs read."""
     pa.set_cpu_count(work.threads)
-    # Every part reads all documents; an index knows the files that it was built of.
+    # Every part reads all documents, so they are copied once; an index is of the original files.
     table = work.texts.documents
     work = replace(work, texts=replace(work.texts, documents=on_this_machine(table)))
     for name in names:
@@ -139,27 +139,27 @@ def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
     )
     rows = _rows(found, written, kept, documents)
     with storage.built_file(work.folder / f"{name}.parquet") as path:
-        told = rows.replace_schema_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
-        pq.write_table(told, path, compression="zstd", write_page_checksum=True)
+        stored = rows.replace_schema_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
+        pq.write_table(stored, path, compression="zstd", write_page_checksum=True)
     sign.unlink(missing_ok=True)
     return found.read
 
 
 def _signs(sign: Location) -> GetOn:
-    """Return a callback that grows a file every so often, a sign of progress for the driver."""
-    told, count = time.monotonic(), 0
+    """Return a callback to grow a file now and then, as a sign of progress for the driver."""
+    signed_at, count = time.monotonic(), 0
 
     def get_on() -> None:
-        nonlocal told, count
-        if time.monotonic() - told > SIGN_SECONDS:
-            told, count = time.monotonic(), count + 1
+        nonlocal signed_at, count
+        if time.monotonic() - signed_at > SIGN_SECONDS:
+            signed_at, count = time.monotonic(), count + 1
             storage.write_text(sign, "." * count)
 
     return get_on
 
 
 def _scored(negatives: Negatives, anchors: Anchors, documents: VectorTable) -> Negatives:
-    """Add the scores of documents that were drawn at random: no search has compared them."""
+    """Add the scores of random documents: no search has compared them."""
     rows, places = np.nonzero((negatives.documents != NONE) & np.isnan(negatives.scores))
     drawn = vectors_at(documents, negatives.documents[rows, places])
     products = np.einsum("ij,ij->i", anchors.vectors[rows], drawn)
@@ -181,17 +181,19 @@ class Pairs:
 
 
 def read_pairs(file: Location, texts: Texts) -> Pairs:
-    """Read the pairs of a part, sorted by anchor and positive, whose places refer to ``texts``."""
+    """Read the pairs of a part, sorted by anchor and positive, with places in ``texts``."""
     with pq.ParquetFile(arrow_source(file)) as opened:
         rows = opened.read(use_threads=False)
-    own = _positions(texts.documents, rows["own_at"])
-    others = _positions(texts.anchors, rows["anchor_at"])
+    own_documents = _positions(texts.documents, rows["own_at"])
+    anchor_places = _positions(texts.anchors, rows["anchor_at"])
     positives = _positions(texts.documents, rows["positive_at"])
-    is_other = np.diff(np.stack([own, others]), axis=1, prepend=-2).any(axis=0)
-    numbers = np.cumsum(is_other) - 1
-    is_first = is_other | (np.diff(positives, prepend=-2) != 0)
+    # No position is -2, so the first row always begins an anchor.
+    places = np.stack([own_documents, anchor_places])
+    is_new_anchor = np.diff(places, axis=1, prepend=-2).any(axis=0)
+    numbers = np.cumsum(is_new_anchor) - 1
+    is_first = is_new_anchor | (np.diff(positives, prepend=-2) != 0)
     kept = np.flatnonzero(is_first)
-    vectors = _vectors_of_anchors(texts, own[kept], others[kept])
+    vectors = _vectors_of_anchors(texts, own_documents[kept], anchor_places[kept])
     matching = vectors_at(texts.documents, positives[kept])
     scores = np.round(np.einsum("ij,ij->i", vectors, matching).astype(float), SCORE_DECIMALS)
     starts, groups, group_documents = _groups(rows["group_id"], numbers, texts.documents)
@@ -201,7 +203,7 @@ def read_pairs(file: Location, texts: Texts) -> Pairs:
         vectors=vectors,
         positive_scores=scores,
         numbers=numbers[kept],
-        own=own[kept],
+        own_documents=own_documents[kept],
         positives=np.unique(numbers * texts.documents.rows + positives),
         group_starts=starts,
         groups=groups,
@@ -211,7 +213,7 @@ def read_pairs(file: Location, texts: Texts) -> Pairs:
 
 
 def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray:
-    """Return the positions in a table of the places of rows; -1 where there is none."""
+    """Return the positions in a table of the places of rows; -1 for a null."""
     found = np.full(len(places), -1, np.int64)
     if table is None:
         return found
@@ -224,13 +226,15 @@ def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray
     return found
 
 
-def _vectors_of_anchors(texts: Texts, own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the vectors of anchors: from ``others`` where there is one, else from ``own``."""
-    vectors = np.empty((len(own), texts.documents.dimensions), np.float32)
-    is_document = others < 0
-    vectors[is_document] = vectors_at(texts.documents, own[is_document])
+def _vectors_of_anchors(
+    texts: Texts, own_documents: np.ndarray, anchor_places: np.ndarray
+) -> np.ndarray:
+    """Return the vectors of anchors: from ``anchor_places``, or from their documents for -1."""
+    vectors = np.empty((len(own_documents), texts.documents.dimensions), np.float32)
+    is_document = anchor_places < 0
+    vectors[is_document] = vectors_at(texts.documents, own_documents[is_document])
     if texts.anchors is not None:
-        vectors[~is_document] = vectors_at(texts.anchors, others[~is_document])
+        vectors[~is_document] = vectors_at(texts.anchors, anchor_places[~is_document])
     return vectors
 
 

@@ -1,4 +1,4 @@
-"""Distinct texts and the places of each pair's texts, which a search needs.
+"""Distinct texts, and the places of each pair's texts, for the search.
 
 A row goes to the bucket given by the hash of its text, one file for each bucket. Its *place* is the
 bucket and the row in it. The number of buckets depends on the number of rows, and rows are sorted
@@ -43,7 +43,7 @@ class Anchors:
         vectors: fp32 [pairs, dimensions], of the anchors, of length 1.
         positive_scores: [pairs], cosines of anchors and positives.
         numbers: int64 [pairs]: equal for pairs of the same anchor text, ascending from 0.
-        own: int64 [pairs]: the document whose text is the anchor's; -1 where there is none.
+        own_documents: int64 [pairs]: the document with the anchor's text; -1 if there is none.
         positives: Sorted int64: pairs of an anchor's number and a document.
         group_starts: int64 [anchors + 1]: where the groups of an anchor begin in ``groups``.
         groups: int64: numbers of groups, anchor by anchor.
@@ -55,7 +55,7 @@ class Anchors:
     vectors: np.ndarray
     positive_scores: np.ndarray
     numbers: np.ndarray
-    own: np.ndarray
+    own_documents: np.ndarray
     positives: np.ndarray
     group_starts: np.ndarray
     groups: np.ndarray
@@ -83,11 +83,9 @@ class Anchors:
         numbers = self.numbers[rows]
         counts = self.group_starts[numbers + 1] - self.group_starts[numbers]
         for start, stop in _anchor_runs(counts):
-            some = slice(start, stop)
-            rows_of = np.repeat(np.arange(start, stop), counts[some])
-            offsets = np.arange(len(rows_of)) - np.repeat(
-                np.cumsum(counts[some]) - counts[some], counts[some]
-            )
+            run = counts[start:stop]
+            rows_of = np.repeat(np.arange(start, stop), run)
+            offsets = np.arange(len(rows_of)) - np.repeat(np.cumsum(run) - run, run)
             groups = self.groups[self.group_starts[numbers[rows_of]] + offsets]
             shared = is_in(groups * self.documents + documents[rows_of], self.group_documents)
             found[rows_of[shared]] = True
@@ -99,7 +97,7 @@ _LOOKED_UP = 2**21
 
 
 def _anchor_runs(counts: np.ndarray) -> list[tuple[int, int]]:
-    """Cut rows with so many groups each into runs of about :data:`_LOOKED_UP` groups."""
+    """Cut rows with these numbers of groups into runs of about :data:`_LOOKED_UP` groups."""
     if not len(counts):
         return []
     turns = np.cumsum(counts) // _LOOKED_UP
@@ -117,7 +115,7 @@ def is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 DOCUMENTS, ANCHORS, PAIRS = "documents", "anchors", "pairs"
-"""Folders: all documents, anchors that are not documents, and pairs."""
+"""Folders: all documents, anchors outside the documents, and pairs."""
 STAGED_FILE = "staged.json"
 PLACE_BITS = 32
 """Bits of a place for the row in its bucket."""
@@ -173,9 +171,9 @@ def stage(
     """Write documents, anchors and pairs into their folders, and remove remains of a killed job.
 
     ``pairs`` and further ``documents`` are those of :mod:`pipelines.vectors.mining_inputs`.
-    ``asked_rows`` of a file are None where the settings leave them open. A file of documents is as
-    large as ``parts_of_file`` files of pairs. ``alike``: an anchor that is a document has the
-    document's vector.
+    ``asked_rows`` of a file are None if the settings leave them open. A file of documents is as
+    large as ``parts_of_file`` files of pairs. ``alike``: an anchor with the text of a document has
+    the document's vector.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
@@ -198,22 +196,23 @@ def stage(
         if alike:
             anchors = anchors.join(searched, "text", "left_anti")
         found[ANCHORS] = _write_texts(anchors, buckets[1], folder / ANCHORS)
-        others = _placed(session, folder / ANCHORS) if found[ANCHORS] else None
-        found[PAIRS] = _write_pairs(pairs, searched, others, folder / PAIRS, buckets[1])
+        placed_anchors = _placed(session, folder / ANCHORS) if found[ANCHORS] else None
+        found[PAIRS] = _write_pairs(pairs, searched, placed_anchors, folder / PAIRS, buckets[1])
+    # Last, as the mark of a complete folder.
     staged = Staged(read, read - kept, found)
     staged.write(folder)
     return staged
 
 
 def _counted(pairs: DataFrame) -> tuple[int, int]:
-    """Count the rows, and those that have both texts; refuse an input without any of these."""
+    """Count the rows, and the rows with both texts; refuse an input without any."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     kept = F.count(F.when(has_text("anchor", "positive"), 1)).alias("kept")
     found = pairs.agg(F.count(F.lit(1)).alias("read"), kept).collect()[0]
     if not found["kept"]:
         problem = f"none of {found['read']} rows has an anchor and a positive"
-        raise InputError(INPUTS, problem, "name a table of pairs")
+        raise InputError(INPUTS, problem, "Name a table of pairs")
     return found["read"], found["kept"]
 
 
@@ -224,7 +223,7 @@ def _write_texts(texts: DataFrame, buckets: int, folder: Location) -> Mapping[st
 def _write_pairs(
     pairs: DataFrame,
     searched: DataFrame,
-    others: DataFrame | None,
+    anchors: DataFrame | None,
     folder: Location,
     buckets: int,
 ) -> Mapping[str, int]:
@@ -236,10 +235,11 @@ def _write_pairs(
 
     joined = pairs.join(places(searched, "positive", "positive_at"), "positive")
     joined = joined.join(places(searched, "anchor", "own_at"), "anchor", "left")
-    if others is None:
+    if anchors is None:
         joined = joined.withColumn("anchor_at", F.lit(None).cast("long"))
     else:
-        joined = joined.join(places(others, "anchor", "anchor_at"), "anchor", "left")
+        joined = joined.join(places(anchors, "anchor", "anchor_at"), "anchor", "left")
+    # A hash of the texts, so the random choice of negatives does not depend on the order of pairs.
     joined = joined.withColumn("id", F.xxhash64("anchor", "positive"))
     known = [name for name in ("group", "key") if name in joined.columns]
     order = ["anchor", "positive", *known, "group_id"]
@@ -253,7 +253,7 @@ def _placed(session: SparkSession, folder: Location) -> DataFrame:
 def write_buckets(
     frame: DataFrame, buckets: int, order: Sequence[str], folder: Location, *, placed: bool
 ) -> Mapping[str, int]:
-    """Have executors write one file for each bucket that has rows, into a new folder.
+    """Have executors write one file for each bucket with rows, into a new folder.
 
     A hash of the first column of ``order`` decides the bucket; ``order`` sorts rows in it. With
     ``placed`` a column `place` is added. Return the rows of each file, by the number of the bucket,
@@ -277,19 +277,19 @@ def write_buckets(
 def _write_buckets(
     batches: Iterable[pa.RecordBatch], *, folder: Location, schema: pa.Schema, placed: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows that are sorted by their bucket. Runs on an executor."""
-    whole = schema.append(pa.field("place", pa.int64())) if placed else schema
+    """Write rows, sorted by their bucket. Runs on an executor."""
+    file_schema = schema.append(pa.field("place", pa.int64())) if placed else schema
     for bucket, runs in groupby(runs_of(batches, _BUCKET), key=itemgetter(0)):
         rows = 0
         with (
             storage.built_file(folder / f"{part_name(bucket)}.parquet") as aside,
-            pq.ParquetWriter(aside, whole, compression="zstd") as writer,
+            pq.ParquetWriter(aside, file_schema, compression="zstd") as writer,
         ):
             for _, run in runs:
                 columns = [run.column(name).cast(schema.field(name).type) for name in schema.names]
                 if placed:
                     place = (bucket << PLACE_BITS) + rows + np.arange(run.num_rows)
                     columns.append(pa.array(place, pa.int64()))
-                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=file_schema))
                 rows += run.num_rows
         yield pa.RecordBatch.from_pydict({_BUCKET: [bucket], "rows": [rows]})

@@ -1,4 +1,4 @@
-"""Near-duplicates: pairs of rows whose vectors have at least some cosine, and groups of pairs.
+"""Near-duplicates: pairs of rows with at least a given cosine, and groups of pairs.
 
 All pairs are compared, block by block, so the work grows with the square of the table. For millions
 of rows, search the neighbours of each in an index instead.
@@ -41,8 +41,11 @@ def near_duplicates(session: SparkSession, table: VectorTable, threshold: float)
         InputError: The threshold is no such cosine.
     """
     if not 0 < threshold <= 1:
-        raise InputError("threshold", f"{threshold} is no similarity", "above 0 and at most 1")
+        raise InputError(
+            "threshold", f"{threshold} is not a similarity", "Choose one above 0 and at most 1"
+        )
     pairs = pairs_of(len(table.files))
+    # Tasks get numbers, not files: pairs grow with the square of the files.
     numbers = session.range(0, pairs, 1, min(pairs, MAX_TASKS))
     work = partial(_compare_numbers, table=table, threshold=threshold)
     return numbers.mapInArrow(work, PAIRS_DDL)
@@ -62,7 +65,7 @@ def pair_of(number: int) -> tuple[int, int]:
 def _compare_numbers(
     batches: Iterable[pa.RecordBatch], *, table: VectorTable, threshold: float
 ) -> Iterator[pa.RecordBatch]:
-    """Compare the pairs of files whose numbers are in `id`. Runs on an executor."""
+    """Compare the pairs of files with the numbers in `id`. Runs on an executor."""
     for number in (number for batch in batches for number in batch.column("id").to_pylist()):
         left, right = pair_of(number)
         for first in read_blocks(table, [table.files[left]]):
@@ -79,9 +82,11 @@ def alike(
     ``tile_rows`` of each side are compared at a time.
     """
     lefts, rights = (range(0, len(block.positions), tile_rows) for block in (first, second))
-    for start, other in product(lefts, rights):
-        rows, columns = slice(start, start + tile_rows), slice(other, other + tile_rows)
+    for left_start, right_start in product(lefts, rights):
+        rows = slice(left_start, left_start + tile_rows)
+        columns = slice(right_start, right_start + tile_rows)
         before, behind = first.positions[rows], second.positions[columns]
+        # Positions ascend, so no pair of this tile has its left row first.
         if before[0] >= behind[-1]:
             continue
         cosines = first.vectors[rows] @ second.vectors[columns].T
@@ -97,10 +102,10 @@ def alike(
 
 
 def duplicate_groups(pairs: DataFrame) -> dict[int, list[int]]:
-    """Collect groups of rows that pairs connect, directly or through other rows.
+    """Collect groups of rows connected by pairs, directly or through other rows.
 
     The pairs are from :func:`near_duplicates`. Return the ascending positions of each group by its
-    first one, which is the one to keep.
+    first one, the row to keep.
 
     Raises:
         PipelineError: An executor could not compare its rows.

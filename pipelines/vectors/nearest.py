@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 SCORE_DECIMALS = 6
-"""Decimals to which cosines are compared: the last bits of a float32 product depend on how the work
-was cut, and must not decide the order of two equal texts."""
+"""Decimals in comparisons of cosines: the last bits of a float32 product depend on the size of the
+blocks, and must not decide the order of two equal texts."""
 
 BLOCK_CELLS = 4 * 2**20
 """Scores in memory at a time: 32 MiB."""
@@ -33,16 +33,16 @@ class Neighbours:
         """Return no neighbours of any query."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
 
-    def where(self, which: np.ndarray) -> Neighbours:
+    def where(self, chosen: np.ndarray) -> Neighbours:
         """Return the neighbours selected by a mask or by indices."""
-        return Neighbours(self.queries[which], self.documents[which], self.scores[which])
+        return Neighbours(self.queries[chosen], self.documents[chosen], self.scores[chosen])
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
     """Find the k documents of highest cosine for each query; ties go to the lower id.
 
     ``queries`` and ``documents`` are [rows, width], of length 1; ``ids`` are int64 [documents].
-    Fewer documents than k are all returned. Scores in memory stay below about 32 MB.
+    If there are fewer documents than k, return all. Scores in memory stay below about 32 MB.
     """
     rows = max(1, BLOCK_CELLS // max(len(documents), 1))
     found = [Neighbours.none()]
@@ -50,7 +50,7 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         scores = np.round(
             (queries[start : start + rows] @ documents.T).astype(float), SCORE_DECIMALS
         )
-        # NaN would be ranked somewhere; a model that gives it finds nothing.
+        # NaN has no rank; a model with such vectors finds nothing.
         scores[np.isnan(scores)] = -np.inf
         found.append(best_of_block(scores, start, ids, k))
     return joined(found)
@@ -64,8 +64,8 @@ def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
 def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
     """Return the k best of a block of scores; ties go to the lower id.
 
-    ``scores`` are [queries, documents], minus infinity where a document is not found; ``start`` is
-    the number of the first query; ``ids`` are int64 [documents].
+    ``scores`` are [queries, documents], minus infinity for documents not found; ``start`` is the
+    number of the first query; ``ids`` are int64 [documents].
     """
     count = scores.shape[1]
     if count > k:

@@ -1,9 +1,10 @@
 """The choice of negatives: documents near an anchor, searched and filtered. Used on executors.
 
-A search compares the anchor with all documents, or asks an index; filters drop documents that are
-no negatives. Randomness depends only on a hash of the seed, the texts of the pair and the document:
-never on the number of tasks, nor on the order of the pairs. Source of the hash: the finaliser of
-SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+A search compares the anchor with all documents, or asks an index; filters then drop documents
+unsuitable as negatives. Randomness depends only on a hash of the seed, the texts of the pair and
+the document: never on the number of tasks, nor on the order of the pairs. Source of the hash: the
+finaliser of SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014.
 
 Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.SEARCHES`.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 WAITING = 2**20
-"""Most found documents that wait to be sorted; 24 bytes each."""
+"""Most found documents before a sort; 24 bytes each."""
 _WAITING_OF_ONE = 2
 """The same limit, if lower, for each document to keep: an early sort raises the bounds early."""
 _ROUNDING = 2 * 10.0**-SCORE_DECIMALS
@@ -38,7 +39,7 @@ _ROUNDING = 2 * 10.0**-SCORE_DECIMALS
 class Nearest:
     """The k nearest of all added documents, for each of some pairs; none below ``floor``.
 
-    Added documents wait until there are enough to sort together.
+    Added documents wait for a common sort.
     """
 
     def __init__(self, pairs: int, k: int, floor: float = -np.inf) -> None:
@@ -47,10 +48,10 @@ class Nearest:
         self._waiting: list[Neighbours] = []
         self._count = 0
         self.bounds = np.full(pairs, floor)
-        """Lowest score that may be among the nearest of a pair, as far as is known."""
+        """Lowest score, as far as known, of a document among the nearest of a pair."""
 
     def add(self, found: Neighbours) -> None:
-        """Add documents; those that cannot be among the nearest are dropped."""
+        """Add documents; drop those too far to be among the nearest."""
         near = found.where(found.scores >= self.bounds[found.queries])
         self._waiting.append(near)
         self._count += len(near.queries)
@@ -70,7 +71,7 @@ class Nearest:
 
 
 class Selection:
-    """The documents that a search finds for the pairs of a part, and those that filters drop.
+    """The documents found for the pairs of a part, and those dropped by filters.
 
     ``settings`` choose the filters. ``k`` documents are wanted of each pair, none below ``floor``.
     """
@@ -87,8 +88,9 @@ class Selection:
 
         ``first`` is the pair of the first row; ``documents`` are those of the columns, int64.
         """
+        # Scores are rounded only later, so those just below a bound may still reach it.
         bounds = self._nearest.bounds[first : first + len(scores)] - _ROUNDING
-        # A score that is no number is not above any bound.
+        # NaN is not above any bound.
         rows, columns = np.nonzero(scores >= bounds[:, None].astype(np.float32))
         if len(rows):
             self.add(Neighbours(rows + first, documents[columns], scores[rows, columns]))
@@ -105,7 +107,7 @@ class Selection:
         self._nearest.add(found)
 
     def result(self) -> Neighbours:
-        """Return the nearest documents of each pair that pass all filters, the best first."""
+        """Return the nearest documents of each pair after all filters, the best first."""
         return self._nearest.result()
 
     def are_short(self) -> np.ndarray:
@@ -121,24 +123,25 @@ class Selection:
         """
         self.result()
         bounds = self._nearest.bounds
-        found = {reason: one.result() for reason, one in self._dropped.items()}
+        found = {reason: nearest.result() for reason, nearest in self._dropped.items()}
         return {
-            reason: int((one.scores >= bounds[one.queries]).sum()) for reason, one in found.items()
+            reason: int((dropped.scores >= bounds[dropped.queries]).sum())
+            for reason, dropped in found.items()
         }
 
 
 Filter: TypeAlias = Callable[[Neighbours], np.ndarray]
-"""Marks found documents that are no negatives: bool, one for each."""
+"""Marks found documents unsuitable as negatives: bool, one for each."""
 
 
 def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
-    """Return filters of the anchor's own documents, which are not drawn at random either.
+    """Return filters of the anchor's own documents, to drop from random draws too.
 
     They run in this order; the names are the reasons in the figures.
     """
     filters: dict[str, Filter] = {
         "known positive": lambda found: anchors.are_positives(found.queries, found.documents),
-        "same text": lambda found: anchors.own[found.queries] == found.documents,
+        "same text": lambda found: anchors.own_documents[found.queries] == found.documents,
     }
     if not settings.same_group:
         filters["same group"] = lambda found: anchors.are_of_group(found.queries, found.documents)
@@ -146,7 +149,7 @@ def own_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]
 
 
 def score_filters(anchors: Anchors, settings: MiningSettings) -> dict[str, Filter]:
-    """Return filters of documents that are too near, in the order in which they run."""
+    """Return filters of too near documents, in their order."""
     filters: dict[str, Filter] = {}
     if settings.max_score is not None:
         filters["above max_score"] = lambda found: found.scores > settings.max_score
@@ -165,9 +168,9 @@ def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.nd
     Documents about as near as the positive are often unlabelled positives. Source: Moreira et al.,
     "NV-Retriever: Improving text embedding models with effective hard-negative mining", 2024,
     arXiv:2407.15831 (`TopK-PercPos` and `TopK-MarginPos`). A share of a positive score below 0 is
-    also subtracted, so that a limit is never above the score.
+    also subtracted, so a limit is never above the score.
 
-    ``positive_scores`` [pairs] are of the positive that `mining.margin_positive` names.
+    ``positive_scores`` [pairs] are of the positive in `mining.margin_positive`.
     """
     limits = np.full(len(positive_scores), np.inf)
     if settings.relative_margin is not None:
@@ -184,15 +187,15 @@ bits of a product depend on the shape of the matrices."""
 FIRST_DOCUMENTS = 64
 """Documents compared first: while no bound is known, all documents are candidates."""
 MORE_OF_INDEX = 2
-"""Documents that an index is asked for, per wanted one: filters drop some."""
+"""Documents to ask an index for, per wanted one: filters drop some."""
 LEAST_OF_INDEX = 32
-"""Documents that an index is asked for besides, since a pair may want few."""
+"""Further documents to ask an index for, since a pair may want few."""
 MOST_OF_INDEX = 2048
-"""Most documents that an index is asked for, for pairs whose documents filters nearly all drop."""
+"""Most documents to ask an index for, for pairs with few documents after the filters."""
 _ASKED_AGAIN = 8
-"""Factor by which a repeated request asks for more documents."""
+"""Factor between the documents of a request and of the repeated one."""
 _FOUND_AT_ONCE = 2**20
-"""Documents of all pairs that an index is asked for at a time."""
+"""Documents of all pairs to ask an index for at a time."""
 
 GetOn: TypeAlias = Callable[[], None]
 """Called now and then, as a sign that the task makes progress."""
@@ -203,11 +206,11 @@ class Search:
     """A way to find documents.
 
     Attributes:
-        find: Fills a selection. Runs on an executor; reads the table, which is in files of its own.
+        find: Fills a selection. Runs on an executor; reads the files of the table.
         parts_of_file: Parts of work for each file of documents.
-        check: Called before anything begins; raises InputError if the search is impossible.
+        check: Called before all work; raises InputError if the search is impossible.
         prepare: Called on the driver when all documents have vectors.
-        in_place: Whether the table is read where it is, rather than on this machine.
+        in_place: Whether to read the table in its place, rather than a copy on this machine.
     """
 
     find: Callable[[Selection, VectorTable, GetOn], None]
@@ -224,10 +227,10 @@ def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> Non
     for block in read_blocks(table, table.files):
         start = 0
         while start < len(block.positions):
-            # Those of the first blocks tell how near a document has to be in the next ones.
+            # The first, small blocks give bounds, which spare most candidates of the next ones.
             width = int(np.clip(seen, FIRST_DOCUMENTS, BLOCK_DOCUMENTS))
-            some = slice(start, start + width)
-            vectors, positions = block.vectors[some], block.positions[some]
+            columns = slice(start, start + width)
+            vectors, positions = block.vectors[columns], block.positions[columns]
             for first in range(0, len(anchors), BLOCK_PAIRS):
                 scores = anchors[first : first + BLOCK_PAIRS] @ vectors.T
                 selection.offer(first, positions, scores)
@@ -239,11 +242,12 @@ def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> Non
 def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
     """Search the index of the documents for each anchor. Runs on an executor.
 
-    Pairs whose documents filters nearly all drop are searched again, for more.
+    Pairs left with few documents by the filters are searched again, for more.
     """
     anchors = selection.anchors
-    own = int(np.bincount(anchors.numbers).max(initial=0))
-    k = MORE_OF_INDEX * selection.k + LEAST_OF_INDEX + own
+    # Filters drop the known positives, at most as many as the pairs of one anchor.
+    most_positives = int(np.bincount(anchors.numbers).max(initial=0))
+    k = MORE_OF_INDEX * selection.k + LEAST_OF_INDEX + most_positives
     rows, seen = np.arange(len(anchors)), np.empty(0, np.int64)
     most = min(max(k, MOST_OF_INDEX), anchors.documents)
     while len(rows):
@@ -261,6 +265,7 @@ def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
             return
         k = min(_ASKED_AGAIN * k, most)
         seen = np.union1d(seen, np.concatenate(keys))
+        # Below the floor there is nothing more to find.
         rows = rows[selection.are_short()[rows] & (lowest[rows] >= selection.floor)]
 
 
@@ -290,8 +295,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 class Negatives:
     """The negatives of pairs, the nearest first, then those drawn at random.
 
-    ``documents`` are int64 [pairs, negatives], positions, :data:`NONE` where there are fewer.
-    ``scores`` [pairs, negatives] are NaN where they are not known yet.
+    ``documents`` are int64 [pairs, negatives], positions, :data:`NONE` for missing ones. ``scores``
+    [pairs, negatives] are NaN if not yet known.
     """
 
     documents: np.ndarray
@@ -300,18 +305,18 @@ class Negatives:
     @property
     def is_whole(self) -> np.ndarray:
         """Whether a pair has all of its negatives, bool [pairs]."""
-        whole: np.ndarray = (self.documents != NONE).all(axis=1)
-        return whole
+        is_whole: np.ndarray = (self.documents != NONE).all(axis=1)
+        return is_whole
 
 
 def wanted(settings: MiningSettings) -> int:
-    """Return how many nearest documents of each pair must be known."""
+    """Return how many nearest documents of each pair to find."""
     window = settings.negatives if settings.choose == "nearest" else settings.window
     return settings.skip + window
 
 
 def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Negatives:
-    """Choose the negatives of each pair from the filtered documents, which come best first."""
+    """Choose the negatives of each pair from the filtered documents, given best first."""
     places = ranks(found.queries)
     kept = found.where((places >= settings.skip) & (places < wanted(settings)))
     rows, documents, scores = kept.queries, kept.documents, kept.scores
@@ -331,7 +336,7 @@ def choose(found: Neighbours, anchors: Anchors, settings: MiningSettings) -> Neg
 def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Negatives:
     """Draw missing negatives from all documents but the anchor's own; their scores are NaN.
 
-    Scores play no part here. A pair may stay short where there are few documents.
+    Scores play no part here. A pair may stay short if there are few documents.
     """
     documents = negatives.documents.copy()
     rows = np.flatnonzero(~negatives.is_whole)
@@ -339,6 +344,7 @@ def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Ne
     for draw in range(DRAWS * settings.negatives):
         if not len(rows):
             break
+        # Another seed than that of `choose`, so the two choices are independent.
         mixed = _mixed(anchors.ids[rows], np.full(len(rows), draw), settings.seed + 1)
         drawn = (mixed % np.uint64(anchors.documents)).astype(np.int64)
         found = Neighbours(rows, drawn, np.full(len(rows), np.nan))
@@ -351,10 +357,10 @@ def fill(negatives: Negatives, anchors: Anchors, settings: MiningSettings) -> Ne
     return Negatives(documents, negatives.scores)
 
 
-def _mixed(ids: np.ndarray, others: np.ndarray, seed: int) -> np.ndarray:
-    """Return 64 random bits of each pair of numbers."""
+def _mixed(ids: np.ndarray, numbers: np.ndarray, seed: int) -> np.ndarray:
+    """Return 64 random bits of each pair of an id and a number."""
     mixed = np.full(len(ids), seed, np.uint64)
-    for values in (ids, others):
+    for values in (ids, numbers):
         mixed = _finalised(mixed * _STEP + values.astype(np.int64).view(np.uint64))
     return mixed
 

@@ -36,38 +36,38 @@ THREADS = 32
 """Files opened at a time."""
 BATCH_ROWS = TEXTS_AT_ONCE
 LEAST_BYTES = 8 * 2**20
-"""Least size of a part where slots of a cluster share a small table: thousands of rows, so that
-texts of equal length meet and a task is worth its start."""
+"""Least size of a part of a small table shared among slots: thousands of rows, so texts of equal
+length meet and a task is worth its start."""
 PARTS_OF_SLOT = 4
-"""Least number of parts for each slot in such a table, so that slots end at about the same time."""
+"""Least number of parts for each slot in such a table, so slots end at about the same time."""
 TASK_ROWS = 16384
-"""Rows of a task that makes many small parts."""
+"""Rows of a task for many small parts."""
 ROWS_COPIED_FOR_ONE = 20
-"""Rows whose vectors are copied in the time that one row takes to embed."""
+"""Rows with copied vectors in the time of embedding one."""
 
 PART_ID = b"sentence_pipelines.part"
 """Footer key of a part's identity. Copies share it; no other content has it."""
 LEFT_OUT = b"sentence_pipelines.left_out"
-"""Footer key of the number of input rows that a part leaves out."""
+"""Footer key of the number of input rows left out of a part."""
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 
 def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """Call a function that waits for files on each item; results and errors keep their order."""
+    """Call an I/O-bound function on each item; results and errors keep their order."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
         return list(pool.map(function, items))
 
 
-# What Spark takes for the columns of a file, whatever columns it has. Its other keys say in which
-# calendar dates are, and stay.
+# Spark takes the columns of a file from this metadata, whatever the file has. Its other keys, about
+# the calendar of dates, stay.
 _SPARK_COLUMNS = b"org.apache.spark.sql.parquet.row."
 _PANDAS = b"pandas"
 
 
 def open_parquet(path: Location) -> pq.ParquetFile:
-    """Open a Parquet file and verify page checksums, which tables of vectors have.
+    """Open a Parquet file and verify page checksums, if it has any; tables of vectors do.
 
     Timestamps of 96 bits are read in us, since they reach further than 64 bits of ns.
     """
@@ -77,11 +77,11 @@ def open_parquet(path: Location) -> pq.ParquetFile:
 
 
 def common_schema(file: pq.ParquetFile) -> pa.Schema:
-    """Return the columns with the types that :func:`in_common_types` gives them.
+    """Return the columns with their types after :func:`in_common_types`.
 
-    Timestamps of 96 bits become moments (`timestamp[us, UTC]`), as in Spark, which writes them.
-    Those in ns, which Spark cannot read, become us. Views of strings and bytes, which older readers
-    do not know, become strings and bytes.
+    Timestamps of 96 bits, as Spark writes them, become moments (`timestamp[us, UTC]`), as Spark
+    reads them. Spark cannot read ns, so they become us. Older readers do not know views of strings
+    and bytes, so these become strings and bytes.
     """
     leaves = (file.schema.column(number) for number in range(len(file.schema)))
     fields = [field.with_type(_common_type(field.type, leaves)) for field in file.schema_arrow]
@@ -141,13 +141,14 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) ->
 
 
 def _check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
-    """Refuse timestamps that microseconds cannot hold, as far as a footer's bounds show."""
+    """Refuse timestamps finer than microseconds, as far as a footer's bounds show."""
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):
             continue
         for group in range(footer.num_row_groups):
             seen = footer.row_group(group).column(number).statistics
+            # Writers may leave bounds out; `in_common_types` checks the values themselves.
             if seen is None or not seen.has_min_max:
                 continue
             if seen.min_raw % 1000 or seen.max_raw % 1000:
@@ -158,12 +159,12 @@ def _too_precise(column: str, path: Location) -> InputError:
     return InputError(
         KEY,
         f"`{column}` of {path} counts nanoseconds, which Spark does not read",
-        "round it to microseconds",
+        "Round it to microseconds",
     )
 
 
 def _kept(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Drop metadata that would be wrong for a table with one more column."""
+    """Drop metadata that would be wrong after adding a column."""
     return {
         key: value
         for key, value in metadata.items()
@@ -204,7 +205,7 @@ def read_inputs(files: Iterable[Location]) -> list[InputFile]:
     """Read the footers of inputs.
 
     Raises:
-        InputError: A file is not Parquet, or holds timestamps that microseconds cannot.
+        InputError: A file is not Parquet, or holds timestamps finer than microseconds.
     """
     return in_threads(_read_input, files)
 
@@ -216,11 +217,11 @@ def _read_input(file: Location) -> InputFile:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            KEY, f"{file} cannot be read ({reason})", "mend it, or name others"
+            KEY, f"{file} cannot be read ({reason})", "Repair it, or name others"
         ) from None
     name = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if name is not None:
-        raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
+        raise InputError(KEY, f"{file} has two columns `{name}`", "Rename one of them")
     _check_timestamps(footer, file)
     groups = (footer.row_group(number) for number in range(footer.num_row_groups))
     size = sum(
@@ -286,7 +287,7 @@ def partition_columns(
 ) -> dict[Location, Constants]:
     """Return the columns in the names of folders, for each Parquet file of the inputs.
 
-    Folders count below the named one, or below the part of a glob that has no wildcard. Files
+    Folders count below the named one, or below the part of a glob before its wildcards. Files
     outside such folders get nulls.
 
     Raises:
@@ -306,7 +307,7 @@ def partition_columns(
 
 
 def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location:
-    """Return the absolute folder that contains an input's files, without following links."""
+    """Return the absolute folder of an input's files, without following links."""
     path = place_of(given, stores, KEY)
     if path.exists():
         return path if path.is_dir() else path.parent
@@ -316,7 +317,7 @@ def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
     """Return the rows with these columns behind the others.
 
-    An existing column stays, unless it has no type: it then gets this one's.
+    An existing column stays, unless it has no type: then it is replaced.
     """
     columns, fields = [*batch.columns], [*batch.schema]
     for constant in constants:
@@ -333,9 +334,9 @@ def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.R
 def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Constants]:
     """Return types for columns without any value in a file, as null constants by file.
 
-    Spark reads such a column as numbers, and would refuse it beside files in which it has values.
-    The type is that of another file; types that constants cannot have are left out. The column
-    ``text`` is always of strings.
+    Spark reads such a column as numbers, and would refuse it beside files with values in it. The
+    type is that of another file, if a constant can have it. The column ``text`` is always of
+    strings.
     """
     known: dict[str, str] = {}
     for file in files:
@@ -354,14 +355,14 @@ def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Cons
 
 
 def _values(folders: Sequence[str]) -> dict[str, str | None]:
-    """Return names and values, whose special characters Spark escapes as in URLs."""
+    """Return names and values; Spark escapes their special characters as in URLs."""
     named = (match for folder in folders if (match := _NAMED.fullmatch(folder)))
     values = {unquote(match[1]): unquote(match[2]) for match in named}
     return {name: None if value in ("", NO_VALUE) else value for name, value in values.items()}
 
 
 def _type_of(values: Iterable[str | None]) -> str:
-    """Return the type that Spark infers for a column; fractional numbers stay strings."""
+    """Return Spark's type for a column; fractional numbers stay strings."""
     known = [value for value in values if value is not None]
     if known and all(_INTEGER.fullmatch(value) for value in known):
         widest = max(int(value) if int(value) >= 0 else -int(value) - 1 for value in known)
@@ -382,8 +383,8 @@ class RowRange:
     """Consecutive rows of a file, from ``start`` to before ``stop``: the input of one output file.
 
     ``name`` is that of the output file, without its ending. ``constants`` are columns in the names
-    of the file's folders. ``reused`` rows have vectors in an earlier table; ``copied_from`` is a
-    file of an earlier table that equals this part, if any.
+    of the file's folders. ``reused`` rows have vectors in an earlier table; ``copied_from`` is the
+    equal file of an earlier table, if any.
     """
 
     name: str
@@ -424,9 +425,9 @@ class PartSize:
         return wanted if self.rows is None else min(wanted, self.rows)
 
     def shared(self, files: Sequence[InputFile], slots: int) -> PartSize:
-        """Return the size that gives every slot some parts where rows are few.
+        """Return the size with several parts for every slot, even with few rows.
 
-        ``files`` are all that are to be embedded, ``slots`` the tasks that run at once.
+        ``files`` are all files to embed, ``slots`` the number of concurrent tasks.
         """
         total = sum(file.size + file.rows * self.vector_bytes for file in files)
         size = max(LEAST_BYTES, total // (PARTS_OF_SLOT * max(slots, 1)))
@@ -434,7 +435,7 @@ class PartSize:
 
 
 def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -> list[RowRange]:
-    """Cut all rows of a file into parts, whose names begin with ``name``."""
+    """Cut all rows of a file into parts; their names begin with ``name``."""
     rows = size.rows_of(file)
     starts = range(0, file.rows, rows)
     return [
@@ -446,20 +447,20 @@ def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -
 def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
     """Group small adjacent parts into tasks of about the largest part's work.
 
-    Small parts are shared among ``slots``, the tasks that run at once.
+    Small parts are shared among ``slots``, the number of concurrent tasks.
     """
-    # One that is copied is hardly any work.
+    # A copied part is hardly any work.
     work = [part.embedded + part.reused / ROWS_COPIED_FOR_ONE for part in parts]
     shared = sum(work) / (PARTS_OF_SLOT * max(slots, 1))
     most = max(*work, min(shared, TASK_ROWS)) if work else 0
     found: list[list[RowRange]] = []
     filled = 0.0
-    for part, more in zip(parts, work, strict=True):
-        if not found or filled + more > most:
+    for part, part_work in zip(parts, work, strict=True):
+        if not found or filled + part_work > most:
             found.append([])
             filled = 0
         found[-1].append(part)
-        filled += more
+        filled += part_work
     return found
 
 
@@ -508,16 +509,16 @@ def _batches(
     try:
         yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
-        # The system's own errors have a number.
+        # Errors of the system have a number; only those of pyarrow lack the file's name.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
 
 
 def runs_of(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each value of a column with that value, batch by batch.
+    """Yield each value of a column with its rows, batch by batch.
 
-    Batches are sorted by the column, which holds non-negative whole numbers.
+    Batches are sorted by the column; it holds non-negative whole numbers.
     """
     for batch in batches:
         numbers = batch.column(column).to_numpy()
@@ -531,20 +532,20 @@ def write_part(
 ) -> int:
     """Write rows with vectors as the file of a part; return their number. Runs on an executor.
 
-    There is at least one batch, which may be empty. ``vectors``, columns of vectors and scales, get
-    no dictionary: their values hardly repeat. The footer notes the deleted rows, ``left_out``.
+    There is at least one batch, perhaps empty. ``vectors``, columns of vectors and scales, get no
+    dictionary: their values hardly repeat. The footer notes the deleted rows, ``left_out``.
     """
     first = next(batches)
-    others = [name for name in first.schema.names if name not in vectors]
-    own = {PART_ID: uuid.uuid4().hex, LEFT_OUT: str(left_out)}
-    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **own})
+    input_columns = [name for name in first.schema.names if name not in vectors]
+    identity = {PART_ID: uuid.uuid4().hex, LEFT_OUT: str(left_out)}
+    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **identity})
     rows = 0
     with pq.ParquetWriter(
         path,
         schema,
         compression="zstd",
-        use_dictionary=others,
-        write_statistics=others,
+        use_dictionary=input_columns,
+        write_statistics=input_columns,
         write_page_checksum=True,
     ) as writer:
         for batch in chain([first], batches):

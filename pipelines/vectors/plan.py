@@ -1,8 +1,8 @@
-"""The plan of a table of vectors, and the choice of the table that an embedding job works on.
+"""The plan of a table of vectors, and the choice of the table for an embedding job.
 
-`_plan.json` is the first file in the folder of a table. It records what the vectors follow from,
-and which rows of which file each part holds. A job continues a table with the same plan, or begins
-a new one, which may reuse vectors of an earlier one.
+`_plan.json` is the first file in the folder of a table. It records the sources of the vectors, and
+the input rows of each part. A job continues a table with the same plan, or begins a new one,
+perhaps with vectors of an earlier one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipelines.vectors.table_job import (
 INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"
 KEY_COLUMN = "embedding.key_column"
-OVERWRITE = "set embedding.overwrite=true to make the table again"
+OVERWRITE = "Set embedding.overwrite=true to make the table again"
 
 VECTOR_KEYS = (
     "embedding.model",
@@ -46,17 +46,17 @@ VECTOR_KEYS = (
     "embedding.backend",
     "embedding.precision",
 )
-"""Settings that decide the vector of a text."""
+"""Settings with effect on the vector of a text."""
 LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_column")
-"""Settings that decide the rest of a part's file, beside the rows of its input."""
+"""Settings with effect on the rest of a part's file, beside the rows of its input."""
 
 
 @dataclass(frozen=True)
 class Changes:
     """Numbers of rows by their change since the earlier table.
 
-    Those ``unchanged`` keep their vectors; ``changed`` have another text for a known key, ``new`` a
-    new key; ``gone`` are of the earlier table.
+    Rows ``unchanged`` keep their vectors; ``changed`` ones have another text for a known key,
+    ``new`` ones a new key; ``gone`` ones are of the earlier table.
     """
 
     unchanged: int
@@ -70,12 +70,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of a table, written when it is begun.
+    """The content of a table, written at its beginning.
 
-    ``identity`` holds the settings that decide the content; ``backend`` and ``precision`` are
+    ``identity`` holds the settings with effect on the content; ``backend`` and ``precision`` are
     resolved from ``auto``. ``parts`` are in order. ``build`` numbers the tables made in this place,
-    so that no name of a part is ever reused for other content. ``changes`` are since the earlier
-    table, if rows were compared.
+    so no name of a part is ever reused for other content. ``changes`` are since the earlier table,
+    if rows were compared.
     """
 
     identity: Mapping[str, Any]
@@ -126,12 +126,12 @@ class Version:
         return part_file(self.folder, part)
 
     def differing(self, identity: Mapping[str, Any]) -> str | None:
-        """Return the first setting in which the table differs from this identity."""
+        """Return the first setting of this identity with another value in the table."""
         known = self.plan.identity
         return next((key for key, value in identity.items() if known.get(key) != value), None)
 
     def other_vectors(self, identity: Mapping[str, Any]) -> list[str]:
-        """Return the settings in which the table's vectors differ from the wanted ones.
+        """Return the settings with effect on vectors and other values in the table.
 
         A backend or precision of ``auto`` accepts that of the table.
         """
@@ -149,10 +149,10 @@ class Version:
         return all(self.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
 
     def missing(self) -> list[RowRange]:
-        """Return the parts that are to be made.
+        """Return the parts to make.
 
         Raises:
-            InputError: The rows of one no longer exist.
+            InputError: The rows of a missing part no longer exist.
         """
         names = {*missing_parts(self.folder, {part.name: part.rows for part in self.plan.parts})}
         missing = [part for part in self.plan.parts if part.name in names]
@@ -169,7 +169,7 @@ def part_file(folder: Location, part: RowRange) -> Location:
 
 
 def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> Version | None:
-    """Return the table in a folder (in a store, a version); None where there is no plan.
+    """Return the table in a folder (in a store, a version); None without a plan.
 
     Raises:
         DamagedFileError: The plan cannot be read.
@@ -192,7 +192,7 @@ def options_for(
     prompt_name: str | None = None,
     quantise: str = "none",
 ) -> EmbeddingOptions:
-    """Return the options of a model, computed as the section ``embedding`` says.
+    """Return the options of a model, with the computation of the section ``embedding``.
 
     ``named`` is the model's folder; None means that of the run. For the others see
     :class:`~pipelines.vectors.embedding.EmbeddingOptions`.
@@ -218,8 +218,8 @@ def options_for(
 class Work:
     """The work of a job.
 
-    ``goes_on`` is the table to continue, or a whole one; None for a new table, whose number is
-    ``build`` and which may take vectors from the tables ``before``, whole ones first.
+    ``goes_on`` is the table to continue, or a whole one; None for a new table. A new one has the
+    number ``build``, and may take vectors from the tables ``before``, whole ones first.
     """
 
     goes_on: Version | None
@@ -234,24 +234,24 @@ def choose_work(
     overwrite: bool,
     stores: StorageSettings = DEFAULT_STORES,
 ) -> Work:
-    """Return what a job is to do in the folder of a table. Nothing is changed.
+    """Return a job's work in the folder of a table, without changing anything.
 
-    An unfinished table of the same identity goes on, even where a finished one would be
-    overwritten: a restarted job is to make the missing parts. With ``overwrite`` a new table
-    replaces any other.
+    An unfinished table of the same identity goes on, even if ``overwrite`` would replace a finished
+    one: a restarted job is to make the missing parts. With ``overwrite`` a new table replaces any
+    other.
 
     Raises:
-        InputError: The folder holds other files, or a table without keys that follows from
-            something else or from inputs that may have changed.
+        InputError: The folder holds other files, or a table without keys from other settings or
+            perhaps changed inputs.
     """
-    there = versions.current(folder)
+    current = versions.current(folder)
     check_places(OUTPUT, folder, TABLE)
-    in_place = read_version(there, stores)
+    in_place = read_version(current, stores)
     found = (*_begun(folder, in_place, stores), *([in_place] if in_place is not None else []))
     build = max((version.plan.build + 1 for version in found), default=0)
     same = next((version for version in found if version.differing(identity) is None), None)
     if same is not None:
-        is_begun = not same.is_whole or same.folder != there
+        is_begun = not same.is_whole or same.folder != current
         if is_begun or (not overwrite and identity[INPUTS][1] is not None):
             return Work(same, (), build)
     if overwrite or not found:
@@ -268,23 +268,24 @@ def _begun(
     read = (read_version(place, stores) for place in begun_folders(folder))
     known = [version for version in read if version is not None]
     for version in sorted(known, key=lambda version: -version.plan.build):
-        # One that has lost the place, and that a killed job could not remove, has a lower number.
+        # A replaced table, left over by a killed job, has a lower number.
         if in_place is None or version.plan.build > in_place.plan.build:
             yield version
 
 
 def _refusal(version: Version, folder: Location, identity: Mapping[str, Any]) -> InputError:
-    other = version.differing(identity)
-    if other is None:
+    differing = version.differing(identity)
+    if differing is None:
         names = ", ".join(identity[INPUTS][0])
-        problem = f"whether {names} has changed since {folder} was made cannot be known"
-        return InputError(INPUTS, problem, f"set embedding.key_column, or {OVERWRITE}")
-    begun_with = _difference(other, version.plan.identity.get(other), identity[other])
+        problem = f"it is unknown whether {names} has changed since {folder} was made"
+        remedy = "Set embedding.key_column, or set embedding.overwrite=true to make the table again"
+        return InputError(INPUTS, problem, remedy)
+    begun_with = _difference(differing, version.plan.identity.get(differing), identity[differing])
     return InputError(
-        other,
+        differing,
         f"{folder} was begun with {begun_with}",
-        "put it back, name another embedding.output, set embedding.key_column to bring it up to "
-        "date, or set embedding.overwrite=true",
+        "Restore the setting, name another embedding.output, set embedding.key_column to update "
+        "the table, or set embedding.overwrite=true",
     )
 
 
@@ -294,34 +295,34 @@ def _difference(key: str, known: Any, value: Any) -> str:
     if key == INPUTS:
         same = known is not None and known[0] == value[0]
         return "other content of the same inputs" if same else f"{known and known[0]}"
-    return " and not ".join("unset" if one is None else f"`{one}`" for one in (known, value))
+    return ", not ".join("unset" if shown is None else f"`{shown}`" for shown in (known, value))
 
 
 def publish(version: Version, folder: Location) -> None:
     """Move a whole table to its place.
 
-    The old table goes, except the index of parts that both have. In a store it stays until the next
+    The old table goes, except the index of common parts. In a store it stays until the next
     publication, for its current readers.
     """
     if version.folder == versions.current(folder):
-        # An earlier attempt at another one.
+        # Remains of an earlier attempt at another table.
         discard_begun(folder)
         return
-    there, here = as_local(folder / INDEX_FOLDER), as_local(version.folder / INDEX_FOLDER)
-    if there is not None and here is not None:
-        _keep_index(there, here, (part.name for part in version.plan.parts))
+    old_index, new_index = as_local(folder / INDEX_FOLDER), as_local(version.folder / INDEX_FOLDER)
+    if old_index is not None and new_index is not None:
+        _keep_index(old_index, new_index, (part.name for part in version.plan.parts))
     take_place(version.folder, folder)
 
 
-def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:
-    """Keep the index of parts that stay; indexes that cannot be linked are rebuilt on demand."""
+def _keep_index(old_index: Path, new_index: Path, names: Iterable[str]) -> None:
+    """Link the index of kept parts; without a link, an index is rebuilt on demand."""
     kept = frozenset(names)
-    if not there.is_dir() or here.exists():
+    if not old_index.is_dir() or new_index.exists():
         return
-    here.mkdir()
-    for file in there.iterdir():
+    new_index.mkdir()
+    for file in old_index.iterdir():
         if file.suffix == ".json":
-            shutil.copyfile(file, here / file.name)
+            shutil.copyfile(file, new_index / file.name)
         elif file.stem in kept:
             with suppress(OSError):
-                storage.link(file, here / file.name)
+                storage.link(file, new_index / file.name)

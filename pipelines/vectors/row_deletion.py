@@ -1,7 +1,7 @@
 """Deletion of rows from a table of vectors by their keys, for good.
 
-The table's folder lists hashes of the keys: whatever the inputs still hold, no part is written with
-such rows. A whole table is replaced by one without them, whose other parts are linked or copied.
+The table's folder lists hashes of the keys: no part gets such rows, whatever the inputs still hold.
+A table without them replaces a whole table, with links to or copies of the other parts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DELETED_FILE = "_deleted.json"
-"""List of the rows that are kept out of the table."""
+"""List of the rows to keep out of the table."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class DeletedRows:
     keys: tuple[int, ...]
 
     def without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that stay. Runs on an executor."""
+        """Return the other rows. Runs on an executor."""
         return batch.filter(pc.invert(self._are_deleted(batch.column(self.column))))
 
     def count(self, part: RowRange) -> int:
         """Return the number of deleted rows of a part. Runs on an executor."""
         if self.column in pq.read_schema(arrow_source(part.path)).names:
             return self.count_in(part.path, part.start, part.stop)
-        value = next(one.value for one in part.constants if one.name == self.column)
+        value = next(constant.value for constant in part.constants if constant.name == self.column)
         return part.rows if value is not None and hash_of(value) in self.keys else 0
 
     def count_in(self, path: Location, start: int, stop: int) -> int:
@@ -108,7 +108,7 @@ def write_deleted(folder: Location, deleted: DeletedRows) -> None:
 
 
 class _Manifest(TypedDict):
-    """The fields that are read from a table's manifest, which has more."""
+    """The known fields of a table's manifest, besides others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
@@ -127,7 +127,7 @@ class _Written:
 
 
 def check_table(config: Config) -> None:
-    """Refuse to replace a table that has files of the user's in it.
+    """Refuse to replace a table with files of the user in its folder.
 
     Raises:
         InputError: See :func:`pipelines.files.ownership.check_ours`.
@@ -139,12 +139,13 @@ def check_table(config: Config) -> None:
 
 def has_rows_by(config: Config, column: str) -> bool:
     """Return whether ``embedding.output`` has a table with this column of keys."""
-    _, whole = _table(config)
-    if whole is None or not whole.is_whole:
+    _, version = _table(config)
+    if version is None or not version.is_whole:
         return False
-    files = map(whole.file, whole.plan.parts)
-    names = in_threads(lambda file: pq.read_schema(arrow_source(file)).names, files)
-    return any(column in there for there in names)
+    files = map(version.file, version.plan.parts)
+    # Input files may differ in their columns, so every part counts.
+    names_of_files = in_threads(lambda file: pq.read_schema(arrow_source(file)).names, files)
+    return any(column in names for names in names_of_files)
 
 
 def _table(config: Config) -> tuple[Location, Version | None]:
@@ -161,25 +162,28 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
         PipelineError: Another job works there, or an executor could not read or write.
     """
     with working_on(OUTPUT, output_folder(config), "delete"):
-        folder, whole = _table(config)
-        assert whole is not None, "only jobs remove a table, and this one has the lock"
-        # It may hold such rows, and is not to go on.
+        folder, version = _table(config)
+        assert version is not None, "only jobs remove a table, and this one has the lock"
+        # An unfinished table may hold such rows, so no job may continue it.
         discard_begun(folder)
-        gone = _replace(session, whole, folder, deleted)
+        gone = _replace(session, version, folder, deleted)
+        # The index and earlier versions still hold the deleted rows.
         storage.discard_folder(folder / INDEX_FOLDER)
         versions.forget_earlier(folder)
     return gone
 
 
-def _replace(session: SparkSession, whole: Version, folder: Location, deleted: DeletedRows) -> int:
+def _replace(
+    session: SparkSession, version: Version, folder: Location, deleted: DeletedRows
+) -> int:
     """Replace the table by one without the rows; return their number."""
-    plan, build = whole.plan, whole.plan.build + 1
-    manifest: _Manifest = records.read(whole.folder / MANIFEST_FILE, _Manifest)
+    plan, build = version.plan, version.plan.build + 1
+    manifest: _Manifest = records.read(version.folder / MANIFEST_FILE, _Manifest)
     columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
     with beginning(folder) as begun:
         work = partial(
             _write_parts,
-            source=whole.folder,
+            source=version.folder,
             target=begun.aside,
             build=build,
             columns=columns,
@@ -219,7 +223,7 @@ def _write_parts(
     for number, part in chain.from_iterable(tasks):
         file = part_file(source, part)
         footer = read_part_footer(file, columns.text)
-        # Input files may have columns that others have not.
+        # Input files may differ in their columns.
         has_column = deleted.column in pq.read_schema(arrow_source(file)).names
         gone = deleted.count_in(file, 0, footer.rows) if has_column else 0
         name = f"part-{build:05d}-{number:05d}-00000" if gone else part.name

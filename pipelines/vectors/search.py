@@ -54,10 +54,10 @@ IN_PROCESS_TEXT_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Hit:
-    """A row that was found.
+    """A found row.
 
-    ``rank`` starts at 1. ``position`` is that of the row in the table; ``key`` is None in a table
-    without a column of keys. ``by_vectors`` and ``by_words`` are ranks by cosine and by BM25 alone;
+    ``rank`` starts at 1. ``position`` is the row's in the table; ``key`` is None in a table without
+    a column of keys. ``by_vectors`` and ``by_words`` are ranks by cosine and by BM25 alone;
     None if unknown or below the :func:`candidates`.
     """
 
@@ -81,7 +81,7 @@ def read_queries(path: str | Path) -> list[str]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"{path} cannot be read ({error})"
-        raise InputError("--queries", problem, "name a text file") from None
+        raise InputError("--queries", problem, "Name a text file") from None
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -120,8 +120,8 @@ def text_column(table: VectorTable) -> str:
     if table.text is None:
         raise InputError(
             "embedding.output",
-            f"{table.folder} does not say which column has its texts, whose words --hybrid counts",
-            "search it without --hybrid, or name a table that `embed` has written",
+            f"{table.folder} does not name its column of texts, whose words --hybrid counts",
+            "Search it without --hybrid, or name a table that `embed` has written",
         )
     return table.text
 
@@ -141,10 +141,10 @@ def find_texts(
 
     Args:
         session: Searches, or builds an index, on its executors; without one, this process searches.
-        indexed: Search the table's index, which the session builds where there is none.
+        indexed: Search the table's index; the session builds it if there is none.
         hybrid: Also rank by the words of the queries, and fuse both rankings.
         backend: Embeds the queries.
-        model: Folder of the table's model, if it is not where the table says.
+        model: Folder of the table's model, if it is not in the place named by the table.
 
     Raises:
         InputError: There is no query, the table's model or index is missing, the model has changed,
@@ -157,7 +157,7 @@ def find_texts(
     if indexed and not has_index(table) and session is not None:
         build_index(session, table)
     if not indexed and session is None:
-        # Every row is looked at, in this search and in the next one.
+        # Every search reads all rows, so one copy pays off.
         table = on_this_machine(table)
     search = search_index if indexed else search_table
     nearest = search(table, vectors, candidates(k) if hybrid else k, session)
@@ -176,27 +176,27 @@ def embed_queries(
     """Embed queries with the table's model, in its precision and the table's vector length.
 
     They get the model's prompt for queries; see :meth:`~pipelines.tokens.start.Prompts.asking`.
-    ``model`` is the folder of the table's model, if it is not where the table says.
+    ``model`` is the folder of the table's model, if it is not in the place named by the table.
 
     Raises:
         InputError: There are no queries, or the folder does not hold the table's model.
     """
     if not queries:
-        raise InputError("--query", "there is none", "ask something, or name a file of --queries")
+        raise InputError("--query", "there is no query", "Pass a query, or a file with --queries")
     named = model or table.model
     if named is None:
         problem = f"{table.folder} names no model"
-        raise InputError("embedding.model", problem, "name the one that made it")
+        raise InputError("embedding.model", problem, "Name the model that made it")
     options = embedding_options(current(location(named, table.stores)), backend=backend)
     # Vectors of two models cannot be compared, although their cosines can be computed.
     if table.model_sha256 not in (None, options.model_sha256):
         raise InputError(
             "embedding.model",
             f"{table.folder} was made with another model than {options.model}",
-            "embed the table again, or name the model that made it",
+            "Embed the table again, or name the model that made it",
         )
-    # Otherwise rows that are about as near would change places. A table in bf16 may be searched
-    # where the processor has no such numbers.
+    # With another precision, about equally near rows would change places. A table in bf16 may be
+    # searched on a processor without such numbers.
     precision = "fp32" if table.precision == "fp32" else "auto"
     embed = load_embedder(options.model, backend=options.backend, precision=precision)
     vectors = embed(queries, embed.prompts.asking(table.prompt_name))
@@ -215,7 +215,7 @@ def search_words(
 ) -> Neighbours:
     """Find the k rows of highest BM25 for each query; ties go to the first row.
 
-    Rows without a text are not searched, and a query has fewer than k rows where fewer share a word
+    Rows without a text are not searched, and a query has fewer than k rows if fewer share a word
     with it. Without a session, this process reads the files. ``documents`` of the result are
     positions in the table; ``scores`` are not cosines.
 
@@ -311,17 +311,17 @@ def fuse_with_words(
     found = weighted_fusion(nearest, worded, k)
     by_vectors = _looked_up(found, nearest, ranks_of(nearest))
     cosines = _looked_up(found, nearest, nearest.scores)
-    # Rows that only words have found are read.
+    # Rows found only by words have no cosine yet.
     missing = by_vectors == 0
-    there = vectors_at(table, found.documents[missing])
-    asked = unit_length(vectors)[found.queries[missing]]
-    products = np.einsum("ij,ij->i", there, asked).astype(float)
+    row_vectors = vectors_at(table, found.documents[missing])
+    query_vectors = unit_length(vectors)[found.queries[missing]]
+    products = np.einsum("ij,ij->i", row_vectors, query_vectors).astype(float)
     cosines[missing] = np.round(products, SCORE_DECIMALS)
     return Fused(found, cosines, by_vectors, _looked_up(found, worded, ranks_of(worded)))
 
 
 def _looked_up(found: Neighbours, ranking: Neighbours, values: np.ndarray) -> np.ndarray:
-    """Return a ranking's value for each found row; 0 where it has none."""
+    """Return a ranking's value for each found row; 0 for a row outside the ranking."""
     keys = zip(ranking.queries.tolist(), ranking.documents.tolist(), strict=True)
     known = dict(zip(keys, values.tolist(), strict=True))
     wanted = zip(found.queries.tolist(), found.documents.tolist(), strict=True)

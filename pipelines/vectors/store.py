@@ -40,8 +40,8 @@ BLOCK_BYTES = 64 * 2**20
 class VectorFile:
     """A file of a table.
 
-    ``first`` is the position of its first row. ``part`` is the content id in its footer, in a
-    version of a store, which never changes.
+    ``first`` is the position of its first row. ``part`` is the content id in its footer; only for
+    files in a version of a store, which never change.
     """
 
     path: Location
@@ -89,7 +89,7 @@ class VectorTable:
         return [self.vector, *([self.scale] if self.scale else [])]
 
     def vectors(self, rows: pa.Table) -> np.ndarray:
-        """Return the vectors of rows that have one: fp32 [rows, dimensions], of length 1."""
+        """Return the vectors of rows, none null: fp32 [rows, dimensions], of length 1."""
         scales = rows.column(self.scale).combine_chunks() if self.scale else None
         return unit_length(vectors_of(rows.column(self.vector), scales))
 
@@ -111,7 +111,7 @@ _MadeBy = TypedDict(
 )
 
 
-# What is read of the manifest of an embedding job.
+# The known fields of an embedding job's manifest; it has more.
 class _Manifest(TypedDict, total=False):
     vector_column: str
     scale_column: str | None
@@ -130,7 +130,7 @@ def open_table(
 ) -> VectorTable:
     """Open a table of vectors, of an embedding job or any Parquet files; reads footers only.
 
-    ``vector_column`` is needed for tables that no embedding job has written.
+    ``vector_column`` is needed for tables of other origin than an embedding job.
 
     Raises:
         InputError: There is no such table or column, or the table is not finished.
@@ -141,19 +141,20 @@ def open_table(
     path = home / MANIFEST_FILE
     known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
-    own = vector == known.get("vector_column")
+    # The scales and dimensions in the manifest are of this column alone.
+    is_recorded = vector == known.get("vector_column")
     files = tuple(_vector_files(home))
     if not any(file.rows for file in files):
-        raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
+        raise InputError(KEY, f"{home} holds no rows", "Name a table of vectors")
     settings = known.get("settings", {})
     return VectorTable(
         folder=home,
         files=files,
         vector=vector,
-        scale=known.get("scale_column") if own else None,
+        scale=known.get("scale_column") if is_recorded else None,
         text=known.get("text_column"),
         model=known.get("model"),
-        dimensions=(own and known.get("dimensions")) or _dimensions(files, vector),
+        dimensions=(is_recorded and known.get("dimensions")) or _dimensions(files, vector),
         model_sha256=settings.get("embedding.model"),
         prompt_name=settings.get("embedding.prompt_name"),
         key=known.get("key_column"),
@@ -167,17 +168,17 @@ def _check_finished(home: Location) -> None:
         return
     is_begun = (home / PLAN_FILE).is_file()
     files = is_begun or (home.is_dir() and bool(data_files(home)))
-    others = [] if files else begun_folders(home)
-    if is_begun or any((other / PLAN_FILE).is_file() for other in others):
-        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
+    begun = [] if files else begun_folders(home)
+    if is_begun or any((folder / PLAN_FILE).is_file() for folder in begun):
+        raise InputError(KEY, f"{home} is not finished", "Run the same `embed` command again")
     if not home.is_dir():
-        raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
+        raise InputError(KEY, f"there is no folder {home}", "Run `sentence-pipelines embed` first")
 
 
 def _vector_files(home: Location) -> Iterator[VectorFile]:
     paths = data_files(home)
     footers = read_footers(paths)
-    # Elsewhere others may have written a file again, with what its footer said before.
+    # Elsewhere another program may have rewritten a file and kept the id in its footer.
     is_ours = versions.home(home) != home
     firsts = accumulate((footer.num_rows for footer in footers), initial=0)
     for path, footer, first in zip(paths, footers, firsts, strict=False):
@@ -210,16 +211,16 @@ def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
     schema = pq.read_schema(arrow_source(files[0].path))
     if vector not in schema.names:
         problem = f"{files[0].path} has no column `{vector}`"
-        raise InputError(KEY, problem, f"it has {', '.join(schema.names)}")
+        raise InputError(KEY, problem, f"Name one of its columns: {', '.join(schema.names)}")
     kind = schema.field(vector).type
     if not is_list(kind):
-        raise InputError(KEY, f"`{vector}` holds {kind}", "name a column of vectors")
+        raise InputError(KEY, f"`{vector}` holds {kind}", "Name a column of vectors")
     for file in files:
         for batch in read_rows(file.path, 0, file.rows, [vector]):
             column = batch.column(vector).drop_null()
             if len(column):
                 return len(column[0])
-    raise InputError(KEY, f"`{vector}` holds no vector", "name another table")
+    raise InputError(KEY, f"`{vector}` holds no vector", "Name another table")
 
 
 def read_blocks(table: VectorTable, files: Sequence[VectorFile]) -> Iterator[Block]:
@@ -240,6 +241,7 @@ def rows_at(
 ) -> pa.Table:
     """Return the rows at some positions, in the order given; a position may repeat."""
     wanted = np.asarray(positions, np.int64)
+    # Each file is read once, whatever the order of the positions.
     different, numbers = np.unique(wanted, return_inverse=True)
     found = []
     for file in table.files:

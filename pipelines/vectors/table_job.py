@@ -1,4 +1,4 @@
-"""A table made part by part, by jobs that resume each other's work.
+"""A table made part by part, by jobs able to resume each other's work.
 
 It is begun aside (:mod:`pipelines.files.begun`), and takes its place when it is whole, so its
 folder holds a whole table at any moment, old or new. Executors write each part atomically: a killed
@@ -38,14 +38,14 @@ MANIFEST_FILE = "_manifest.json"
 STAGED = "_input"
 ATTEMPTS = "_attempts"
 KEPT = "_kept"
-"""Folder of vectors that rows keep, until their part is made."""
+"""Folder of the rows' kept vectors, until their part is made."""
 INDEX_FOLDER = "_index"
-"""Folder of :mod:`pipelines.vectors.index`; its files are named as the parts that they index."""
+"""Folder of :mod:`pipelines.vectors.index`; its files have the names of the indexed parts."""
 
 SECONDS_BETWEEN = 1.0
 SECONDS_BETWEEN_LISTINGS = 10.0
-"""Pause between listings of a folder in a store, which are billed."""
-KEPT_SO_FAR = "; what is done is kept, and the same command makes the rest"
+"""Pause between listings of a folder in a store: they are billed."""
+KEPT_SO_FAR = "; finished parts are kept, and the same command makes the others"
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -53,9 +53,9 @@ Value = TypeVar("Value")
 
 @contextmanager
 def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
-    """Lock the folder of a table, and finish the replacement that a killed job had begun.
+    """Lock the folder of a table, and finish a killed job's replacement.
 
-    ``key`` is the setting that names the folder, ``job`` the name of the command.
+    ``key`` is the setting of the folder, ``job`` the name of the command.
 
     Raises:
         InputError: The folder cannot be written to.
@@ -67,17 +67,17 @@ def working_on(key: str, folder: Location, job: str) -> Iterator[None]:
 
 
 def missing_parts(folder: Location, rows: Mapping[str, int | None]) -> list[str]:
-    """Return the names of the parts that are to be made.
+    """Return the names of the parts to make.
 
     Existing parts are `<name>.parquet` in the folder. ``rows`` of each part include deleted ones;
-    None where the number is unknown.
+    None if the number is unknown.
     """
     names = {path.stem for path in folder.glob("part-*.parquet")} & rows.keys()
     if not storage.can_grow(folder):
-        # What is left of an upload that broke off has the name of the part.
+        # The remains of an interrupted upload have the name of the part.
         found = sorted(names)
-        whole = in_threads(lambda name: _is_whole(folder / f"{name}.parquet", rows[name]), found)
-        names = {name for name, is_there in zip(found, whole, strict=True) if is_there}
+        checks = in_threads(lambda name: _is_whole(folder / f"{name}.parquet", rows[name]), found)
+        names = {name for name, is_whole in zip(found, checks, strict=True) if is_whole}
     return [name for name in rows if name not in names]
 
 
@@ -109,6 +109,7 @@ def make_parts(
     if not tasks:
         return 0
     storage.discard_folder(folder / ATTEMPTS)
+    # A fresh name: tasks of a killed job may still write into its folder.
     attempts = folder / ATTEMPTS / uuid.uuid4().hex
     attempts.mkdir(parents=True)
     work = partial(_work_on_tasks, make=partial(make, attempts=attempts))
@@ -134,7 +135,7 @@ def run_job(
     """Run a Spark job, and fail when it stalls.
 
     ``act`` starts the job, and returns at its end. ``state`` changes with progress; by default it
-    is Spark's state of its tasks. ``ending`` closes an error's line: what has been kept.
+    is Spark's state of its tasks. ``ending`` closes an error's line with the fate of finished work.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or nothing moved any more.
@@ -144,7 +145,7 @@ def run_job(
 
 
 def _signs(attempts: Location) -> Callable[[], object]:
-    """Return a state that changes while tasks progress; it raises if this job has lost a lock."""
+    """Return a state that changes with progress; it raises if this job has lost a lock."""
     held = locks.held_here()
 
     def state() -> object:

@@ -1,7 +1,8 @@
-"""The stage `teacher`: the vectors that another model gives the texts of the corpus.
+"""The stage `teacher`: vectors of another model for the texts of the corpus.
 
-The embedding job (:mod:`pipelines.vectors.embed`) embeds each distinct text once, into tables that
-stay in the prepared folder: a killed stage resumes, and a changed corpus embeds only its new texts.
+The embedding job (:mod:`pipelines.vectors.embed`) embeds each distinct text once, into tables in
+the prepared folder. They stay: a killed stage resumes, and a changed corpus embeds only its new
+texts.
 Existing tables may replace them (`teacher.vectors`). The vectors are then written for each example,
 for the lanes.
 """
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 VECTORS = "teacher.vectors"
 TEXT, KEY, VECTOR = "text", "key", "vector"
 ALL = "all"
-"""Folder of texts that share one prompt."""
+"""Folder of texts with one prompt."""
 _TEACHER_KEYS = ("model", "dimensions")
 _COMPUTED_AS = ("backend", "precision", "batch_tokens")
 
@@ -77,7 +78,7 @@ def check_teacher(config: Config) -> None:
 
 
 def teacher_digest(config: Config) -> str | None:
-    """Return a digest of all that decides a teacher's vectors besides the texts, if there is one.
+    """Return a digest of all sources of a teacher's vectors except the texts; None without one.
 
     A model's files are hashed, not loaded: the weights of a large one exceed a driver's memory.
 
@@ -85,14 +86,14 @@ def teacher_digest(config: Config) -> str | None:
         InputError: A table cannot be used.
     """
     settings = config.teacher
-    told: list[object]
+    sources: list[object]
     if settings.model is not None:
-        told = [model_digest(teacher_folder(config)), settings.dimensions, reads_alike(config)]
+        sources = [model_digest(teacher_folder(config)), settings.dimensions, reads_alike(config)]
     elif settings.vectors:
-        told = [_table_digest(table) for table in _tables(config)]
+        sources = [_table_digest(table) for table in _tables(config)]
     else:
         return None
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 
 def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
@@ -128,7 +129,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
         tables = _tables(config)
         found = [_keyed(session, tables, config)]
     of_roles = [frame.withColumn("role", F.lit(number)) for number, frame in enumerate(found)]
-    told = TeacherVectors(
+    stored_form = TeacherVectors(
         width=tables[0].dimensions, precision=config.teacher.precision, source=source
     )
     next_part("the vectors of each example")
@@ -140,22 +141,22 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
         _check_all_there(texts, vectors.frame, config)
         written = TeacherFolder(folder)
         write_parquet(_by_example(texts, vectors.frame), written.examples)
-        told.save(written)
-    return TeacherSummary(pairs.count(), vectors.rows, told.width)
+        stored_form.save(written)
+    return TeacherSummary(pairs.count(), vectors.rows, stored_form.width)
 
 
 def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
     """Refuse lanes without the vectors of the configured teacher, if the loss needs them.
 
-    ``held`` is of the lanes' manifest. A teacher that no longer exists is not read: its vectors are
-    in the lanes.
+    ``held`` is of the lanes' manifest. The teacher itself may be gone: its vectors are in the
+    lanes.
 
     Raises:
         InputError: The lanes hold no vectors, or those of another teacher.
     """
     key = "teacher.model" if config.teacher.model is not None else VECTORS
     if held is None:
-        raise InputError(key, "the lanes hold no vectors of a teacher", AGAIN)
+        raise InputError(key, "the lanes hold no teacher vectors", AGAIN)
     named = [location(path, config.storage).expanduser() for path in config.teacher.vectors]
     if config.teacher.model is not None:
         named.append(teacher_folder(config))
@@ -177,7 +178,7 @@ def forget_texts(config: Config) -> None:
         for table in ("texts", "vectors"):
             versions.forget_earlier(home / table)
     teacher = prepared.path / "teacher"
-    # As a whole: half of it would have no mark, and the next job would not take it for ours.
+    # As a whole: without its mark, the next job would not take the remains for ours.
     if not config.teacher.is_asked and teacher.is_dir():
         storage.remove_folder(teacher)
 
@@ -199,10 +200,10 @@ def _texts(pairs: DataFrame, roles: int) -> DataFrame:
 
     none = F.array().cast("array<string>")
     sides = F.concat(F.array("anchor", "positive"), F.coalesce("negatives", none))
-    there = F.filter(sides, lambda text: text.isNotNull())
+    present = F.filter(sides, lambda text: text.isNotNull())
     role = F.least(F.col("place"), F.lit(roles - 1))
     return (
-        pairs.select("id", F.posexplode(there).alias("place", TEXT))
+        pairs.select("id", F.posexplode(present).alias("place", TEXT))
         .withColumn("role", role)
         .withColumn(KEY, F.xxhash64(TEXT))
     )
@@ -236,22 +237,21 @@ def _embedded(
 
 
 def _computed_as(config: Config) -> dict[str, Any]:
-    """Return how the teacher computes: as `embedding` says for every model that embeds."""
+    """Return the teacher's way of computing, from `embedding` as for every embedding model."""
     return {key: getattr(config.embedding, key) for key in _COMPUTED_AS}
 
 
 def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
     """Write distinct texts (`key`, `text`) as a table, unless it is there for the same corpus.
 
-    A resumed job thus finds the files that it had planned. ``corpus`` identifies the corpus; None
-    where it is not known.
+    A resumed job thus finds its planned files. ``corpus`` identifies the corpus; None if it is
+    unknown.
     """
-    there = versions.current(folder)
-    source = there / "corpus.json"
+    source = versions.current(folder) / "corpus.json"
     if corpus is None or not source.is_file() or storage.read_json(source) != corpus:
         next_part("the different texts")
         with storage.new_folder(folder) as aside:
-            # Two texts of one hash would be one key twice, which is refused.
+            # Two texts with one hash would repeat a key, which the embedding job refuses.
             write_parquet(texts.select(KEY, TEXT).dropDuplicates([KEY]), aside / "rows.parquet")
             storage.write_json(aside / "corpus.json", corpus)
     return versions.current(folder) / "rows.parquet"
@@ -266,13 +266,18 @@ def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config)
         of_text = table.key is None or config.teacher.model is None
         name = table.text if of_text else table.key
         assert name is not None, "the tables have been looked at"
-        told = TeacherVectors(width=table.dimensions, precision=config.teacher.precision, source="")
+        stored_form = TeacherVectors(
+            width=table.dimensions, precision=config.teacher.precision, source=""
+        )
         columns = [name, *table.vector_columns]
         rows = read_columns_of_any(session, [file.path for file in table.files], columns)
-        stored = partial(stored_batches, columns=columns, told=told, are_texts=of_text)
+        stored = partial(
+            stored_batches, columns=columns, stored_form=stored_form, are_texts=of_text
+        )
         kind = "string" if of_text else "long"
         frame = rows.mapInArrow(stored, f"{KEY} {kind}, {VECTOR} binary")
         frames.append(frame.withColumn(KEY, F.xxhash64(KEY)) if of_text else frame)
+    # Several tables may have one text, and cleaning may make two texts equal.
     return reduce(type(frames[0]).unionByName, frames).dropDuplicates([KEY])
 
 
@@ -280,18 +285,18 @@ def stored_batches(
     batches: Iterable[pa.RecordBatch],
     *,
     columns: Sequence[str],
-    told: TeacherVectors,
+    stored_form: TeacherVectors,
     are_texts: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Yield vectors of length 1 as stored, skipping rows without one. Runs on an executor.
 
     ``columns`` are the texts (``are_texts``: cleaned as those of the corpus) or their keys, the
-    vectors, and the scales if any. ``told`` is the stored format.
+    vectors, and the scales if any.
     """
     for batch in batches:
-        there = batch.filter(batch.column(columns[1]).is_valid())
-        keys, vectors, *scales = (there.column(name) for name in columns)
-        stored = told.write(unit_length(vectors_of(vectors, *scales)))
+        with_vector = batch.filter(batch.column(columns[1]).is_valid())
+        keys, vectors, *scales = (with_vector.column(name) for name in columns)
+        stored = stored_form.write(unit_length(vectors_of(vectors, *scales)))
         yield pa.RecordBatch.from_arrays(
             [clean(as_text(keys)) if are_texts else keys, stored], [KEY, VECTOR]
         )
@@ -302,12 +307,12 @@ def _check_all_there(texts: DataFrame, vectors: DataFrame, config: Config) -> No
     wanted = texts.select("role", KEY).distinct()
     missing = wanted.join(vectors.select("role", KEY), ["role", KEY], "left_anti").count()
     if missing and config.teacher.model is not None:
-        raise PipelineError(f"{missing} texts of the corpus were not embedded by the teacher")
+        raise PipelineError(f"the teacher left {missing} texts of the corpus without a vector")
     if missing:
         raise InputError(
             VECTORS,
             f"{missing} of {wanted.count()} texts of the corpus have no vector there",
-            "embed these too, or name the model as teacher.model",
+            "Embed these too, or name the model as teacher.model",
         )
 
 
@@ -331,19 +336,20 @@ def _tables(config: Config) -> list[VectorTable]:
     for table in tables:
         if table.text is None:
             raise InputError(
-                VECTORS, f"{table.folder} does not say what its texts are", "make it by `embed`"
+                VECTORS, f"{table.folder} does not name its column of texts", "Make it with `embed`"
             )
         made_by = (table.dimensions, table.model_sha256)
         if made_by != (tables[0].dimensions, tables[0].model_sha256):
             raise InputError(
                 VECTORS,
-                f"{table.folder} and {tables[0].folder} are of different models",
-                "name tables of one model",
+                f"{table.folder} and {tables[0].folder} come from different models",
+                "Name tables of one model",
             )
     return tables
 
 
 def _table_digest(table: VectorTable) -> list[object]:
+    # No name of a part is ever reused for other content.
     files = [[file.path.name, file.rows, file.path.stat().st_size] for file in table.files]
     return [table.model_sha256, table.prompt_name, table.dimensions, files]
 

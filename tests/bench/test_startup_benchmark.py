@@ -115,6 +115,6 @@ def test_a_benchmark_says_what_it_does_from_its_first_second(monkeypatch, capsys
 
 def test_a_library_that_a_benchmark_lacks_is_named_before_it_begins(monkeypatch):
     monkeypatch.setattr("pipelines.libraries.find_spec", {"torch": None}.__getitem__)
-    says = r"benchmark objectives: torch is not installed, pip install .sentence-pipelines\[torch\]"
+    says = r"benchmark objectives: torch is not installed\. Run .pip install .*\[torch\]"
     with pytest.raises(InputError, match=says):
         benchmark("objectives")

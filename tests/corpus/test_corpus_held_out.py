@@ -71,7 +71,7 @@ def test_documents_that_are_trained_on_are_searched_too(held_out):
     assert set(others.values()) == {positive for _, positive in sides_of(summary)}
     assert not others.keys() & {row["document_id"] for row in documents}
     assert summary.documents == len(documents) + len(others)
-    assert str(summary).endswith(f"40 held out, which search {summary.documents} documents")
+    assert str(summary).endswith(f"40 held out, {summary.documents} documents to search")
 
 
 def test_so_many_documents_are_drawn_by_their_texts_alone(spark, held_out):

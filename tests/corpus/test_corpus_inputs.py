@@ -63,7 +63,7 @@ def test_a_volume_has_no_scheme_in_spark_connect(monkeypatch):
         ("*.txt", "nothing matches"),
         (".", "holds no text file"),
         ("dbfs:/a.txt", "is on dbfs"),
-        ("lake://host/a.txt", "is in no kind of store"),
+        ("lake://host/a.txt", "is in an unknown kind of store"),
     ],
 )
 def test_inputs_that_are_not_there(tmp_path, monkeypatch, given, problem):
@@ -142,7 +142,7 @@ def test_what_may_never_answer_is_refused(odd_places, monkeypatch, given, kind):
     monkeypatch.chdir(odd_places)
     (odd_places / "link.jsonl").symlink_to("pipe.jsonl")
     for inputs in ([given], ["/dev/null", given]):
-        with pytest.raises(InputError, match=r"is a (named pipe|socket|device), name regular"):
+        with pytest.raises(InputError, match=r"is a (named pipe|socket|device)\. Name regular"):
             find_files(inputs, "jsonl")
     with pytest.raises(InputError, match=f"is a {kind}"):
         find_files([given], "jsonl")
@@ -186,9 +186,9 @@ def linked(tmp_path):
 def test_links_out_of_a_folder_are_followed_only_if_settings_say_so(linked, given, target):
     (linked / "out.jsonl").symlink_to(target)
     asked = str(linked / given)
-    with pytest.raises(InputError, match=r"is a link to .*, outside of .*data, set") as raised:
+    with pytest.raises(InputError, match=r"is a link to .*, outside of .*data\. Set") as raised:
         find_files([asked], "jsonl")
-    assert "set corpus.follow_links to true" in raised.value.remedy
+    assert "Set corpus.follow_links to true" in raised.value.remedy
     found = find_files([asked], "jsonl", follow_links=True)
     assert linked / "own.jsonl" in found
     assert any(file.is_relative_to(linked / "out.jsonl") for file in found)
@@ -213,9 +213,9 @@ def test_links_that_stay_and_links_that_are_named_are_followed(linked):
 def test_the_section_of_the_inputs_says_whether_links_are_followed(linked):
     (linked / "out.jsonl").symlink_to("../else/a.jsonl")
     inputs = {"inputs": [str(linked)], "format": "jsonl"}
-    with pytest.raises(InputError, match=r"^embedding.inputs: .*set embedding.follow_links"):
+    with pytest.raises(InputError, match=r"^embedding.inputs: .*Set embedding.follow_links"):
         input_stamps(parse({"embedding": inputs}).embedding)
-    with pytest.raises(InputError, match=r"^mining.inputs: .*set mining.follow_links"):
+    with pytest.raises(InputError, match=r"^mining.inputs: .*Set mining.follow_links"):
         stamps(parse({"mining": inputs}))
     followed = {**inputs, "follow_links": True}
     assert stamps(parse({"mining": followed})) and input_stamps(
@@ -236,7 +236,7 @@ def test_links_out_of_a_retrieval_set_are_followed_only_if_settings_say_so(tmp_p
     assert len(files_of_set(str(folder))) == 3
     (folder / name).unlink()
     (folder / name).symlink_to(elsewhere / name)
-    with pytest.raises(InputError, match=r"outside of .*set evaluation\.follow_links to true"):
+    with pytest.raises(InputError, match=r"outside of .*Set evaluation\.follow_links to true"):
         files_of_set(str(folder))
     assert len(files_of_set(str(folder), follow_links=True)) == 3
     # A link that is named itself is what was meant.

@@ -21,8 +21,8 @@ REDACT = "redactors:without_numbers"
         ("no_such_module:function", "`no_such_module` cannot be imported"),
         ("redactors:no_such_function", "`redactors` has no function `no_such_function`"),
         ("redactors:re", "`redactors` has no function `re`"),
-        ("redactors:that_forgets", "gave NoneType for a text, let it give text"),
-        ("redactors:that_fails", r"raised KeyError \(redactors.py, line \d+\), mend"),
+        ("redactors:that_forgets", r"returned NoneType for a text\. Let it return text"),
+        ("redactors:that_fails", r"raised KeyError \(redactors.py, line \d+\)\. Mend"),
     ],
 )
 def test_what_cannot_redact_is_refused_by_the_driver(name, problem):

@@ -43,14 +43,14 @@ def written(folder, files):
             ONE | {"exclude/b.parquet": {"title": ["a"]}},
             {"inputs": ["a.parquet"], "exclude": ["exclude/b.parquet"]},
             "corpus.exclude_columns",
-            "no column .*it has title",
+            "no column .*its columns: title",
         ),
         (ONE, {"exclude": ["none.parquet"]}, "corpus.exclude", "there is no file"),
         (
             {"a.parquet": {"text": ["ab", "cd", None]}},
             {},
             "corpus.inputs",
-            "no pair is left of 3 rows: most often `too short`",
+            "no pair is left of 3 rows, and the main reason is `too short`",
         ),
         (
             {"a.parquet": {"text": pa.array([], pa.string())}},

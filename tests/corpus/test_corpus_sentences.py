@@ -155,7 +155,7 @@ def test_quarantine_and_its_limit(spark, tmp_path):
     assert told["quarantine"][0]["offset"] == place["offset"]
     assert told["bytes"] == (tmp_path / "a.jsonl").stat().st_size
     with pytest.raises(
-        InputError, match=r"1 of 200 rows cannot be read, first .*a.jsonl"
+        InputError, match=r"1 of 200 rows cannot be read, the first in .*a.jsonl"
     ) as raised:
         prepared(spark, tmp_path, **corpus, max_quarantined=0.001)
     assert raised.value.key == "corpus.max_quarantined"

@@ -178,13 +178,13 @@ CSV = {"a.csv": b"text,other\na,b\n", "b.csv": b"text,more\na,b\n"}
             {"a.jsonl": b'{"title": "a"}\n{"title": "a", "body": "b"}'},
             {"format": "jsonl"},
             "text_column",
-            "no column `text`, it has title, body",
+            "no column `text`. Name one of its columns: title, body",
         ),
         (
             CSV,
             {"format": "csv", "pairs": "title", "title_column": "name"},
             "title_column",
-            "no column `name`, it has text, other",
+            "no column `name`. Name one of its columns: text, other",
         ),
         ({"a.csv": b""}, {"format": "csv"}, "inputs", r"a.csv cannot be read \(no header line\)"),
         ({"a.tsv": b""}, {"format": "documents"}, "inputs", "holds no documents file"),
@@ -218,11 +218,11 @@ def test_texts_to_exclude_come_from_files_of_several_formats(spark, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "key", "problem"),
     [
-        ("a.csv", b"title\nx\n", "corpus.exclude_columns", "no column `one`, it has title"),
+        ("a.csv", b"title\nx\n", "corpus.exclude_columns", "`one`. Name one of its columns: title"),
         ("a.csv", b"one\nx,y\n", "corpus.exclude", "at byte 4 cannot be read"),
         ("a.jsonl", b'{"one": "x"}\n{"one"', "corpus.exclude", "not JSON"),
         ("a.parquet", b"no parquet", "corpus.exclude", "not Parquet"),
-        ("a.txt", b"text", "corpus.exclude", "says no format"),
+        ("a.txt", b"text", "corpus.exclude", "shows no format"),
     ],
 )
 def test_exclude_files_that_cannot_be_read_are_refused(

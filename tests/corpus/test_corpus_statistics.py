@@ -32,19 +32,19 @@ def test_what_is_lost_is_told_by_level():
     lines += level_lines("paragraphs", ("found", 5), {}, {"kept": 5})
     lines += level_lines("pairs", ("made", 5), {"leak": 5}, {})
     assert losses(lines) == [
-        "457 of 500 rows not kept (450 no text, 3 torn, 2 too long, 2 for other reasons)",
-        "5 of 5 pairs not kept (5 leak)",
+        "left out 457 of 500 rows (450 no text, 3 torn, 2 too long, 2 for other reasons)",
+        "left out 5 of 5 pairs (5 leak)",
     ]
 
 
 def test_a_lost_row_is_noticed():
     lines = level_lines("rows", ("rows read", 10), {"often": 3}, {"kept": 6})
-    with pytest.raises(ValueError, match="funnel of rows has 10 in and 9"):
+    with pytest.raises(ValueError, match="funnel of rows has 10 in, but 9"):
         check_adds_up(lines)
 
 
 def test_a_level_that_nothing_entered_is_noticed():
-    with pytest.raises(ValueError, match="pairs has 0 in and 2"):
+    with pytest.raises(ValueError, match="pairs has 0 in, but 2"):
         check_adds_up([FunnelLine("pairs", "kept", "pairs", 2)])
 
 
@@ -122,7 +122,7 @@ def test_what_rules_drop_is_not_counted(corpus, rows, dropped):
 
 def test_no_text_of_a_row_with_a_key_is_shown(spark):
     corpus = settings(SCORED | {"key_column": "user"})
-    with pytest.raises(InputError, match="have no number in `score`,") as raised:
+    with pytest.raises(InputError, match=r"have no number in `score`\.") as raised:
         check_dropped(lines(100, {"no score": 50}), units(spark, "secret"), corpus)
     assert "secret" not in str(raised.value)
 
@@ -137,7 +137,7 @@ def test_scores_outside_of_their_range_and_equal_ones(spark, tmp_path):
     corpus = {"inputs": [path], "format": "parquet", "pairs": "columns", "evaluation_share": 0}
     with pytest.raises(InputError, match=r"outside of \[0, 1\]; the column goes from 0.0 to 5.0"):
         prepared(spark, tmp_path, **corpus, score_column="score")
-    with pytest.raises(InputError, match="all 60 pairs for training have the same score") as raised:
+    with pytest.raises(InputError, match="all 60 training pairs have the same score") as raised:
         prepared(spark, tmp_path, **corpus, score_column="label")
     assert raised.value.key == "corpus.score_column"
     summary = prepared(spark, tmp_path, **corpus, score_column="score", score_range=[0, 5])
@@ -153,7 +153,7 @@ def test_each_source_has_scores_that_differ(spark, tmp_path):
     path = tmp_path / "pairs.parquet"
     write_parquet(path, **rows)
     scored = settings(SCORED)
-    with pytest.raises(InputError, match="all 2 pairs for training of source b have the same"):
+    with pytest.raises(InputError, match="all 2 training pairs of source b have the same"):
         check_scores_differ(spark, path, [scored, scored, settings({})], ["a", "b", "c"])
     listed = [[3.0, 3.0], [3.0, 3.0], [1.0, 2.0], [1.0, 2.0], None, None]
     write_parquet(path, **rows | {"score": [None] * 6, "candidate_scores": listed})
@@ -174,17 +174,17 @@ def test_each_source_has_scores_that_differ(spark, tmp_path):
     ],
 )
 def test_advice_fits_what_dropped_all(reason, remedy):
-    with pytest.raises(InputError, match=rf"most often `{reason}` \(40\), .*{remedy}"):
+    with pytest.raises(InputError, match=rf"main reason is `{reason}` \(40\)\. .*{remedy}"):
         check_some_left(lines(40, {reason: 40}))
 
 
 @pytest.mark.parametrize(
     "unread, reason, remedy",
     [
-        (120, "quotes that are not closed", r"corpus.csv_escape to \\, or name another"),
-        (119, "torn", "mend the input, or name another"),
-        (12, "torn", "mend the input, or set it to at least 0.1"),
-        (12, "not as many fields as the header", "see corpus.csv_separator and"),
+        (120, "quotes that are not closed", r"corpus.csv_escape to \\), or name another"),
+        (119, "torn", "Mend the input, or name another"),
+        (12, "torn", "Mend the input, or set it to at least 0.1"),
+        (12, "not as many fields as the header", "check corpus.csv_separator and"),
     ],
 )
 def test_nothing_is_advised_that_leaves_little(spark, unread, reason, remedy):

@@ -283,21 +283,21 @@ def test_settings_of_a_dialect(section, given, expected):
 
 @pytest.mark.parametrize("given", [";;", "", '"', "\n"])
 def test_what_is_no_separator_is_refused(given):
-    with pytest.raises(InputError, match=r"is no separator, write one character") as raised:
+    with pytest.raises(InputError, match=r"is no separator\. Write one character") as raised:
         parse({"corpus": {"csv_separator": given}})
     assert raised.value.key == "corpus.csv_separator"
-    with pytest.raises(InputError, match=r"^mining.csv_escape: `ab` is no escape, write one"):
+    with pytest.raises(InputError, match=r"^mining.csv_escape: `ab` is no escape\. Write one"):
         parse({"mining": {"csv_escape": "ab"}})
 
 
 @pytest.mark.parametrize(
     "columns, told",
     [
-        (["question ", " answer"], "it has `question `, ` answer`"),
-        (["\ufeffquestion", "a\tb"], "it has `\ufeffquestion`, `a\tb`"),
-        (["question;answer"], "it has question;answer: set corpus.csv_separator to `;`"),
-        (["a\tb"], "it has `a\tb`: set corpus.csv_separator to `\\t`"),
-        (["title", "body"], "it has title, body"),
+        (["question ", " answer"], "Name one of its columns: `question `, ` answer`"),
+        (["\ufeffquestion", "a\tb"], "Name one of its columns: `\ufeffquestion`, `a\tb`"),
+        (["a;b"], "Set corpus.csv_separator to `;`: its only column is a;b"),
+        (["a\tb"], "Set corpus.csv_separator to `\\t`: its only column is `a\tb`"),
+        (["title", "body"], "Name one of its columns: title, body"),
     ],
 )
 def test_columns_are_shown_as_they_are(columns, told):
@@ -308,7 +308,7 @@ def test_files_of_an_evaluation_have_a_dialect_of_their_own(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("sentence1;sentence2;score\na;b;1\n")
     columns = ("sentence1", "sentence2", "score")
-    with pytest.raises(InputError, match=r"set evaluation\.csv_separator to `;`"):
+    with pytest.raises(InputError, match=r"Set evaluation\.csv_separator to `;`"):
         check_file(str(file), PairFiles("evaluation.similarity", columns))
     semicolons = PairFiles("evaluation.similarity", columns, dialect=Dialect(";"))
     check_file(str(file), semicolons)

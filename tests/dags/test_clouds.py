@@ -23,7 +23,7 @@ STAGES = ["prepare", "train", "evaluate", "promote", "embed", "clean"]
 FIGURES = {"after": {"retrieval": {"ndcg@10": 43.1}}}
 PROMOTED = {"version": "00007", "figures": {"retrieval.ndcg@10": 43.1}}
 NOTHING_NEW = "run.only_new: the model in service, 00006, was trained with the same settings"
-REFUSAL = "promotion.minimum: retrieval.ndcg@10 is 1.0000, at least 2.0000 is asked for"
+REFUSAL = "promotion.minimum: retrieval.ndcg@10 is 1.0000, and the minimum is 2.0000."
 # What becomes of the tries: on EMR a node was lost once; in Serverless nothing is new; on
 # Kubernetes the gate refuses, and the outcome of a job that went well cannot be read.
 ENDS = {
@@ -195,7 +195,7 @@ def test_databricks_is_sent_the_jobs_and_a_lost_cluster_is_tried_again(clouds):
     (line,) = [line for line in clouds["alerts"] if "databricks" in line]
     assert "evaluate failed: Job run failed with terminal state" in line
     assert "SystemExit: 2" in line
-    assert line.endswith("(exit code 2: the settings or the input have to be mended)")
+    assert line.endswith("(exit code 2: correct the settings or the input)")
 
 
 def test_emr_is_sent_steps_and_figures_come_back(clouds):

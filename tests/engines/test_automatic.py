@@ -78,7 +78,7 @@ def test_the_conf_decides_too(installed, monkeypatch, tmp_path):
 
 
 def test_if_none_fits_the_reason_is_that_of_the_best(installed):
-    with pytest.raises(InputError, match=r"^training\.offload: with training\.sharding `none`"):
+    with pytest.raises(InputError, match=r"^training\.offload: training\.sharding `none`"):
         taken({"offload": "cpu"})
     installed.clear()
     with pytest.raises(EngineUnavailable, match=r"^training\.engine: torch is not installed"):
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_keeps_its_engine(installed, tmp_path, caplog):
     assert storage.read_json(folder.history)
     resumed = {"run": {"folder": str(tmp_path)}}
     assert taken({"resume": True}, **resumed) == "horovod with tensorflow"
-    assert "engine horovod with tensorflow goes on" in caplog.text
+    assert "engine horovod with tensorflow continues its run" in caplog.text
     assert taken({"resume": True, "framework": "torch"}, **resumed) == "torch with torch"
     assert taken({"resume": True, "engine": "elephas"}, **resumed) == "elephas with tensorflow"
     assert "others that fit: horovod with torch" in caplog.text

@@ -110,19 +110,19 @@ def test_a_layout_has_its_stepper(stepper, settings):
     [
         (
             "torch",
-            "training.sharding: with training.pipeline_parallel engine torch has no `parameters`, "
-            "one of none",
+            "training.sharding: engine torch has no `parameters` with training.pipeline_parallel. "
+            "Choose one of none",
             [STAGES, {"sharding": "parameters"}],
         ),
         (
             "deepspeed",
-            "training.sharding: with training.pipeline_parallel engine deepspeed has no "
-            "`gradients`, one of optimizer",
+            "training.sharding: engine deepspeed has no `gradients` with "
+            "training.pipeline_parallel. Choose one of optimizer",
             [STAGES, {"sharding": "gradients"}],
         ),
         (
             "deepspeed",
-            "training.model_parallel: engine deepspeed does not know it, leave it 1",
+            "training.model_parallel: engine deepspeed does not know it. Leave it 1",
             [MEMBERS, {"sharding": "optimizer"}],
         ),
     ],

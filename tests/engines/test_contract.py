@@ -273,7 +273,7 @@ def test_an_objective_that_fails_on_an_executor_ends_the_run(each_loop, make_run
     objective = run.config.objective.model_copy(update={"temperature": 1e-45})
     config = run.config.model_copy(update={"objective": objective})
     before, ports = started(), listening()
-    with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
+    with pytest.raises(EngineError, match=r"rank \d, host .*Lower training\.learning_rate"):
         each_loop.make().train(
             spark, type(run)(**(vars(run) | {"config": config})), lambda line: None
         )
@@ -285,7 +285,7 @@ def test_an_objective_that_fails_on_an_executor_ends_the_run(each_loop, make_run
 def test_a_last_step_that_leaves_no_numbers_is_not_kept(each_launch, make_run, spark):
     """Its loss, which is computed before the update, is as it should be."""
     run = make_run(1, **(each_launch.training | {"learning_rate": 1e39, "warmup": 0.0}))
-    with pytest.raises(EngineError, match=r"lower training\.learning_rate"):
+    with pytest.raises(EngineError, match=r"Lower training\.learning_rate"):
         each_launch.make().train(spark, run, lambda line: None)
     assert checkpoint_steps(run.run_folder) == [0]
 

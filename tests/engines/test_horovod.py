@@ -128,5 +128,5 @@ def test_speculation_is_refused(make_run):
     speculating = SimpleNamespace(
         getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
     )
-    with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
+    with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* Set false"):
         load_engine("horovod").check(SimpleNamespace(sparkContext=speculating), make_run(2).config)

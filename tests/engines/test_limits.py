@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.engines.base import check_fit, load_engine
-from pipelines.errors import InputError
+from pipelines.errors import InputError, in_sentences
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.architecture import StaticSpec
@@ -76,7 +76,7 @@ def test_a_limit_is_refused_with_its_line(limit):
     problem = limit.problem.format(
         training=SimpleNamespace(**{"framework": "tensorflow"} | training)
     )
-    assert str(caught.value) == f"{key}: {problem}, {limit.remedy}"
+    assert str(caught.value) == f"{key}: {in_sentences(problem, limit.remedy)}"
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_an_encoder_that_the_layers_of_megatron_do_not_make_up_is_refused():
     config = parse({"training": TRAININGS[capabilities.MEGATRON.name]})
     bert = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32)
     check_framework(architecture_of(bert), config)
-    with pytest.raises(InputError, match="static has no form in megatron, set it to torch"):
+    with pytest.raises(InputError, match=r"no implementation in megatron\. Set it to torch"):
         check_framework(architecture_of(StaticSpec(vocabulary=50, hidden=16)), config)

@@ -59,7 +59,7 @@ def test_nodes_of_a_run_that_encrypts_know_one_another_by_their_certificates(mon
         node.await_reservations()
         node.close()
         assert node_place(1).fingerprint == own_identity().fingerprint != driver.fingerprint
-        with pytest.raises(PipelineError, match="its certificate is another one"):
+        with pytest.raises(PipelineError, match="it has another certificate"):
             RegistrationClient(address, TOKEN, own_identity().fingerprint)
         # In clear text, nobody is told anything.
         assert b"address" not in answer(address, TOKEN.encode())

@@ -103,7 +103,7 @@ def test_ranks_wait_for_one_another(store):
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    with pytest.raises(PipelineError, match=r"ranks \[2\] have not come within"):
+    with pytest.raises(PipelineError, match=r"ranks \[2\] did not arrive within"):
         meet(RendezvousClient(store.address, store.token), replace(TASK, rank=0), HERE, 0.3)
     join(2)
     for thread in threads:

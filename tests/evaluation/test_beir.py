@@ -159,13 +159,13 @@ def test_judged_documents_and_queries_that_are_missing_count_as_not_found(measur
     ideal = 1 + 1 / math.log2(3) + 1 / 2
     assert found["parts"]["ndcg@10"] == pytest.approx(100 * (1 + 1 / ideal + 0) / 3)
     assert found["parts+bm25"]["queries"] == 3
-    assert "names 2 document ids" in measured.log and "these are not found" in measured.log
+    assert "names 2 document ids" in measured.log and "they count as not found" in measured.log
 
 
 def test_a_set_without_any_judged_query_is_refused(spark, tmp_path) -> None:
     folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, [("q9", "d1", 1)])
     settings = EvaluationSettings(missing_queries="not_found")
-    with pytest.raises(InputError, match=r"queries.jsonl has no judged query, name the one of"):
+    with pytest.raises(InputError, match=r"queries.jsonl has no judged query\. Put the queries"):
         read_retrieval_set(spark, str(folder), settings=settings)
 
 
@@ -209,14 +209,18 @@ def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
             read_retrieval_set(spark, given or str(folder))
 
     qrels, head = "qrels/test.tsv", "query-id\tcorpus-id\tscore\n"
-    refused("there is no .*nowhere, name a folder", given=str(tmp_path / "nowhere"))
+    refused("there is no .*nowhere. Name a folder", given=str(tmp_path / "nowhere"))
     refused("names 1 document ids that corpus.jsonl .* `d9`", qrels, head + "q1\td9\t1\n")
     refused("names 1 query ids that queries.jsonl .* `q9`", qrels, head + "q9\td1\t1\n")
-    refused("has no column `query-id`, its first line has q1, 0, d1, 1", qrels, "q1\t0\td1\t1\n")
+    refused(
+        "has no column `query-id`. .* which names q1, 0, d1, 1",
+        qrels,
+        "q1\t0\td1\t1\n",
+    )
     refused("test.tsv is empty", qrels, head)
     refused("has no score above 0", qrels, head + "q1\td1\t0\n")
     lines = "q1\td1\thigh\nq1\td2\tNaN\nq2\td5\tinf\nq2\td4\t-Infinity\nq2\td3\t1\n"
-    refused("has 4 lines without ids and a finite number", qrels, head + lines)
+    refused("has 4 lines without both ids and a finite score", qrels, head + lines)
     refused("corpus.jsonl has no lines", "corpus.jsonl", "")
     refused("corpus.jsonl has 1 lines that are no JSON", "corpus.jsonl", '{"_id": "d1"\n')
     refused("corpus.jsonl has 1 lines without `_id`", "corpus.jsonl", '{"text": "a"}\n')
@@ -225,5 +229,5 @@ def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
     refused("has 1 lines whose `_id` is there already", "corpus.jsonl", twice)
     (tmp_path / "set" / qrels).rename(tmp_path / "set" / "qrels" / "a.tsv")
     (tmp_path / "set" / "qrels" / "b.tsv").write_text(head)
-    with pytest.raises(InputError, match=r"qrels holds a.tsv, b.tsv, name the file to take"):
+    with pytest.raises(InputError, match=r"qrels holds a.tsv, b.tsv. Name the file of"):
         read_retrieval_set(spark, str(tmp_path / "set"))

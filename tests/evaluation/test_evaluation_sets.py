@@ -121,23 +121,23 @@ def files(tmp_path):
         (
             "similarity",
             "other.csv",
-            r"_columns: .*other.csv has no column `sentence1`, it has a, b",
+            r"_columns: .*other.csv has no column `sentence1`\. Name one of its columns: a, b",
         ),
-        ("similarity", "other.jsonl", r"_columns: .*other.jsonl has no column `sentence1`, it has"),
-        ("similarity", "other.parquet", r"_columns: .*parquet has no column `sentence2`, it has "),
+        ("similarity", "other.jsonl", r"_columns: .*other.jsonl has no column `sentence1`\. Name"),
+        ("similarity", "other.parquet", r"_columns: .*parquet has no column `sentence2`\. Name"),
         (
             "classification",
             "other.csv",
-            r"_columns: .*other.csv has no column `sentence1`, it has ",
+            r"_columns: .*other.csv has no column `sentence1`\. Name",
         ),
         ("similarity", "damaged.parquet", r": .*damaged.parquet cannot be read \(not Parquet"),
-        ("classification", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`, name ex"),
-        ("retrieval_sets", "nowhere", r": there is no .*nowhere, name a folder with corpus.jsonl"),
-        ("retrieval_sets", "set", r": .*qrels holds no \*.tsv, name the file to take"),
-        ("guards", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`, name ex"),
-        ("guards", "nowhere", r": there is no .*nowhere, name a folder with corpus.jsonl"),
+        ("classification", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`\. Name e"),
+        ("retrieval_sets", "nowhere", r": there is no .*nowhere. Name a folder that holds"),
+        ("retrieval_sets", "set", r": .*qrels holds no \*.tsv. Name the file of"),
+        ("guards", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`\. Name e"),
+        ("guards", "nowhere", r": there is no .*nowhere. Name a folder that holds"),
         # Of a retrieval set, and no file of pairs.
-        ("guards", "set/qrels/dev.tsv", r": there is no .*dev.tsv, name a folder with corpus"),
+        ("guards", "set/qrels/dev.tsv", r": there is no .*dev.tsv. Name a folder that"),
     ],
 )
 def test_what_cannot_be_measured_on_is_refused_by_every_job(files, key, name, told):
@@ -239,5 +239,5 @@ def test_what_is_no_metric_of_rankings_is_refused(name):
 
 @pytest.mark.parametrize("name", ["_id", "text", "Metadata"])
 def test_what_each_query_has_is_no_group(name):
-    with pytest.raises(InputError, match=r"^evaluation\.query_group: .*is of one query"):
+    with pytest.raises(InputError, match=r"^evaluation\.query_group: each query has its own"):
         parse({"evaluation": {"query_group": name}})

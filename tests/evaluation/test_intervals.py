@@ -127,7 +127,7 @@ def test_the_test_of_few_queries_is_exact(changed, of, p):
     values[:changed] = 50.0
     found = mean_intervals(of_means(figure=np.zeros(of)), of_means(figure=values))["figure"]
     assert (found.p, found.differing) == (p, changed)
-    assert found.told() == ("better" if changed == 6 else "not significant")
+    assert found.verdict() == ("better" if changed == 6 else "not significant")
 
 
 def test_the_test_of_many_queries_is_that_of_the_t_test():
@@ -147,12 +147,12 @@ def test_pairs_are_exchanged_in_the_test(few_resamples):
     few[:4] = scores[:4] * 9
     before = of_means(cosine=noisy, score=scores)
     found = pair_intervals(similarity_figures, before, of_means(cosine=few, score=scores))
-    assert (found["spearman"].differing, found["spearman"].told()) == (4, "not significant")
+    assert (found["spearman"].differing, found["spearman"].verdict()) == (4, "not significant")
     # The scale of cosines is no quality.
     close = scores + RANDOM.normal(0, 0.3, 60)
     for scale in (1.0, 0.01):
         model = of_means(cosine=scale * close, score=scores)
-        assert pair_intervals(similarity_figures, before, model)["spearman"].told() == "better"
+        assert pair_intervals(similarity_figures, before, model)["spearman"].verdict() == "better"
     same = pair_intervals(similarity_figures, before, before)["spearman"]
     assert (same.differing, same.p) == (0, 1.0)
 
@@ -184,7 +184,7 @@ def test_too_few_queries_and_what_is_no_number_have_none():
 
 def test_other_items_are_not_compared():
     other = Observations(np.arange(1, 51), {"figure": np.zeros(50)})
-    with pytest.raises(ValueError, match="same items"):
+    with pytest.raises(ValueError, match="different items"):
         mean_intervals(of_means(figure=np.zeros(50)), other)
 
 
@@ -227,7 +227,7 @@ def test_only_figures_of_both_are_compared():
     ],
 )
 def test_in_words(ends, lower_is_better, told):
-    assert Interval(*ends, detectable=1.0).told(lower_is_better=lower_is_better) == told
+    assert Interval(*ends, detectable=1.0).verdict(lower_is_better=lower_is_better) == told
 
 
 def found(ranked: dict[int, list[int]]) -> Retrieved:

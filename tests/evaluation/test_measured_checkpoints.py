@@ -218,7 +218,7 @@ def test_another_error_of_the_package_costs_one_line(tmp_path, measured, caplog)
             await_warning(caplog)
         save(run, 6)
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "step 3 was not measured, and training goes on (the lock was taken over)"
+        "step 3 was not measured (the lock was taken over). Training goes on"
     ]
     assert measured == [3, 6]
     assert [line["step"] for line in read_evaluations(run)] == [6]
@@ -235,6 +235,6 @@ def test_a_folder_that_cannot_be_read_for_a_while_costs_one_line(tmp_path, measu
         unreadable.rmdir()
         save(run, 3)
     assert [line.partition(" (")[0] for line in caplog.messages] == [
-        "checkpoints were not measured, and training goes on"
+        "checkpoints were not measured"
     ]
     assert measured == [3]

@@ -102,7 +102,7 @@ def test_refuses_what_cannot_be_ranked(spark, minilm, tmp_path, write) -> None:
     header = "left,right,likeness\n"
     cases = {
         str(tmp_path / "absent.csv"): ("evaluation.similarity", "there is no file or folder"),
-        write("pairs.xlsx", "a"): ("evaluation.similarity", "says no format"),
+        write("pairs.xlsx", "a"): ("evaluation.similarity", "shows no format"),
         write("fake.parquet", "left,right"): ("evaluation.similarity", "not Parquet"),
         write("other.csv", "a,b,c\n1,2,3\n"): (
             "evaluation.similarity_columns",
@@ -228,8 +228,8 @@ def test_nothing_is_better_than_calling_all_unlike() -> None:
 def test_refuses_what_is_no_label(spark, minilm, write) -> None:
     header = "sentence1,sentence2,label\n"
     cases = {
-        write("graded.csv", header + "a,b,1\nc,d,0\ne,f,2\n"): "`label` of .* has 2, labels are 0",
-        write("ones.csv", header + "a,b,1\nc,d,1\n"): "every `label` of .* is 1, some pairs must",
+        write("graded.csv", header + "a,b,1\nc,d,0\ne,f,2\n"): "`label` of .* holds 2. Use only",
+        write("ones.csv", header + "a,b,1\nc,d,1\n"): "every `label` of .* is 1. Add pairs",
         write("words.csv", header + "a,b,yes\nc,d,no\n"): "`label` of 2 rows of .* is no number",
         write("none.csv", "sentence1,sentence2\na,b\nc,d\n"): "has no column `label`",
     }

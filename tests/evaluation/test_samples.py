@@ -196,10 +196,10 @@ def test_a_turned_map_is_turned_back() -> None:
 
 def test_without_scikit_learn_there_is_no_map_and_one_line_names_the_extra(monkeypatch, caplog):
     monkeypatch.setattr(libraries, "find_spec", {"sklearn": None}.__getitem__)
-    monkeypatch.setattr(libraries, "_TOLD", set())
+    monkeypatch.setattr(libraries, "_LOGGED", set())
     for _ in range(2):
         np.testing.assert_array_equal(place_on_map(np.eye(8), 1), np.zeros((8, 2)))
     assert caplog.messages == [
-        "the map of the report is left out: scikit-learn is not installed, "
-        'pip install "sentence-pipelines[evaluation]"'
+        "the map of the report is left out: scikit-learn is not installed. Run "
+        '`pip install "sentence-pipelines[evaluation]"`'
     ]

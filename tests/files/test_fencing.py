@@ -46,7 +46,7 @@ def lost(tmp_path, monkeypatch):
     """A folder that this job works in, and that another one takes over."""
     monkeypatch.setattr("pipelines.files.locks.PosixLockFiles.beat_seconds", 60.0)
     folder = tmp_path / "run"
-    taken = pytest.raises(PipelineError, match="taken over or removed by another process")
+    taken = pytest.raises(PipelineError, match="another process took over or removed")
     with taken, work_folder("run.folder", folder, "train"):
         storage.write_text(folder / "model" / "there", "in time")
         (folder / locks.LOCK_FILE).unlink()
@@ -55,7 +55,7 @@ def lost(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_appears_in_a_folder_that_was_taken_over(lost, way):
-    with pytest.raises(PipelineError, match="taken over or removed"):
+    with pytest.raises(PipelineError, match="another process took over or removed"):
         WAYS[way](lost / "late")
     assert sorted(path.name for path in lost.iterdir()) == ["model"]
     WAYS[way](lost.parent / "elsewhere")
@@ -63,7 +63,7 @@ def test_nothing_appears_in_a_folder_that_was_taken_over(lost, way):
 
 
 def test_nothing_goes_from_there(lost):
-    with pytest.raises(PipelineError, match="taken over or removed"):
+    with pytest.raises(PipelineError, match="another process took over or removed"):
         storage.remove_folder(lost / "model")
     assert (lost / "model" / "there").read_text() == "in time"
 

@@ -42,13 +42,13 @@ except InputError as error:
     ("calls", "number", "told"),
     [
         ("none", "EIO", ""),
-        ("os.rename", "ENOSYS", "is on a file system that cannot rename folders (Function not"),
-        ("os.rename,files", "ENOSYS", "is on a file system that cannot rename files (Function"),
-        ("mmap", "ENODEV", "is on a file system that cannot map files into memory (No such dev"),
-        ("os.mkdir", "EACCES", "cannot be written (Permission denied), let this user write there"),
-        ("os.mkdir", "EROFS", "cannot be written (Read-only file system), let this user"),
-        ("open", "ENOSPC", "is full (No space left on device), make room"),
-        ("open", "EDQUOT", "is full (Disk quota exceeded), make room"),
+        ("os.rename", "ENOSYS", "{} is on a file system that cannot rename folders (Function"),
+        ("os.rename,files", "ENOSYS", "{} is on a file system that cannot rename files (Function"),
+        ("mmap", "ENODEV", "{} is on a file system that cannot map files into memory (No such"),
+        ("os.mkdir", "EACCES", "this user cannot write to {} (Permission denied). Let this user"),
+        ("os.mkdir", "EROFS", "this user cannot write to {} (Read-only file system). Let this"),
+        ("open", "ENOSPC", "{} is full (No space left on device). Make room"),
+        ("open", "EDQUOT", "{} is full (Disk quota exceeded). Make room"),
     ],
 )
 def test_what_a_folder_cannot_do_is_named(tmp_path, calls, number, told):
@@ -57,7 +57,7 @@ def test_what_a_folder_cannot_do_is_named(tmp_path, calls, number, told):
     if not told:
         assert said == ""
     else:
-        assert said.startswith(f"run.folder: {tmp_path} {told}")
+        assert said.startswith(f"run.folder: {told.format(tmp_path)}")
         assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -101,14 +101,14 @@ def test_a_disk_that_is_full_is_named(tmp_path):
     assert weights.startswith("training failed: ")
     assert weights.endswith("(os error 28); make room on the disk, and run it again")
     assert room.startswith(f"run.folder: {tmp_path} has room for 0 MB, and the first checkpoints")
-    assert full.startswith(f"run.folder: {tmp_path} is full (No space left on device), make room")
+    assert full.startswith(f"run.folder: {tmp_path} is full (No space left on device). Make room")
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with (
-            pytest.raises(InputError, match=r"^run\.folder: .*/file is a file, name a folder$"),
+            pytest.raises(InputError, match=r"^run\.folder: .*/file is a file\. Name a folder\.$"),
             work_folder("run.folder", path, "train"),
         ):
             pass
@@ -125,7 +125,7 @@ def test_a_place_is_looked_at_and_not_made(tmp_path):
     check_place("promotion.target", tmp_path / "served" / "models")
     assert not list(tmp_path.iterdir())
     (tmp_path / "served").write_text("")
-    told = r"^promotion\.target: .*/served is a file, name a folder$"
+    told = r"^promotion\.target: .*/served is a file\. Name a folder\.$"
     with pytest.raises(InputError, match=told):
         check_place("promotion.target", tmp_path / "served" / "models")
 
@@ -152,7 +152,7 @@ def test_two_jobs_in_one_folder(tmp_path):
     config = parse({"run": {"folder": str(run)}, "prepared": {"folder": str(prepared)}})
     run.mkdir()
     prepared.mkdir()
-    us = rf"process {os.getpid()} on .*, since 20.*, wait for its end, or name another folder$"
+    us = rf"process {os.getpid()} on .*, since 20.*\. Wait for its end, or name another folder\.$"
     with held(run / ".lock", "train"):
         told = rf"^run\.folder: {run} is in use by `train`, {us}"
         with pytest.raises(PipelineError, match=told) as refused:

@@ -226,12 +226,12 @@ def test_a_link_of_another_user_is_no_cache(tmp_path, monkeypatch):
     link.symlink_to(own)
     os.lchown(link, 12345, 12345)
     monkeypatch.setattr(copies, "gettempdir", lambda: str(tmp_path))
-    with pytest.raises(InputError, match="can be written by other users"):
+    with pytest.raises(InputError, match="other users can write to"):
         copies.cache_folder(StorageSettings())
     link.unlink()
     assert copies.cache_folder(StorageSettings()) == link
     link.chmod(0o777)
-    with pytest.raises(InputError, match="can be written by other users"):
+    with pytest.raises(InputError, match="other users can write to"):
         copies.cache_folder(StorageSettings())
 
 

@@ -156,7 +156,7 @@ def test_a_folder_without_a_mark_is_nobodys_to_take(home, name):
     # A record of another tool of the same name.
     others = dict.fromkeys(kind.marks, '{"name": "theirs"}')
     write(home, unmarked | others)
-    with pytest.raises(InputError, match=rf"^{KEY}: .* holds other files .*, move them elsewhere"):
+    with pytest.raises(InputError, match=rf"^{KEY}: .* holds other files .*\. Move them elsewhere"):
         check_ours(KEY, home, kind, whole=False)
 
 
@@ -235,7 +235,7 @@ def test_links_are_the_users(tmp_path):
     assert foreign(tmp_path / "prepared", kind, whole=False) == ["lanes"]
     write(tmp_path / "table", OURS["table"][1])
     (tmp_path / "link").symlink_to(tmp_path / "table")
-    with pytest.raises(InputError, match=rf"is a link, name {tmp_path}/table"):
+    with pytest.raises(InputError, match=rf"is a link\. Name {tmp_path}/table"):
         check_ours(KEY, tmp_path / "link", TABLE, whole=True)
 
 
@@ -248,7 +248,7 @@ def test_empty_folders_of_the_user_stay(tmp_path):
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file, name a folder"):
+    with pytest.raises(InputError, match=r"is a file\. Name a folder"):
         check_ours(KEY, tmp_path / "file", PREPARED, whole=False)
 
 

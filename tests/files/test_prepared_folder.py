@@ -11,7 +11,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder, StageRecord, read_stage_record
 
-AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+AGAIN = r"Run `sentence-pipelines prepare` with the same settings first\."
 STAGES = {
     "corpus": (),
     "tokens": ("corpus",),
@@ -47,21 +47,23 @@ def record(folder: PreparedFolder, stage: str) -> StageRecord:
 )
 def test_stages_of_other_ones_are_refused(prepared, made_anew, told):
     write(prepared, made_anew, replace(record(prepared, made_anew), made="2"))
-    with pytest.raises(InputError, match=rf"^prepared\.folder: the {told} in .* {AGAIN}$"):
+    with pytest.raises(InputError, match=rf"^prepared\.folder: the stage `{told}` in .* {AGAIN}$"):
         prepared.check_in_step()
 
 
 @pytest.mark.parametrize("stage", ["corpus", "tokens"])
 def test_a_stage_that_was_killed_before_its_record_is_refused(prepared, stage):
     prepared.stage_record(stage).unlink()
-    with pytest.raises(InputError, match=rf"are not of the {stage} that is there now"):
+    with pytest.raises(InputError, match=rf"was not made from the present stage `{stage}`"):
         prepared.check_in_step()
 
 
 def test_lanes_that_were_killed_before_their_record_are_refused(prepared):
     # Whether a later preparation died before it came to them cannot be known.
     prepared.stage_record("lanes").unlink()
-    with pytest.raises(InputError, match=r"the lanes in .* are not of the tokens"):
+    with pytest.raises(
+        InputError, match=r"`lanes` in .* was not made from the present stage `tokens`"
+    ):
         prepared.check_in_step()
 
 
@@ -87,13 +89,15 @@ def test_lanes_alone_are_trained_on(prepared):
 
 def test_rows_that_a_killed_deletion_has_left_are_not_learnt(prepared):
     storage.write_json(prepared.deleted_keys, {"column": "key", "keys": [1]})
-    with pytest.raises(InputError, match=rf"^prepared\.folder: rows of .* were deleted.*{AGAIN}$"):
+    with pytest.raises(
+        InputError, match=rf"^prepared\.folder: .* holds rows of deleted keys, .*{AGAIN}$"
+    ):
         prepared.check_in_step()
     corpus = replace(record(prepared, "corpus"), deleted=prepared.deleted_digest)
     write(prepared, "corpus", corpus)
     prepared.check_in_step()
     storage.write_json(prepared.deleted_keys, {"column": "key", "keys": [1, 2]})
-    with pytest.raises(InputError, match="were deleted"):
+    with pytest.raises(InputError, match="still holds rows of deleted keys"):
         prepared.check_in_step()
 
 
@@ -124,7 +128,7 @@ def test_what_an_earlier_release_has_prepared_is_trained_on(earlier):
 def test_a_stage_that_is_made_anew_over_those_of_an_earlier_release_is_noticed(earlier):
     earlier.name_stages()
     write(earlier, "corpus", StageRecord("g", 1.0, "new", {}, earlier.deleted_digest))
-    with pytest.raises(InputError, match="the tokens in"):
+    with pytest.raises(InputError, match="the stage `tokens` in"):
         earlier.check_in_step()
 
 
@@ -147,6 +151,6 @@ def test_stages_are_named_by_the_next_one_where_that_was_killed(earlier, monkeyp
 
 def test_a_damaged_record_is_of_a_stage_that_is_made_again(prepared, caplog):
     Path(prepared.stage_record("corpus")).write_text("{")
-    with pytest.raises(InputError, match="the tokens in"):
+    with pytest.raises(InputError, match="the stage `tokens` in"):
         prepared.check_in_step()
-    assert "its stage is run again" in caplog.text
+    assert "Its stage runs again" in caplog.text

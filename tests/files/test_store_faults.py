@@ -89,7 +89,7 @@ def test_an_upload_that_is_half_done_is_never_read(root, traffic, stage, fault):
 def test_credentials_that_have_ended_are_told_at_once(root, traffic):
     traffic.decide = lambda _method, _path: EXPIRED
     began = time.monotonic()
-    said = r"^run\.folder: s3://.*/run cannot be written, .*ExpiredToken.*or the credentials;"
+    said = r"^run\.folder: the job cannot write.* s3://.*/run .*ExpiredToken.*or credentials;"
     with pytest.raises(InputError, match=said), folders.work_folder("run.folder", root / "run", ""):
         pytest.fail("the job began")
     said = r"^writing failed: .*expired.*; renew the store's credentials, or let them"
@@ -132,7 +132,7 @@ def test_a_lock_that_could_not_be_removed_is_free_for_who_comes_next(root, traff
     with pytest.raises(PipelineError, match="the cause"), locks.held(path, "train"):
         traffic.decide = lambda _method, _path: EXPIRED
         raise PipelineError("the cause")
-    assert f"the lock {path} cannot be removed: " in caplog.text
+    assert f"this job cannot remove its lock {path}: " in caplog.text
     traffic.decide = lambda _method, _path: PASS
     with locks.held(path, "train") as lock:
         lock.check()

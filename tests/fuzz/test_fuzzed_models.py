@@ -109,7 +109,7 @@ def test_a_damaged_model_is_read_or_refused(whole, tmp_path_factory, data):
 def test_values_of_other_types_are_refused_before_the_weights_are_read(tmp_path, name, changed):
     path = write_start(tmp_path, "bert") / name
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    with pytest.raises(InputError, match=r"^encoder\.start: .*cannot be read \(.+\), mend it"):
+    with pytest.raises(InputError, match=r"^encoder\.start: .*cannot be read \(.+\)\. Repair"):
         model_length(parse({"encoder": {"start": str(path.parent)}}))
 
 

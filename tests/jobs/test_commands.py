@@ -54,7 +54,7 @@ def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
     folder = tmp_path / key.partition(".")[0]
     folder.mkdir()
     with held(folder / ".lock", "train"):
-        told = rf"^{key}: {folder} is in use by `train`, process {os.getpid()} on .*, wait for its"
+        told = rf"^{key}: {folder} is in use by `train`, process {os.getpid()} on .*\. Wait for "
         with pytest.raises(PipelineError, match=told) as refused:
             Context().run(getattr(pipelines, job), config)
         # A scheduler tries again what ends with 1, and not what ends with 2.
@@ -75,7 +75,7 @@ def test_a_library_that_is_missing_is_told_before_spark_starts(tmp_path, monkeyp
     monkeypatch.setattr("pipelines.engines.horovod.engine.is_installed", lambda name: False)
     config = small_config(tmp_path, engine="horovod", framework="torch", workers=1)
     config = config.changed("run", folder=str(tmp_path / "run"))
-    with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed, "):
+    with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed\. "):
         getattr(pipelines, job)(config)
     assert not (tmp_path / "run").exists()
 
@@ -156,7 +156,7 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     history = json.loads((run / "history.json").read_text())
     assert [(chapter["step"], chapter["last_step"]) for chapter in history] == [(0, 12), (12, 16)]
     assert history[1]["settings"]["training.max_steps"] == 16
-    assert "Nothing was measured" in (run / "model" / CARD_FILE).read_text()
+    assert "no evaluation yet" in (run / "model" / CARD_FILE).read_text()
 
 
 def test_a_training_may_be_asked_for_again_whatever_became_of_it(
@@ -195,7 +195,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
     torn = run / "checkpoints" / "step-00000004" / "optimizer.safetensors"
     torn.unlink()
     assert main(train) == 0
-    assert f"passed over: {torn} is missing" in caplog.text
+    assert f"skipping a torn checkpoint: {torn} is missing" in caplog.text
     assert "has made its" not in caplog.text
     assert not torn.exists()
     assert digest_model(run / "model") == model, "the steps were made again"
@@ -206,7 +206,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
         os.truncate(path / "model.safetensors", 1000)
     assert main(train) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: training.resume: {run} holds no whole checkpoint, ")
+    assert error.startswith(f"error: training.resume: {run} holds no whole checkpoint. ")
 
 
 def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path):
@@ -285,7 +285,7 @@ def test_bad_corpora_are_refused_in_one_line(
         (["training.offload=disk"], "training.offload: engine local does not know it"),
         (
             ["training.engine=torch", "training.offload=disk"],
-            "training.offload: with training.sharding `none` each worker keeps",
+            "training.offload: training.sharding `none` keeps",
         ),
         (["prepared.folder=nowhere"], "prepared.folder: there are no lanes"),
         (["encoder.start=nowhere"], "encoder.start: there is no folder nowhere"),

@@ -186,7 +186,7 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     assert pq.read_table(table.files[0].path)["user"].to_pylist() == ["user 6", "user 9"]
     with pytest.raises(InputError, match=r"^embedding.inputs: rows were deleted .* by `user`"):
         pipelines.embed(without_users(config, tmp_path))
-    assert any("models that were trained before" in line for line in deletion.not_covered)
+    assert any("earlier models in run folders" in line for line in deletion.not_covered)
     assert [[file.name for file in files] for files in read] == [["0.jsonl"]]
     told = everything_in(tmp_path / "prepared")
     for number in (7, 57, 258):

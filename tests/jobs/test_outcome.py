@@ -15,7 +15,7 @@ from pipelines.jobs.outcome import noted
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (InputError("a.key", "is wrong", "mend it"), 2, "a.key: is wrong, mend it"),
+        (InputError("a.key", "it is wrong", "Mend it"), 2, "a.key: it is wrong. Mend it."),
         (PromotionRefused("promotion.minimum", "too low"), 3, "promotion.minimum: too low"),
         (NothingNew("run.only_new: nothing"), 4, "run.only_new: nothing"),
         (PipelineError("the disk is full"), 1, "the disk is full"),
@@ -69,7 +69,7 @@ def test_a_file_that_no_job_has_written_stays(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_job_begins(tmp_path):
     (tmp_path / "file").touch()
-    said = r"^--outcome: .* cannot be written \(.*\), name a file"
+    said = r"^--outcome: .* cannot be written \(.*\)\. Name a file"
     file = str(tmp_path / "file" / "outcome.json")
     with pytest.raises(InputError, match=said), noted(file):
         pytest.fail("the job began")

@@ -68,7 +68,7 @@ def test_only_what_changed_is_run_again(folder, config, touched, small_model, ca
     taught = config.changed("teacher", model=str(small_model))
     assert "teacher.model" not in caplog.text
     assert pipelines.prepare(taught).teacher.width == 32
-    told = "teacher.model is set, and objective.name=in_batch_negatives uses no teacher"
+    told = "teacher.model is set, but objective.name=in_batch_negatives uses no teacher"
     assert caplog.text.count(told) == 1
     assert stages(folder) == {"corpus": True, "tokens": True, "teacher": False, "lanes": False}
     # What the teacher is asked does not depend on the tokens.

@@ -58,7 +58,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     caplog.set_level("INFO")
     pipelines.train(config)
     run = tmp_path / "run"
-    assert "numbers are trained, and" in caplog.text
+    assert "parameters are trained, and" in caplog.text
     # The last checkpoint is measured too, and the best is the model.
     measured = {line["step"]: line["spearman"] for line in read_evaluations(run)}
     assert sorted(measured) == [6, 12]
@@ -71,7 +71,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     for name, value in state.encoder_weights.items():
         np.testing.assert_allclose(model[name], value, atol=1e-6, err_msg=name)
     card = (run / "model" / "README.md").read_text()
-    assert f"each by itself, after step {best} (decay 0.9), the best by sts.spearman (" in card
+    assert f"each LoRA factor after step {best} (decay 0.9), the best by sts.spearman (" in card
     # What is trained alone is kept with its moments; the rest is there once.
     assert all(name.endswith((DOWN, UP)) for name in state.weights)
     kinds = {name.partition("/")[0] for name in state.moments}
@@ -100,7 +100,7 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     ask_to_end(run)
     more = config.changed("training", resume=True, max_steps=15, patience=2)
     pipelines.train(more)
-    assert "the run has ended early, since 2 evaluations brought no gain" in caplog.text
+    assert "the run ended early: 2 evaluations brought no gain" in caplog.text
     assert checkpoint_steps(run)[-1] == 12
     pipelines.train(more.changed("training", patience=4))
     assert checkpoint_steps(run)[-1] == 15

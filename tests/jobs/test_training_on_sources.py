@@ -333,7 +333,7 @@ def test_widths_of_all_sources_are_measured_and_those_in_common_are_told(trained
     kept = {line["evaluation"] for line in read_evaluations(trained.folder)}
     assert {"retrieval@8 among held-out", "retrieval@4 among held-out"} < kept
     card = (trained.folder / "model" / "README.md").read_text()
-    assert "trained to be cut to 8 (`truncate_dim`" in card
+    assert "truncatable to 8 (`truncate_dim`" in card
 
 
 def test_a_run_with_other_weights_or_objectives_is_another(trained):

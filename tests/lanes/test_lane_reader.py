@@ -86,7 +86,7 @@ def test_a_lane_that_was_prepared_anew_is_refused(tmp_path):
     shutil.copytree(tmp_path / "b" / "lane-001", tmp_path / "a" / "lane-001")
     path = re.escape(str(index_path(tmp_path / "a", 1)))
     with pytest.raises(
-        PipelineError, match=rf"^{path} is damaged: its checksum is not that of the manifest;"
+        PipelineError, match=rf"^{path} is damaged: its checksum is not that of the manifest\."
     ):
         messages(tmp_path / "a", manifest)
 
@@ -102,8 +102,8 @@ def test_ids_beyond_the_vocabulary_are_not_written(tmp_path):
         write_small_lanes(tmp_path, largest=VOCABULARY)
 
 
-AGAIN = r" was prepared again since the run began, begin anew with run\.overwrite=true$"
-GONE = r" cannot be read any more \(.+\): bring it back, then go on with training\.resume=true$"
+AGAIN = r" was prepared again since the run began\. Begin anew with run\.overwrite=true$"
+GONE = r" cannot be read any more \(.+\)\. Restore it, then continue with training\.resume=true$"
 
 
 def test_lanes_that_are_not_those_of_the_manifest(tmp_path):

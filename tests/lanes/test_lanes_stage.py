@@ -216,8 +216,8 @@ def test_a_corpus_smaller_than_a_row_is_refused(spark, tmp_path):
 @pytest.mark.parametrize(
     "groups, told",
     [
-        (1, "40 examples do not fill a row of 2 lanes x 16: they are of 1 group .* of 40, and"),
-        (5, "they are of 5 groups .*, at most 5, or a corpus with more groups"),
+        (1, "40 examples do not fill a row of 2 lanes x 16: .* they form 1 group .* of 40"),
+        (5, "they form 5 groups .* with more groups, or set it to at most 5"),
     ],
 )
 def test_what_limits_is_named_where_groups_are_few(spark, tmp_path, groups, told):

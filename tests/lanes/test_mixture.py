@@ -177,7 +177,7 @@ def test_a_source_that_fills_no_row_is_refused():
     planned = plan_sources([{8: 40}, {8: 3}, {8: 16}], 2, 4)
     arrangement = Arrangement(2, 4, planned, {}, 0, None)
     sources = [SourceTokens(name, n, 0, 0, {}) for name, n in (("a", 40), ("b", 3), ("c", 16))]
-    told = r"^lanes\.granule: 3 examples of source b do not fill a row of 2 lanes x 4, at most 2, "
+    told = r"^lanes\.granule: 3 examples of source b do not fill a row .* 4\. Set it to at most 2, "
     with pytest.raises(InputError, match=told):
         check_rows(arrangement, sources, None, None)
     whole = Arrangement(2, 4, planned[::2], {}, 0, None)

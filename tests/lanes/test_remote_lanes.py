@@ -194,7 +194,7 @@ def test_files_of_the_user_in_the_cache_stay(remote, manifest):
     for is_known in (False, True):
         if is_known:
             (folder / COUNT_FILE).touch()
-        with pytest.raises(InputError, match=r"^storage.cache_folder: .* \(notes\.txt\), "):
+        with pytest.raises(InputError, match=r"^storage.cache_folder: .* \(notes\.txt\)\. "):
             LaneReader(remote, manifest, cache_bytes=500)
     assert (folder / "notes.txt").read_text() == "mine"
 
@@ -227,7 +227,7 @@ def test_lanes_that_were_prepared_again_and_are_gone_are_told(tmp_path, remote, 
     for seed in (2, 3):
         write_small_lanes(tmp_path / str(seed), seed=seed)
         put(tmp_path / str(seed), place)
-    with pytest.raises(PipelineError, match=r" was prepared again since the run began, begin anew"):
+    with pytest.raises(PipelineError, match=r" was prepared again since the run began\. Begin a"):
         messages(LaneReader(remote, manifest), manifest)
     versions.remove(place)
     with pytest.raises(PipelineError, match=r"lanes cannot be read any more \(there are no lanes"):

@@ -134,7 +134,9 @@ def test_a_wider_teacher_is_cut_and_scaled_again(loss_of):
 def test_a_teacher_that_is_too_narrow_is_refused():
     taught = objective("embedding_distillation")
     taught.check_width(8, 8)
-    told = r"^objective\.name: the teacher's vectors have 6 numbers, the encoder's embeddings 8, s"
+    told = (
+        r"^objective\.name: the teacher's vectors have 6 dimensions, and the embeddings have 8\. S"
+    )
     with pytest.raises(InputError, match=told):
         taught.check_width(8, 6)
     objective("similarity_distillation").check_width(8, 6)

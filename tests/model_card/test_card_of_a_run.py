@@ -33,7 +33,10 @@ def test_a_card_holds_what_is_known_of_the_run(made_run, tmp_path) -> None:
     run, spec = made_run(tmp_path, tree)
     card = write_card(run, parse(tree), spec).read_text()
     assert re.findall(r"^## (.*)$", card, re.MULTILINE) == SECTIONS
-    verdict = "**Worse on held-out pairs of the corpus: MRR@10 on retrieval -1.25 (-1.75 to -0.75)."
+    verdict = (
+        "**The model is worse on held-out pairs of the corpus: MRR@10 on retrieval fell by 1.25 "
+        "(-1.75 to -0.75)."
+    )
     assert card.index(verdict) < card.index("This is a [sentence-transformers]")
     for told in (
         "| MRR@10 | 40.00 | 38.75 | -1.25 | -1.75 to -0.75, worse |",
@@ -42,7 +45,7 @@ def test_a_card_holds_what_is_known_of_the_run(made_run, tmp_path) -> None:
         "Questions of customers.\n",
         "- **Texts:** csv of a&#124;b.csv; examples by the rule columns",
         "- **Examples for training:** 960",
-        "texts of up to 32 tokens, 3 of 200 (1.5 %) cut, 10.0 % of the tokens left out",
+        "texts of up to 32 tokens, 3 of 200 (1.5 %) truncated, 10.0 % of the tokens dropped",
         "- **Licence of the texts:** CC BY 4.0",
         "| rows | dropped: &lt;too short&gt; | 200 |",
         "- **in_batch_negatives**; `temperature` 0.05; ",
@@ -54,7 +57,7 @@ def test_a_card_holds_what_is_known_of_the_run(made_run, tmp_path) -> None:
         "7.68 Wh = CPU time x 3.84 W",
         "`python 3.11.7`",
         "on the first 32 tokens of texts",
-        "Nobody has said which languages",
+        "The languages of its training texts are not stated.",
         "The model is the state after step 120, after an early end (`training.patience`).",
         "- **Licence:** not stated",
     ):
@@ -77,14 +80,14 @@ def test_what_is_not_known_is_left_out(made_run, tmp_path) -> None:
     for told in (
         "Energy",
         "MRR@10",
-        "Worse on",
+        "worse on",
         "model-index",
         "| rows |",
         "Versions",
         "tokens left",
     ):
         assert told not in card
-    assert "Nothing was measured of this model." in card
+    assert "This model has no evaluation yet." in card
     assert "- **Languages:** en, de" in card
 
 

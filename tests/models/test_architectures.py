@@ -27,7 +27,7 @@ from pipelines.settings.load import load, parse
 from pipelines.tokens.vocabulary import vocabulary_size
 
 RANDOM = {"start": "random", "kind": "toy", "hidden": 16}
-NO_FORM = "architecture toy has no form in "
+NO_FORM = "architecture toy has no implementation in "
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_its_folder_is_read_back_and_embeds(folder):
 
 @pytest.mark.parametrize("framework", ["tensorflow", "bigdl"])
 def test_other_frameworks_refuse_it(framework, folder):
-    refused = f"^training.framework: {NO_FORM}{framework}, one of torch$"
+    refused = f"^training.framework: {NO_FORM}{framework}. Choose one of torch.$"
     for encoder in (RANDOM, {"start": str(folder[0])}):
         config = parse({"encoder": encoder, "training": {"framework": framework}})
         with pytest.raises(InputError, match=refused):
@@ -88,7 +88,7 @@ def test_other_frameworks_refuse_it(framework, folder):
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "torch"])
 def test_other_backends_refuse_it(backend, folder):
-    refused = f"^embedding.backend: {NO_FORM}{backend}, one of torch$"
+    refused = f"^embedding.backend: {NO_FORM}{backend}. Choose one of torch.$"
     with pytest.raises(InputError, match=refused):
         load_embedder(folder[0], backend=backend)
 
@@ -106,7 +106,7 @@ def test_earlier_names_are_read(old, new, caplog):
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_there_are():
-    with pytest.raises(InputError, match=r"^encoder\.kind: .*`nothing`, one of bert, .*static"):
+    with pytest.raises(InputError, match=r"^encoder\.kind: .*`nothing`\. .* bert, .*static"):
         parse({"encoder": {"kind": "nothing"}})
 
 
@@ -114,7 +114,7 @@ def test_an_architecture_without_any_backend_is_refused_by_name(monkeypatch):
     forms = {name: BERT.forms[name] for name in ("bigdl", "bigdl_memory")}
     bert = dataclasses.replace(BERT, forms=forms)
     monkeypatch.setattr("pipelines.models.bert.architecture.BERT", bert)
-    with pytest.raises(InputError, match=r"^embedding\.backend: architecture bert has no form in"):
+    with pytest.raises(InputError, match=r"^embedding\.backend: architecture bert has no implem"):
         choose_backend("auto", "bert")
 
 

@@ -64,7 +64,11 @@ def asked(**training):
     ("spec", "settings", "message"),
     [
         (SPEC, {"model_parallel": 4, "workers": 4}, "4 does not divide the 6 attention heads"),
-        (SPEC, {"pipeline_parallel": 4, "workers": 4}, "has 3 layers for 4 stages, at most 3"),
+        (
+            SPEC,
+            {"pipeline_parallel": 4, "workers": 4},
+            r"has 3 layers for 4 stages\. Set it to at most 3",
+        ),
         (
             replace(SPEC, relative_buckets=8),
             {"pipeline_parallel": 2},
@@ -73,7 +77,7 @@ def asked(**training):
         (
             StaticSpec(vocabulary=50, hidden=16),
             {"model_parallel": 2},
-            "architecture static cannot be divided, .*training.sharding: parameters",
+            r"the architecture static\. .*training.sharding: parameters",
         ),
     ],
 )

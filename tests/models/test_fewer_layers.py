@@ -52,8 +52,8 @@ def test_the_layers_of_the_start_are_those_of_the_student():
 @pytest.mark.parametrize(
     ("spec", "count", "said"),
     [
-        (SPEC, 7, "the start has 6 layers, at most 6"),
-        (StaticSpec(vocabulary=20, hidden=8), 1, "architecture static keeps all it has"),
+        (SPEC, 7, r"the start has 6 layers\. Keep at most 6"),
+        (StaticSpec(vocabulary=20, hidden=8), 1, "architecture static cannot leave layers out"),
     ],
 )
 def test_layers_that_are_not_there_are_refused(spec, count, said):
@@ -92,7 +92,7 @@ def test_without_layers_a_word_has_the_direction_that_the_start_gives_it(small_f
 def test_without_layers_a_start_that_has_none_is_refused(tmp_path, small_folder):
     spec = StaticSpec(vocabulary=load_tokenizer(small_folder).get_vocab_size(), hidden=8)
     write_encoder(tmp_path / "static", spec, random_weights(spec, 1), small_folder, "")
-    with pytest.raises(InputError, match="architecture static keeps all it has"):
+    with pytest.raises(InputError, match="architecture static cannot leave layers out"):
         check_start(without_layers(tmp_path / "static"))
 
 

@@ -91,14 +91,17 @@ def test_two_dense_layers_follow_a_decoder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "other"}, "unknown to transformers [0-9.]+, "),
+        ({"model_type": "other"}, r"unknown to transformers [0-9.]+\. "),
         (
             {"model_type": "other", "auto_map": {"AutoModel": "modeling.Other"}},
-            "unknown to transformers .* but by code in its folder, which is never run",
+            "unknown to transformers .*; sentence-pipelines never runs a folder's code",
         ),
         ({"model_type": "t5"}, "an encoder with a decoder"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
-        ({"num_hidden_layers": 3}, "has a config.json that is refused: .*num_hidden_layers"),
+        (
+            {"num_hidden_layers": 3},
+            "has a config.json that transformers refuses: .*num_hidden_layers",
+        ),
         (
             {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
             "the weight layers.2.* is missing",
@@ -126,7 +129,7 @@ def test_pickled_weights_are_read_and_that_is_said(plain, copy, caplog):
     (copy / "model.safetensors").unlink()
     torch.save(weights, copy / "pytorch_model.bin")
     _, found = read_encoder(copy)
-    assert "has no safetensors: it is read by torch.load(weights_only=True)" in caplog.text
+    assert "has no safetensors, so torch.load(weights_only=True) reads it" in caplog.text
     _, expected = read_encoder(plain("qwen3"))
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
@@ -139,7 +142,7 @@ def test_a_pickle_that_asks_for_code_is_refused_without_advice_to_run_it(copy):
 
     (copy / "model.safetensors").unlink()
     torch.save({"embed_tokens.weight": Asking()}, copy / "pytorch_model.bin")
-    with pytest.raises(InputError, match="asks for code to be run, which is never done") as caught:
+    with pytest.raises(InputError, match="code, which sentence-pipelines never runs") as caught:
         read_encoder(copy)
     assert "weights_only" not in str(caught.value)
 
@@ -158,7 +161,7 @@ def test_frameworks_without_a_form_refuse_it(plain, framework):
     config = parse(
         {"encoder": {"start": str(plain("qwen3"))}, "training": {"framework": framework}}
     )
-    with pytest.raises(InputError, match=r"^training\.framework: architecture hf has no form in"):
+    with pytest.raises(InputError, match=r"^training\.framework: architecture hf has no implem"):
         check_start(config)
 
 

@@ -160,23 +160,23 @@ def asked(**training):
 @pytest.mark.parametrize(
     ("spec", "training", "message"),
     [
-        (spec_of("modernbert"), {}, "transformers has no plan by which `model_type: modernbert`"),
-        (spec_of("phi3"), {}, "`model_type: phi3` is none of the types that are divided: arcee"),
+        (spec_of("modernbert"), {}, "no tensor-parallel plan for `model_type: modernbert`"),
+        (spec_of("phi3"), {}, "`model_type: phi3` is none of the divisible types: arcee"),
         (
             spec_of("cohere", use_qk_norm=True),
             {},
             "has layers.0.self_attn.k_norm beside its divided matrices",
         ),
-        (spec_of("llama"), {"dropout": 0.1}, "transformers draws dropout.*training.dropout: 0"),
+        (spec_of("llama"), {"dropout": 0.1}, "transformers draws dropout.*training.dropout to 0"),
         (
             spec_of("llama"),
             {"model_parallel": 4},
-            "4 does not divide the 2 heads of keys and values of the encoder, one of 1, 2;",
+            r"4 does not divide the 2 heads of keys and values of the encoder\. Choose one of 1, 2",
         ),
         (
             spec_of("llama"),
             {"model_parallel": 1, "pipeline_parallel": 2},
-            "transformers runs all layers of a model, leave it 1",
+            r"transformers runs all layers of a model\. Leave it at 1",
         ),
     ],
     ids=lambda value: json.loads(value.config)["model_type"] if isinstance(value, HfSpec) else None,

@@ -153,7 +153,7 @@ def test_every_backend_has_the_terms(small_folder, tmp_path):
 
 
 def test_a_model_with_terms_is_no_start(folder):
-    with pytest.raises(InputError, match=r"^encoder\.start: .* words of its corpus beside its"):
+    with pytest.raises(InputError, match=r"^encoder\.start: .* lexical \(LSA\) features beside"):
         check_start(parse({"encoder": {"start": str(folder)}, "tokens": {"vocabulary": "start"}}))
 
 
@@ -236,7 +236,7 @@ def test_words_of_prompts_say_nothing(plain, tmp_path):
     ("dimensions", "made", "said"),
     [
         (4, False, "there are no texts in"),
-        (3, True, "24 numbers and 3 are an odd number of them"),
+        (3, True, r"the embedding's width, 24 \+ 3, is odd"),
     ],
 )
 def test_terms_that_there_cannot_be_are_refused(plain, tmp_path, dimensions, made, said):

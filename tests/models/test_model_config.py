@@ -70,15 +70,15 @@ def test_the_key_is_named(tmp_path):
     folder = write_plain(tmp_path / "start", FAMILIES["bert"])
     path, config = config_of(folder)
     for key, value, told in (
-        ("num_hidden_layers", -1, "has `num_hidden_layers: -1` in config.json, which takes 1"),
+        ("num_hidden_layers", -1, "has `num_hidden_layers: -1` in config.json, but it must be at"),
         ("num_hidden_layers", 3, r"`num_hidden_layers: 3`\): the weight .*layer\.2\..* is missing"),
-        ("num_hidden_layers", 10**8, "`num_hidden_layers: 100000000` in config.json, which takes"),
+        ("num_hidden_layers", 10**8, "`num_hidden_layers: 100000000` in config.json, but it must"),
         (
             "num_attention_heads",
             5,
-            "`num_attention_heads: 5` in config.json, which does not divide",
+            "`num_attention_heads: 5` in config.json, but it must divide",
         ),
-        ("layer_norm_eps", NAN, "`layer_norm_eps: nan` in config.json, which is no number"),
+        ("layer_norm_eps", NAN, "`layer_norm_eps: nan` in config.json, but it must be a fi"),
     ):
         storage.write_json(path, {**config, key: value})
         with pytest.raises(InputError, match=told):
@@ -94,5 +94,5 @@ def test_code_to_download_is_refused(tmp_path, family, key):
     read_encoder(folder)
     for value in ("org/kernel", "org/kernel@main:function", {"": "sdpa", "text_config": "org/k"}):
         storage.write_json(path, {**config, key: value})
-        with pytest.raises(InputError, match=rf"has `{key}: org/k.*never downloaded"):
+        with pytest.raises(InputError, match=rf"has `{key}: org/k.*downloads no code"):
             read_encoder(folder)

@@ -228,7 +228,7 @@ REFUSED = [
     (setting(LENGTH, model_args={"attn_implementation": "org/kernel"}), "model_args"),
     (setting(LENGTH, max_seq_length=-5), "max_seq_length"),
     (setting(LENGTH, max_seq_length="16"), "max_seq_length"),
-    (setting(LENGTH, some_key=1), "`some_key`, which is not known"),
+    (setting(LENGTH, some_key=1), "the unknown key `some_key`"),
     (setting("sentence_roberta_config.json", some_key=1), None),
     (setting(PROMPTS, truncate_dim=16), "truncate_dim"),
     (setting(PROMPTS, model_type="CrossEncoder"), "model_type"),
@@ -236,8 +236,8 @@ REFUSED = [
     (setting(POOLING, some_key=1), "some_key"),
     (hand_over, "kwargs"),
     (in_messages, "`modality_config` to a mapping of text, message"),
-    (name_another_package, "custom.Transformer, a module of custom that is never run"),
-    (bring_code, "custom.Transformer, a module of custom that is never run"),
+    (name_another_package, "custom.Transformer, a module of custom, whose code is never run"),
+    (bring_code, "custom.Transformer, a module of custom, whose code is never run"),
     (setting("adapter_config.json", peft_type="LORA"), "adapter_config.json"),
     (setting("config.json", attn_implementation="org/kernel"), "attn_implementation: org/kernel"),
     (setting("config.json", pad_token_id=10**9), "pad_token_id"),
@@ -258,7 +258,7 @@ REFUSED = [
         "added token e4712",
     ),
     (swap_words, "vocab.txt and tokenizer.json are of two tokenizers"),
-    (cut_on_the_left, "cuts texts on the left"),
+    (cut_on_the_left, "truncates texts on the left"),
 ]
 
 
@@ -291,7 +291,7 @@ def test_a_tokenizer_of_more_tokens_than_rows_is_refused(folder, tmp_path, kind)
     tokenizer["added_tokens"].append({**token, **flags})
     storage.write_json(file, tokenizer)
     told = f"{spec.vocabulary} word embeddings for a tokenizer of {spec.vocabulary + 1} tokens"
-    with pytest.raises(InputError, match=rf"^embedding\.model: .*{told}, save it again with a row"):
+    with pytest.raises(InputError, match=rf"^embedding\.model: .*{told}\. Save it again with a"):
         embedding_options(tmp_path / "model")
     with pytest.raises(InputError, match=rf"^encoder\.start: .*{told}"):
         load_embedder(tmp_path / "model")
@@ -321,7 +321,7 @@ def test_rows_and_weights_of_model2vec(folder, tmp_path, beside):
 def test_another_similarity_is_told(folder, caplog):
     edit(folder / PROMPTS, similarity_fn_name="dot")
     load_embedder(folder)
-    assert "compares embeddings by dot: here it is by cosine" in caplog.text
+    assert "compares embeddings by dot, but sentence-pipelines by cosine" in caplog.text
 
 
 @pytest.mark.parametrize("named", ["BertTokenizer", None])

@@ -167,5 +167,5 @@ class TestStart:
             ("encoder.max_length", {"encoder": start | {"max_length": 17}}),
         ]
         for key, tree in cases:
-            with pytest.raises(InputError, match=f"^{key}: 17 is more .* positions, at most 16"):
+            with pytest.raises(InputError, match=f"^{key}: 17 is more .*. Set it to at most 16"):
                 start_encoder(parse(tree), 600)

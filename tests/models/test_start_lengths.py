@@ -36,9 +36,9 @@ def test_a_model_keeps_its_length_whatever_it_is_trained_on(encoder, told, model
 
 def test_what_contradicts_itself_is_refused() -> None:
     tree = {"encoder": {"max_length": 64}, "tokens": {"max_length": 65}}
-    with pytest.raises(InputError, match=r"^tokens.max_length: 65 is more .*, at most 64"):
+    with pytest.raises(InputError, match=r"^tokens.max_length: 65 is more .* Set it to at most 64"):
         parse(tree)
-    with pytest.raises(InputError, match=r"^encoder.max_length: 513 is .*, at most 512"):
+    with pytest.raises(InputError, match=r"^encoder.max_length: 513 is .*\. Set it to at most 512"):
         model_length(parse({"encoder": {"max_length": 513}}))
 
 
@@ -64,8 +64,9 @@ def test_one_long_text_does_not_decide() -> None:
 
 def test_the_shares_are_told() -> None:
     manifest = {"max_length": 64, "texts": 4000, "tokens": 90, "cut": 0, "dropped": 0}
-    assert told_cuts(manifest) == "texts of up to 64 tokens, none of 4,000 cut"
+    assert told_cuts(manifest) == "texts of up to 64 tokens, none of 4,000 truncated"
     cut = manifest | {"cut": 1, "dropped": 10}
     assert told_cuts(cut) == (
-        "texts of up to 64 tokens, 1 of 4,000 (less than 0.1 %) cut, 10.0 % of the tokens left out"
+        "texts of up to 64 tokens, 1 of 4,000 (less than 0.1 %) truncated,"
+        " 10.0 % of the tokens dropped"
     )

@@ -133,7 +133,7 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     prepared = execute(with_widgets(PREPARE, own | corpus), tmp_path)
     check_pictures(prepared, "funnel", "lanes")
     assert "<svg" in prepared.cells[place_of(prepared, "lengths")].outputs[0].data["text/html"]
-    assert "pairs for training" in text_of(prepared, "prepare")
+    assert "training pairs" in text_of(prepared, "prepare")
     # Rows that are drawn again, and no widgets, which clients without a browser stumble over.
     assert "of 4 stages" in text_of(prepared, "prepare")
     assert "widgets" not in prepared.metadata

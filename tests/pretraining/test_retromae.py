@@ -147,5 +147,5 @@ def test_choices_do_not_grow_with_the_square_of_a_text():
     ids=lambda one: next(iter(one)),
 )
 def test_a_vector_that_cannot_stand_among_words_is_refused(changed):
-    with pytest.raises(InputError, match=r"^objective\.name: `retromae` puts an embedding in the"):
+    with pytest.raises(InputError, match=r"^objective\.name: `retromae` needs one width for all"):
         check_retromae(BertSpec(**{**vars(SPEC), **changed}))

@@ -63,7 +63,7 @@ def test_the_head_of_the_start_is_used(kind, tmp_path, caplog):
     spec, weights = read_encoder(folder)
     with caplog.at_level(logging.INFO):
         own = of_objective(objective_weights(config_for(folder), spec))
-    assert f"the prediction head is that of {folder}" in caplog.messages
+    assert f"the prediction head comes from {folder}" in caplog.messages
 
     # As the library predicts with it, from the hidden states that it has.
     states = torch.randn(6, spec.hidden)
@@ -85,7 +85,7 @@ def test_a_start_without_a_head_has_a_fresh_one(tmp_path, caplog):
     spec, _ = read_encoder(folder)
     with caplog.at_level(logging.INFO):
         own = objective_weights(config_for(folder, "retromae"), spec)
-    assert "the prediction head begins afresh: the start has none" in caplog.messages
+    assert "the start has no prediction head, so a new one starts at random" in caplog.messages
     seed = config_for(folder).training.seed
     expected = fresh_weights(LOSSES.load("retromae").reconstruction, spec, seed)
     assert_close(own, expected, rtol=0, atol=0)
@@ -94,7 +94,7 @@ def test_a_start_without_a_head_has_a_fresh_one(tmp_path, caplog):
 def test_dense_layers_are_not_left_untrained(tmp_path):
     folder = write_sentence_folder(tmp_path / "start", FAMILIES["bert"], dense=True)
     spec, _ = read_encoder(folder)
-    told = r"^objective\.name: `mlm` does not train the dense layers behind the pooling of the st"
+    told = r"^objective\.name: `mlm` does not train the dense layers after the pooling of the sta"
     with pytest.raises(InputError, match=told):
         objective_weights(config_for(folder), spec)
     own = of_objective(objective_weights(config_for(folder, "tsdae"), spec))
@@ -131,11 +131,11 @@ def test_what_can_be_known_is_refused_before_anything_is_prepared(tmp_path):
     random = load(None, [*GIVEN, "objective.name=mlm", "encoder.start=random"])
     check_objective(random, None)
     static = random.encoder.model_copy(update={"kind": "static"})
-    told = r"^objective\.name: `mlm` cannot train architecture static, another loss, or a start of"
+    told = r"^objective\.name: `mlm` cannot train architecture static\. Choose another loss, or"
     with pytest.raises(InputError, match=told):
         check_objective(random.model_copy(update={"encoder": static}), None)
     folder = write_plain(tmp_path / "start", FAMILIES["electra"])
-    with pytest.raises(InputError, match=r"^objective\.name: `retromae` puts an embedding in the"):
+    with pytest.raises(InputError, match=r"^objective\.name: `retromae` needs one width for all"):
         check_objective(config_for(folder, "retromae"), folder)
     with pytest.raises(
         InputError, match=r"^tokens\.vocabulary: the tokenizer in .* has no mask tok"
@@ -148,7 +148,7 @@ def test_what_can_be_known_is_refused_before_anything_is_prepared(tmp_path):
 @pytest.mark.parametrize("name", ["mlm", "retromae"])
 def test_a_tokenizer_without_a_mask_token_is_refused(name, tmp_path):
     folder = tokenizer(tmp_path / "tokenizer")
-    told = rf"^tokens\.vocabulary: the tokenizer in .* has no mask token, which `{name}` needs, one"
+    told = rf"^tokens\.vocabulary: the tokenizer in .* has no mask token, which `{name}` needs\. N"
     with pytest.raises(InputError, match=told):
         special_ids(config_for("random", name), folder)
     assert special_ids(config_for("random", "tsdae"), folder).mask is None

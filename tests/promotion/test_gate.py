@@ -58,7 +58,7 @@ def test_judged_sets_and_guards_are_compared_and_held_out_pairs_stand_in(told, m
 
 def test_where_nothing_can_be_compared_sets_are_to_be_named():
     told = {"geometry": HELD_OUT["geometry"]}
-    with pytest.raises(InputError, match=r"^promotion\.metrics: nothing was measured that"):
+    with pytest.raises(InputError, match=r"^promotion\.metrics: the run has no figure"):
         compared_metrics(PromotionSettings(), told)
 
 
@@ -82,20 +82,20 @@ def refused(new, served) -> list[str]:
             figures(41.71, 70.0),
             [
                 "promotion.tolerance: retrieval.ndcg@10 is 41.2000, "
-                "the model in service has 41.7100, 0.5 less would do"
+                "and the model in service has 41.7100. The tolerance is 0.5."
             ],
         ),
         (
             figures(99.0, 59.9),
             None,
-            ["promotion.minimum: sts/dev.v2.spearman is 59.9000, at least 60.0000 is asked for"],
+            ["promotion.minimum: sts/dev.v2.spearman is 59.9000, and the minimum is 60.0000."],
         ),
         (
             figures(99.0, 69.9999),
             figures(40.0, 70.0),
             [
                 "promotion.tolerance: sts/dev.v2.spearman is 69.9999, "
-                "the model in service has 70.0000, 0 less would do"
+                "and the model in service has 70.0000. The tolerance is 0."
             ],
         ),
     ],
@@ -157,9 +157,9 @@ def test_a_figure_that_is_no_number_never_passes():
 
 
 def test_names_what_was_measured_if_a_metric_was_not():
-    with pytest.raises(InputError, match=r"`sts/dev.v2.spearman` was not measured, one of ret"):
+    with pytest.raises(InputError, match=r"`sts/dev.v2.spearman` was not measured. Choose one of"):
         judge(SETTINGS, METRICS, {"retrieval": {"ndcg@10": 1.0}}, None)
-    with pytest.raises(InputError, match="one of none, since nothing was"):
+    with pytest.raises(InputError, match="Choose one of the metrics that `evaluate`"):
         judge(SETTINGS, METRICS, {}, None)
     assert evaluations(METRICS) == ["retrieval", "sts/dev.v2"]
 
@@ -180,7 +180,7 @@ def test_a_better_model_is_never_refused_where_a_worse_one_passes(value, served,
 def test_a_figure_that_is_not_better_higher_is_refused(metric):
     evaluation, name = metric.split(".")
     figures = {"retrieval": {"queries": 5.0, "ndcg@10": 50.0}, evaluation: {name: 0.4}}
-    with pytest.raises(InputError, match=f"`{metric}` is not better the higher it is"):
+    with pytest.raises(InputError, match=f"a higher `{metric}` is no better"):
         judge(PromotionSettings(), (metric,), figures, None)
 
 

@@ -56,10 +56,10 @@ def refusal(target: Path, run: Path, **settings) -> str:
 def test_a_destroyed_model_is_not_the_first_one(tmp_path, target) -> None:
     run = measured_run(tmp_path / "destroyed", 95.6, 1.1)
     told = refusal(target, run)
-    assert told.startswith("promotion.accept: Worse on judged sets: nDCG@10 on users -94.50 ")
+    assert told.startswith("promotion.accept: The model is worse on judged sets: nDCG@10 on users ")
     assert "Keep the start" in told
     assert "Tested" not in told
-    assert told.endswith("name worse_than_start there to promote the model all the same")
+    assert told.endswith("Name worse_than_start there to promote the model all the same.")
     assert not target.exists()
     # Doubts of another kind are no leave for this one.
     refusal(target, run, accept=["seen_in_training"])
@@ -72,7 +72,7 @@ def test_a_first_model_is_compared_with_its_start_metric_by_metric(tmp_path, tar
     lost = measured_run(tmp_path / "lost", 60.0, 55.0, half)
     if half is None:
         told = refusal(target, lost)
-        assert told.startswith("promotion.tolerance: users.ndcg@10 is 55.0000, the start has 60.0")
+        assert told.startswith("promotion.tolerance: users.ndcg@10 is 55.0000, and the start has")
     assert promoted(target, lost, tolerance={NDCG: 6.0}, accept=["worse_than_start"])
 
 
@@ -87,8 +87,8 @@ def test_a_guard_counts_for_a_first_model_too(tmp_path, target) -> None:
     storage.write_json(run / "metrics.json", metrics)
     told = refusal(target, run)
     assert told == (
-        "promotion.tolerance: other.ndcg@10 is 50.0000, the start has 70.0000 "
-        "(the difference is -22.00 to -18.00), 0 less would do"
+        "promotion.tolerance: other.ndcg@10 is 50.0000, and the start has 70.0000 "
+        "(the difference is -22.00 to -18.00). The tolerance is 0."
     )
     assert promoted(target, run, tolerance={"other.ndcg@10": 20.0})
 
@@ -104,7 +104,7 @@ def test_what_may_be_chance_is_no_reason_against_a_first_model(
 
 def test_better_asks_for_a_gain_of_the_first_model_too(tmp_path, target) -> None:
     told = refusal(target, measured_run(tmp_path / "run", 60.0, 60.5), required="better")
-    assert "the start has 60.0000 (the difference is -0.50 to +1.50), it must be better" in told
+    assert "the start has 60.0000 (the difference is -0.50 to +1.50). It must be better." in told
     assert promoted(target, measured_run(tmp_path / "good", 60.0, 62.5), required="better")
 
 
@@ -124,12 +124,12 @@ SEEN = {"overlap": {"users": {"seen": 1200, "items": 1500, "of": "queries"}}}
         (
             "collapsed_embeddings",
             {"signs": {"after": {"users": {"mean_cosine": 0.9999, "effective_rank": 1.1}}}},
-            "The embeddings have collapsed: two queries of users have a mean cosine of 0.9999",
+            "The embeddings have collapsed: the queries of users have a mean cosine of 0.9999",
         ),
         (
             "easy_negatives",
             {"training": {"largest_loss": 0.0001, "objectives": ["in_batch_negatives"]}},
-            "There was nothing to learn, since all negatives are easy: the loss was 0.0001 or less",
+            "The model had nothing to learn, since all negatives are easy: the loss was 0.0001",
         ),
         (
             "constant_scores",
@@ -145,7 +145,7 @@ def test_a_doubted_model_is_refused_unless_told(tmp_path, target, name, recorded
     for folder in (target, tmp_path / "empty"):
         told = refusal(folder, run)
         assert told.startswith(f"promotion.accept: {said}")
-        assert told.endswith(f"name {name} there to promote the model all the same")
+        assert told.endswith(f"Name {name} there to promote the model all the same.")
     assert promoted(tmp_path / "empty", run, accept=[name])
     recorded = json.loads((run / "promotion.json").read_text())
     assert [doubt["name"] for doubt in recorded["doubts"]] == [name]
@@ -154,6 +154,6 @@ def test_a_doubted_model_is_refused_unless_told(tmp_path, target, name, recorded
 def test_each_doubt_is_named(tmp_path, target) -> None:
     run = measured_run(tmp_path / "run", 60.0, 40.0, **SEEN, weight_change=0.0)
     told = refusal(target, run)
-    assert told.endswith("; nor did seen_in_training, worse_than_start pass")
+    assert told.endswith(" Nor did seen_in_training, worse_than_start pass.")
     recorded = json.loads((run / "promotion.json").read_text())
     assert len(recorded["refusals"]) == 3

@@ -223,7 +223,7 @@ def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch)
     with pytest.raises(InputError) as caught:
         pipelines.promote(settings(target, run))
     assert str(caught.value) == (
-        f"promotion.target: {target} is full (No space left on device), "
-        "make room, or name another folder"
+        f"promotion.target: {target} is full (No space left on device). "
+        "Make room, or name another folder."
     )
     assert not list((target / "versions").iterdir())

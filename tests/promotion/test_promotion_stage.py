@@ -153,7 +153,7 @@ def test_there_is_a_way_back(runs, target, capsys):
     assert refusal.startswith("error: promotion.target: this model is 00002, which was rolled back")
     assert refusal.count("\n") == 1
     assert call(runs, "good", "rollback", *back) == 2
-    assert "no version from before 00001 is kept" in capsys.readouterr().err
+    assert "keeps no version from before 00001" in capsys.readouterr().err
     assert call(runs, "good", "rollback", *back, **{"--to": "00009"}) == 2
     assert "error: --to: there is no version 00009" in capsys.readouterr().err
     assert call(runs, "good", "rollback", *back, **{"--to": "00002"}) == 0
@@ -161,7 +161,7 @@ def test_there_is_a_way_back(runs, target, capsys):
     # What was removed by hand is replaced by what is there.
     shutil.rmtree(target / "versions" / "00002")
     assert promote(runs, "good", target) == 2
-    assert "which is not there, see `rollback --to`" in capsys.readouterr().err
+    assert "which does not exist. Put a version in service with" in capsys.readouterr().err
     assert call(runs, "good", "rollback", *back, **{"--to": "00001"}) == 0
     assert promote(runs, "good", target) == 0
 
@@ -176,9 +176,9 @@ def test_only_what_was_evaluated_is_promoted(runs, target, tmp_path, capsys):
     assert "there is no model in" in refusal("absent")
     shutil.copytree(runs / "good", tmp_path / "changed")
     (tmp_path / "changed" / "model" / "modules.json").write_text("[]")
-    assert "is not what was evaluated, run `evaluate` again" in refusal(str(tmp_path / "changed"))
+    assert "changed since its evaluation. Run `evaluate`" in refusal(str(tmp_path / "changed"))
     (tmp_path / "changed" / "metrics.json").unlink()
-    assert "was not evaluated, run `evaluate` first" in refusal(str(tmp_path / "changed"))
+    assert "was not evaluated. Run `evaluate` first" in refusal(str(tmp_path / "changed"))
     asked = "promotion.metrics=[dev.spearman]"
-    assert "`dev.spearman` was not measured, one of retrieval.nd" in refusal("good", asked)
+    assert "`dev.spearman` was not measured. Choose one of retrieval.nd" in refusal("good", asked)
     assert not target.exists()

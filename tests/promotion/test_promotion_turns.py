@@ -60,7 +60,7 @@ def test_of_two_promotions_the_one_that_comes_later_is_told(run, target, while_c
     if not first:
         run("in service")
     while_copying(lambda: run("B", ndcg=60.0))
-    with pytest.raises(PipelineError, match=r"another promotion to .* took place, run it again"):
+    with pytest.raises(PipelineError, match=r"another promotion to .* took place\. Run it again"):
         run("A", ndcg=55.0)
     assert content_of(served.served_model(target)) == "B"
     kept = served.versions(target)
@@ -68,7 +68,7 @@ def test_of_two_promotions_the_one_that_comes_later_is_told(run, target, while_c
     assert names(target / "versions") == kept
     assert names(target) == IN_ORDER
     # What it says is true: run again it is compared with B, which is better.
-    with pytest.raises(PromotionRefused, match=r"is 55.0000, the model in service has 60.0000"):
+    with pytest.raises(PromotionRefused, match=r"is 55.0000, and the model in service has"):
         run("A", ndcg=55.0)
 
 
@@ -142,7 +142,7 @@ def test_waits_for_another_promotion_but_not_forever(run, target, monkeypatch):
     monkeypatch.setattr(served, "WAIT_SECONDS", 0.3)
     with served.exclusive(target):
         for turn in (lambda: roll_back(settings(target)), lambda: run("b"), lambda: run("c")):
-            with pytest.raises(PipelineError, match=r"another promotion goes on in .*, run it"):
+            with pytest.raises(PipelineError, match=r"another promotion is running in .*\. Run it"):
                 # Of nothing that the caller holds.
                 Context().run(turn)
     assert (turns(target), served.versions(target)) == before
@@ -179,13 +179,13 @@ def test_a_job_run_again_does_not_bring_back_what_was_gone_back_from(
     else:
         roll_back(settings(target))
     before = names(target / "versions")
-    with pytest.raises(PromotionRefused, match=r"is 00003, .*`rollback --to 00003` puts it in"):
+    with pytest.raises(PromotionRefused, match=r"is 00003, .*`rollback --to 00003` to put it in"):
         run("c")
     assert content_of(served.served_model(target)) == "b"
     assert names(target / "versions") == before
     verdict = storage.read_json(tmp_path / "c" / "promotion.json")
     assert verdict["promoted"] is False
-    assert "`rollback --to 00003` puts it in service again" in verdict["refusals"][0]
+    assert "`rollback --to 00003` to put it in service again" in verdict["refusals"][0]
     assert roll_back(settings(target), "00003").name == run("c") == "00003"
     # A model that was promoted before, and replaced since by a better one, is judged as any other.
     assert run("a") == "00004"
@@ -209,10 +209,10 @@ def test_without_its_link_the_folder_is_not_taken_for_a_new_one(run, target):
     for content, ndcg in (("a", 50.0), ("b", 60.0)):
         run(content, ndcg)
     (target / "current").unlink()
-    lost = r"current is not there, .* `rollback --to`: 00001, 00002$"
+    lost = r"current is missing, .* `rollback --to`: 00001, 00002\.$"
     with pytest.raises(InputError, match=lost):
         run("worse", ndcg=1.0)
-    with pytest.raises(InputError, match=r"nothing is in service in .*--to: 00001, 00002$"):
+    with pytest.raises(InputError, match=r"nothing is in service in .*--to: 00001, 00002\.$"):
         roll_back(settings(target))
     (target / "history.jsonl").rename(target / "moved")
     with pytest.raises(InputError, match=lost):
@@ -226,6 +226,6 @@ def test_without_its_link_the_folder_is_not_taken_for_a_new_one(run, target):
 
 def test_a_folder_that_is_none_of_ours_is_left_without_a_trace(tmp_path, target):
     for folder in (target, tmp_path):
-        with pytest.raises(InputError, match=r"nothing is in service in .*, promote a model first"):
+        with pytest.raises(InputError, match=r"nothing is in service in .*\. Promote a model"):
             roll_back(settings(folder), "00001")
     assert list(tmp_path.iterdir()) == []

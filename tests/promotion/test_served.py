@@ -154,7 +154,10 @@ def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, na
         (target / name).symlink_to("releases/7")
     else:
         (target / name).write_text(content)
-    before, found = names(target), rf"^promotion\.target: {target / name} .*, move it elsewhere, or"
+    before, found = (
+        names(target),
+        rf"^promotion\.target: {target / name} .*\. Move it elsewhere",
+    )
     with pytest.raises(InputError, match=found):
         served.check_target(target)
     assert names(target) == before
@@ -166,7 +169,7 @@ def test_a_lock_that_no_job_has_written_stays(tmp_path):
     target.mkdir()
     (target / ".lock").write_text("do not touch")
     with (
-        pytest.raises(InputError, match=r"\.lock was not written by a job, and has the name"),
+        pytest.raises(InputError, match=r"\.lock has the name of a lock, and no job wrote it"),
         served.exclusive(target),
     ):
         pass
@@ -177,7 +180,7 @@ def test_a_model_that_changes_while_it_is_copied_is_left_out(tmp_path):
     target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
     record = {"model": "of another content"}
     copied = served.copied(target, model, record, {})
-    with pytest.raises(PipelineError, match="has changed while it was copied"), copied:
+    with pytest.raises(PipelineError, match="changed during its copy"), copied:
         pass
     assert list((target / "versions").iterdir()) == []
 
@@ -202,7 +205,7 @@ def test_refuses_what_no_promotion_has_written(tmp_path):
         served.served_model(tmp_path)
     (tmp_path / "current").rmdir()
     (tmp_path / "current").symlink_to("versions/00007")
-    with pytest.raises(InputError, match=r"^promotion.target: .*/00007, which is not there"):
+    with pytest.raises(InputError, match=r"^promotion.target: .*/00007, which does not exist"):
         served.served_model(tmp_path)
 
 

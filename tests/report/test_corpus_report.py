@@ -15,7 +15,7 @@ from pipelines.report.comparison import MAX_CHARACTERS, shown
 from pipelines.report.corpus_page import text_level, write_corpus_report
 
 HOSTILE = "</li><script>alert('a')</script>\u202egnp.exe\u2066 \ud800 \x00<img src=x onerror=b>"
-SECTIONS = ["Corpus", "What is lost", "Could not be read", "Languages", "Lengths", "Time"]
+SECTIONS = ["Corpus", "Lost texts", "Unreadable", "Languages", "Lengths", "Time"]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_shows_everything_there_is(prepared) -> None:
         "2 of 20 granules of 8",
         "Sentences/s",
         "400",  # sentences/s of the corpus stage
-        "kept, not run again",
+        "kept from an earlier preparation",
         "all",
         "1,234",
     ):
@@ -141,8 +141,8 @@ def test_text_is_cut_and_spaces_are_joined() -> None:
 @pytest.mark.parametrize(
     ("missing", "gone"),
     [
-        ("corpus/funnel.json", {"Corpus", "What is lost"}),
-        ("corpus/statistics.json", {"What is lost", "Could not be read", "Languages"}),
+        ("corpus/funnel.json", {"Corpus", "Lost texts"}),
+        ("corpus/statistics.json", {"Lost texts", "Unreadable", "Languages"}),
         ("tokens/lengths.json", set()),
         ("lanes/manifest.json", set()),
         ("stages.json", {"Time"}),

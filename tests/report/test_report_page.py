@@ -95,7 +95,7 @@ def test_what_was_cut_is_told_on_both_pages(measured) -> None:
     manifest["prompts"] = {"anchor": "query: "}
     storage.write_json(prepared / "tokens" / "manifest.json", manifest)
     storage.write_json(measured / "tokens.json", manifest)
-    told = "texts of up to 64 tokens, 3 of 200 (1.5 %) cut, 10.0 % of the tokens left out"
+    told = "texts of up to 64 tokens, 3 of 200 (1.5 %) truncated, 10.0 % of the tokens dropped"
     words = read(write_report(measured, prepared)).words
     assert told in words
     assert "`query: ` (anchor)" in words
@@ -209,7 +209,7 @@ def test_alarms_and_what_was_tested_stand_with_the_verdict(measured) -> None:
     storage.write_json(measured / "metrics.json", figures | {"weight_change": 0.0})
     page = write_report(measured, measured.parent / "prepared").read_text(encoding="utf-8")
     assert "ALARM: The weights did not move" in page
-    assert re.search(r'class="verdict cannot-be-told".*Tested: MRR@10 on retrieval', page)
+    assert re.search(r'class="verdict not-significant".*Tested: MRR@10 on retrieval', page)
 
 
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:
@@ -233,7 +233,7 @@ def test_a_run_that_was_killed_says_so_and_shows_what_there_is(run) -> None:
 def test_a_run_without_an_evaluation_says_so(logged) -> None:
     storage.write_json(logged / "metrics.json", {"training": {"steps": 3}})
     page = page_of(logged)
-    assert any("Nothing has been measured" in words for words in page.words)
+    assert any("no evaluation yet" in words for words in page.words)
     assert not any("has not finished" in words for words in page.words)
 
 
@@ -265,9 +265,9 @@ def test_the_map_shows_each_pair_twice_and_counts_what_is_found(run) -> None:
     (run / "metrics.jsonl").unlink()
     page = page_of(run)
     assert page.seen.count("circle") == 2 * 2 * len(made_samples()["pairs"])
-    assert "1 of 6 found first" in page.words
-    assert "5 of 6 found first" in page.words
-    assert any("6 queries, 5 have" in words for words in page.words)
+    assert "1 of 6 at rank 1" in page.words
+    assert "5 of 6 at rank 1" in page.words
+    assert any("6 queries, 5 rank" in words for words in page.words)
 
 
 def test_a_model_whose_embeddings_are_no_numbers_has_a_page(run) -> None:
@@ -277,7 +277,7 @@ def test_a_model_whose_embeddings_are_no_numbers_has_a_page(run) -> None:
         pair["after"] = {"rank": None, "places": [[None, None], [None, None]]}
         pair["after"] |= {"cosine": None, "strange_cosine": None}
     storage.write_json(run / "samples.json", samples)
-    assert "0 of 6 found first" in page_of(run).words
+    assert "0 of 6 at rank 1" in page_of(run).words
 
 
 def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None:
@@ -305,7 +305,7 @@ def test_workers_that_did_not_measure_their_time_are_told_of(logged) -> None:
     change_lines(logged, lambda line: line | {"workers": []})
     page = page_of(logged)
     assert "Where the time went" in page.headings
-    assert any("does not tell" in words for words in page.words)
+    assert any("shows no times" in words for words in page.words)
     assert "communication" not in page.words
 
 

@@ -43,7 +43,7 @@ def test_each_figure_is_a_line() -> None:
 
 
 def test_says_that_nothing_was_measured() -> None:
-    assert any("nothing was measured" in line for line in printed({}, {}))
+    assert any("Nothing was measured" in line for line in printed({}, {}))
 
 
 def cells(before, after, ends) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ def test_totals_of_each_worker_and_of_all() -> None:
     assert (first.rank, first.examples, first.seconds) == (0, 10, 5.0)
     assert (second.rank, second.examples, second.seconds) == (1, 20, 10.0)
     assert second.parts == {"arithmetic": 4.0, "communication": 4.0, "data": 1.0, "other": 1.0}
-    assert (second.examples_per_second, second.own_pace) == (2.0, 5.0)
+    assert (second.examples_per_second, second.arithmetic_pace) == (2.0, 5.0)
     everybody = together(LINES)
     assert (everybody.rank, everybody.examples, everybody.seconds) == (None, 30, 15.0)
     assert everybody.shares["arithmetic"] == pytest.approx(7 / 15)
@@ -48,11 +48,11 @@ def test_totals_of_each_worker_and_of_all() -> None:
 def test_over_the_steps() -> None:
     groups = [[line] for line in LINES]
     assert shares_by_group(groups)["communication"] == pytest.approx([0.3, 0.4, 0.0])
-    paces = paces_by_group(groups, own=True)
+    paces = paces_by_group(groups, of_arithmetic=True)
     assert paces[1][:2] == [5.0, 5.0]
     assert paces[0][0] == pytest.approx(10 / 3)
     assert all(map(math.isnan, [*paces[0][1:], paces[1][2]]))
-    assert paces_by_group(groups, own=False)[0][0] == 2.0
+    assert paces_by_group(groups, of_arithmetic=False)[0][0] == 2.0
     assert shares_by_group([[{"step": 1}]]) == {}
 
 

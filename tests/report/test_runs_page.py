@@ -117,7 +117,7 @@ def test_a_page_of_one_run_is_its_report(measured, tmp_path, capsys):
 def test_a_page_of_the_user_in_a_folder_that_is_no_runs_stays(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("<html>mine</html>")
-    with pytest.raises(InputError, match=r"^run\.folder: .*report\.html is no page of `report`"):
+    with pytest.raises(InputError, match=r"^run\.folder: .*report\.html, which `report` did not"):
         write_page(parse({"run": {"folder": str(tmp_path)}}), (), None)
     assert page.read_text() == "<html>mine</html>"
 
@@ -129,9 +129,7 @@ def test_a_page_takes_the_place_of_a_page_alone(tmp_path, capsys):
     mine.write_text("<html>mine</html>")
     both = ["report", "one/first-run", "two/first-run"]
     assert main(both) == main([*both, "--output", str(mine)]) == 2
-    assert (
-        capsys.readouterr().err.count("comparison.html is no page of `report`, and would be") == 2
-    )
+    assert capsys.readouterr().err.count("comparison.html, which `report` did not write.") == 2
     assert mine.read_text() == "<html>mine</html>"
     mine.unlink()
     assert main(both) == main(both) == 0
@@ -149,13 +147,13 @@ def test_the_preparation_of_a_run_of_an_earlier_release_is_what_its_settings_nam
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["one/first-run", "absent"], "RUN: there is no folder {}/absent, name the folder"),
-        (["absent"], "RUN: there is no folder {}/absent, name the folder"),
-        (["one/first-run", "one"], "RUN: {}/one holds no run, name a folder that a training"),
-        (["one"], "RUN: {}/one holds no run, name a folder that a training"),
+        (["one/first-run", "absent"], "RUN: there is no folder {}/absent. Name the folder"),
+        (["absent"], "RUN: there is no folder {}/absent. Name the folder"),
+        (["one/first-run", "one"], "RUN: {}/one holds no run. Name the folder of a training"),
+        (["one"], "RUN: {}/one holds no run. Name the folder of a training"),
         (["one/first-run", "one/../one/first-run/"], "RUN: {}/one/../one/first-run is named twice"),
         (["one/first-run", "s3://me:sesame@bucket/a"], "RUN: `s3://bucket/a` holds credentials"),
-        (["one/first-run"] * (MOST_RUNS + 1), "RUN: 13 runs cannot be told apart in one chart"),
+        (["one/first-run"] * (MOST_RUNS + 1), "RUN: one chart cannot show 13 runs"),
         (["one/first-run", "two/first-run", "--output", "one"], "--output: {}/one is a folder"),
         (["one/first-run", "--output", ""], "--output: '' names no file or folder"),
     ],
@@ -204,7 +202,7 @@ def test_runs_that_have_just_begun_have_a_page(tmp_path):
     assert page.headings == ["Runs", "Settings"]
     assert "not finished, step 0" in page.words
     assert "All settings are the same." in page.words
-    assert any("Nothing has been measured" in said for said in page.words)
+    assert any("no evaluation yet" in said for said in page.words)
 
 
 def test_the_time_of_a_resumed_run_is_that_of_all_its_tries(runs, tmp_path):
@@ -214,7 +212,7 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_tries(runs, tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     storage.write_text(runs[1] / "metrics.jsonl", text)
     page = write_comparison(runs, tmp_path / "page.html")
-    told = readings(page, "Loss by the time of training")
+    told = readings(page, "Loss by training time")
     assert told["axis"] == "seconds of training"
     assert told["series"][1]["places"] == [1, 3, 4.5, 5, 7, 8]
 
@@ -225,7 +223,7 @@ def test_a_run_that_is_many_times_as_long_does_not_hide_another(runs, tmp_path):
     storage.write_text(runs[0] / "metrics.jsonl", text)
     page = write_comparison(runs, tmp_path / "page.html")
     assert readings(page, "Loss")["axis"] == "step"
-    told = readings(page, "Loss by the share of the steps")
+    told = readings(page, "Loss by share of the steps")
     assert told["axis"] == readings(page, "Learning rate")["axis"] == "% of the steps"
     assert [one["places"][-1] for one in told["series"]] == [100, 100]
 

@@ -28,7 +28,9 @@ def test_questions_decide_whatever_held_out_pairs_say() -> None:
     found = verdict(figures(retrieval=("held_out", 9.4, 1.0), users=("judged", -3.5, 1.5)))
     assert found.word == "worse"
     assert not found.is_proxy
-    assert found.sentence == "Worse on judged sets: nDCG@10 on users -3.50 (-5.00 to -2.00)."
+    assert found.sentence == (
+        "The model is worse on judged sets: nDCG@10 on users fell by 3.50 (-5.00 to -2.00)."
+    )
     assert found.next_step.startswith("Keep the start")
 
 
@@ -52,7 +54,7 @@ def test_some_better_and_some_worse() -> None:
 def test_what_cannot_be_told_says_what_could_be() -> None:
     found = verdict(figures(a=("judged", 0.2, 2.0)))
     assert found.word == "not significant"
-    assert "where differences show from 2.9 on" in found.sentence
+    assert "and only 2.9 or more would show" in found.sentence
     # 50 queries show 2.86 points; 2.86 squared as many show one.
     assert "about 410 show a difference of one point" in found.next_step
     grouped = verdict(with_test(figures(a=("judged", 0.2, 2.0)), "a", p=0.4, groups=9))
@@ -62,11 +64,11 @@ def test_what_cannot_be_told_says_what_could_be() -> None:
 def test_what_was_lost_on_a_guard_is_named() -> None:
     found = verdict(figures(a=("judged", 2.0, 1.0), other=("guard", -3.0, 1.0)))
     assert found.word == "better"
-    assert "Lost elsewhere: nDCG@10 on other -3.00 (-4.00 to -2.00)." in found.sentence
+    assert "lost elsewhere: nDCG@10 on other fell by 3.00 (-4.00 to -2.00)." in found.sentence
     assert found.next_step.startswith("Weigh the loss")
     kept = verdict(figures(a=("judged", 2.0, 1.0), other=("guard", -0.5, 1.0)))
     assert "No guard shows a loss." in kept.sentence
-    assert kept.next_step == "It may be promoted."
+    assert kept.next_step == "You may promote it."
 
 
 @pytest.mark.parametrize("known", [{}, figures()])
@@ -88,9 +90,9 @@ def test_a_set_that_is_not_judged_is_named() -> None:
     known = figures(a=("judged", 2.0, 1.0), users=("judged", 0.0, 1.0), other=("guard", 0.0, 1.0))
     known = without_interval(without_interval(known, "users", 20.0), "other", float("nan"))
     found = verdict(known)
-    assert "nDCG@10 on users 60.00 before and 20.00 after" in found.sentence
+    assert "nDCG@10 on users (60.00 before, 20.00 after)" in found.sentence
     assert "No guard shows a loss" not in found.sentence
-    assert "may be promoted" not in found.next_step
+    assert "may promote" not in found.next_step
 
 
 def test_a_source_that_lost_is_named() -> None:
@@ -98,27 +100,29 @@ def test_a_source_that_lost_is_named() -> None:
         figures(retrieval=("held_out", 2.0, 1.0), **{"retrieval.b": ("held_out", -5, 1)})
     )
     assert found.word == "mixed"
-    assert found.sentence.startswith("Better on some and worse on others of held-out pairs")
-    assert "on retrieval.b -5.00" in found.sentence
+    assert found.sentence.startswith("The model is better on 1 and worse on 1 of 2 held-out sets")
+    assert "on retrieval.b fell by 5.00" in found.sentence
     assert "a proxy for real queries" in found.sentence
 
 
 def test_guards_alone_speak_of_losses() -> None:
     found = verdict(figures(other=("guard", -20.0, 2.0)))
     assert found.word == "worse"
-    assert found.sentence == "Lost elsewhere: nDCG@10 on other -20.00 (-22.00 to -18.00)."
+    assert found.sentence == (
+        "The model lost elsewhere: nDCG@10 on other fell by 20.00 (-22.00 to -18.00)."
+    )
 
 
 def test_how_many_sets_there_are_belongs_to_it() -> None:
     sets = {f"set{place}": ("judged", 0.1, 1.0) for place in range(14)}
     found = verdict(figures(lucky=("judged", 1.5, 1.0), **sets))
-    assert found.sentence.startswith("Better on 1 of 15 judged sets: nDCG@10 on lucky")
+    assert found.sentence.startswith("The model is better on 1 of 15 judged sets: nDCG@10 on lucky")
 
 
 def test_fewer_questions_than_there_are_is_no_advice() -> None:
     known = figures(a=("judged", 0.2, 0.4))
     known["before"]["a"]["queries"] = known["after"]["a"]["queries"] = 2000
-    assert verdict(known).next_step == "Judge more questions, or train longer."
+    assert verdict(known).next_step == "Judge more queries, or train longer."
 
 
 def with_test(known, name: str, **told):
@@ -132,17 +136,17 @@ def test_six_queries_must_differ_for_a_word() -> None:
         known = figures(a=("judged", difference, 1.0))
         found = verdict(with_test(known, "a", p=0.0001, differing=5))
         assert found.word == "not significant"
-        assert "where only 5 queries differ" in found.sentence
+        assert "and only 5 queries differ" in found.sentence
         assert verdict(with_test(known, "a", p=0.0001, differing=6)).word != "not significant"
         grouped = verdict(with_test(known, "a", p=0.0001, differing=5, groups=8))
-        assert "where only 5 groups differ" in grouped.sentence
+        assert "and only 5 groups differ" in grouped.sentence
 
 
 def test_the_test_must_agree_with_the_interval() -> None:
     known = with_test(figures(a=("judged", 2.0, 1.0)), "a", p=0.08, differing=30)
     found = verdict(known)
     assert found.word == "not significant"
-    assert "(+1.00 to +3.00), p 0.08" in found.sentence
+    assert "(+1.00 to +3.00), with a p value of 0.08" in found.sentence
 
 
 def test_one_gain_of_ten_sets_must_be_rarer_than_a_gain_of_one() -> None:
@@ -150,7 +154,7 @@ def test_one_gain_of_ten_sets_must_be_rarer_than_a_gain_of_one() -> None:
     known = with_test(figures(lucky=("judged", 1.5, 1.0), **others), "lucky", p=0.01, differing=30)
     found = verdict(known)
     assert found.word == "not significant"
-    assert "p 0.01, 0.1 among the sets" in found.sentence
+    assert "with a p value of 0.01, 0.1 after Holm's correction" in found.sentence
     assert "Tested: nDCG@10 on 10 judged sets" in found.tested
     assert "Holm's correction for 10 sets" in found.tested
     assert verdict(with_test(known, "lucky", p=0.004, differing=30)).word == "better"
@@ -216,9 +220,7 @@ def test_a_loss_counts_by_itself_and_says_how_often_chance_gives_one() -> None:
     known = with_test(figures(bad=("judged", -1.5, 1.0), **others), "bad", p=0.03, differing=30)
     found = verdict(known)
     assert found.word == "worse"
-    assert (
-        "of 10 sets without a change, one or more shows it in 22 % of trainings" in found.sentence
-    )
+    assert "on 10 sets without a change, 22 % of trainings show one by chance" in found.sentence
     alone = verdict(with_test(figures(bad=("judged", -1.5, 1.0)), "bad", p=0.03, differing=30))
     assert "without a change" not in alone.sentence
 
@@ -239,10 +241,10 @@ def test_what_was_tested_is_said() -> None:
 def test_what_held_out_pairs_lose_is_named_where_questions_gain() -> None:
     found = verdict(figures(a=("judged", 2.0, 1.0), retrieval=("held_out", -3.0, 1.0)))
     assert found.word == "better"
-    assert "Lost elsewhere: nDCG@10 on retrieval -3.00 (-4.00 to -2.00)." in found.sentence
+    assert "lost elsewhere: nDCG@10 on retrieval fell by 3.00 (-4.00 to -2.00)." in found.sentence
     assert found.next_step.startswith("Weigh the loss")
     gained = verdict(figures(a=("judged", 2.0, 1.0), retrieval=("held_out", 3.0, 1.0)))
-    assert "Lost" not in gained.sentence
+    assert "lost" not in gained.sentence
 
 
 START = {"model": {"step": 1, "start_share": 1.0}}
@@ -250,7 +252,7 @@ START = {"model": {"step": 1, "start_share": 1.0}}
 
 def test_a_model_that_is_the_start_is_not_to_be_trained_longer() -> None:
     known = with_test(figures(a=("judged", 0.0, 0.0)), "a", p=1.0, differing=0)
-    assert "where no queries differ" in verdict(known).sentence
+    assert "and no queries differ" in verdict(known).sentence
     found = verdict(known | START)
     assert found.sentence.startswith("Nothing was trained: the encoder has the weights of the")
     assert "longer" not in str(found)
@@ -260,7 +262,7 @@ def test_a_model_that_is_the_start_is_not_to_be_trained_longer() -> None:
 def test_words_beside_a_start_that_was_not_trained_may_be_better() -> None:
     kept = {"weight_change": 0.0, "training": {"largest_loss": 0, "objectives": ["simcse"]}} | START
     found = verdict(figures(a=("judged", 2.0, 1.0)) | kept)
-    assert (found.next_step, found.is_doubted) == ("It may be promoted.", False)
+    assert (found.next_step, found.is_doubted) == ("You may promote it.", False)
     lost = verdict(figures(a=("judged", -2.0, 1.0)) | kept)
     assert lost.next_step.startswith("Keep the start; set training.start_share below 1")
     weighed = verdict(figures(a=("judged", 2.0, 1.0), b=("guard", -2.0, 1.0)) | kept)
@@ -285,7 +287,7 @@ def test_better_is_never_said_where_questions_say_worse(sets) -> None:
     if found and judged and worse:
         assert found.word in ("worse", "mixed")
         assert "worse" in found.sentence.lower()
-        assert "promoted" not in found.next_step
+        assert "may promote" not in found.next_step
 
 
 SEEN = {"overlap": {"a": {"seen": 1200, "items": 1500, "of": "queries"}}}
@@ -295,11 +297,11 @@ CHOSEN = {"model": {"step": 9, "best_by": "a.ndcg@10", "value": 62.0}}
 def test_better_is_not_said_of_questions_that_were_trained_on_without_saying_so() -> None:
     found = verdict(figures(a=("judged", 2.0, 1.0)) | SEEN | CHOSEN)
     assert found.sentence == (
-        "Better on judged sets: nDCG@10 on a +2.00 (+1.00 to +3.00), but 1,200 of 1,500 queries of "
-        "a are among the training pairs, and the checkpoint was chosen by a.ndcg@10 "
-        "(training.keep_best)."
+        "The model is better on judged sets: nDCG@10 on a rose by 2.00 (+1.00 to +3.00), but 1,200 "
+        "of 1,500 queries of a are among the training pairs, and the checkpoint was chosen by "
+        "a.ndcg@10 (training.keep_best)."
     )
-    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
+    assert found.next_step.startswith("Before promoting it, judge it by queries unseen")
     assert found.is_doubted
     guarded = figures(b=("judged", 2.0, 1.0), a=("guard", 0.0, 1.0)) | SEEN
     guarded["overlap"]["b"] = {"seen": 0, "items": 50, "of": "queries"}
@@ -307,7 +309,7 @@ def test_better_is_not_said_of_questions_that_were_trained_on_without_saying_so(
     assert "No guard shows a loss. 1,200 of 1,500 queries of a are among" in found.sentence
     assert found.is_doubted
     # Which no promotion lets pass.
-    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
+    assert found.next_step.startswith("Before promoting it, judge it by queries unseen")
     lost = verdict(figures(a=("judged", -2.0, 1.0)) | SEEN)
     assert "(-3.00 to -1.00). 1,200 of 1,500 queries of a are among" in lost.sentence
 
@@ -316,7 +318,10 @@ def test_what_has_chosen_the_checkpoint_decides_nothing_where_another_set_does()
     found = verdict(figures(a=("judged", 5.0, 1.0), b=("judged", 0.2, 1.0)) | CHOSEN)
     assert found.word == "not significant"
     assert "on a " not in found.sentence
-    assert "Not counted: the checkpoint was chosen by a.ndcg@10" in found.sentence
+    chosen = (
+        "The checkpoint was chosen by a.ndcg@10 (training.keep_best), so its set does not count."
+    )
+    assert chosen in found.sentence
     assert not found.is_doubted
 
 
@@ -325,7 +330,7 @@ def test_a_set_that_is_too_small_does_not_stand_in_for_the_one_that_chose() -> N
     found = verdict(without_interval(known, "b", 60.2))
     assert found.word == "better"
     assert ", but the checkpoint was chosen by a.ndcg@10" in found.sentence
-    assert "Not judged" in found.sentence
+    assert "No test was possible" in found.sentence
     assert found.is_doubted
 
 
@@ -338,7 +343,7 @@ def test_what_has_chosen_the_checkpoint_gives_the_others_no_further_chance() -> 
 
 
 def test_that_nobody_has_looked_is_said_of_a_gain() -> None:
-    unknown = "Whether a is among the training pairs is not known."
+    unknown = "It is not known whether a is among the training pairs."
     assert unknown in verdict(figures(a=("judged", 2.0, 1.0))).sentence
     assert unknown not in verdict(figures(a=("judged", -2.0, 1.0))).sentence
     matched = {"overlap": {"a": {"seen": 0, "items": 50, "of": "queries"}}}
@@ -352,7 +357,7 @@ def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
     found = verdict(known | SEEN)
     assert found.sentence == "1,200 of 1,500 queries of a are among the training pairs."
     assert (found.word, found.is_doubted) == ("not significant", True)
-    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
+    assert found.next_step.startswith("Before promoting it, judge it by queries unseen")
 
 
 @pytest.mark.parametrize("known", [{}, figures(a=("judged", 2.0, 1.0))])

@@ -99,7 +99,7 @@ def test_nothing_is_written_for_an_attempt_that_was_superseded(tmp_path):
     with fenced(tmp_path, first), MetricsLog(run) as log:
         log.add(line)
         begin_attempt_elsewhere(tmp_path, 5)
-        refused = pytest.raises(SupersededError, match="attempt 2 on the run has begun, so that")
+        refused = pytest.raises(SupersededError, match="attempt 2 on the run has begun, so ")
         with refused:
             log.add(line | {"step": 2})
         with refused:

@@ -85,7 +85,7 @@ def test_the_newest_whole_one_takes_the_place_of_a_torn_one(run, caplog, name, d
 def test_without_a_whole_one_there_is_nothing_to_resume(run):
     for step in (0, 10, 20):
         truncate(checkpoint_path(run, step) / "model.safetensors")
-    with pytest.raises(InputError, match=r"^training\.resume: .* holds no whole checkpoint, put"):
+    with pytest.raises(InputError, match=r"^training\.resume: .* holds no whole checkpoint\. Res"):
         newest_checkpoint(run)
 
 

@@ -162,7 +162,7 @@ def test_a_torn_checkpoint_is_no_part_of_the_mean(run, caplog):
     assert choice.figures == {"step": 9, "averaged": [3, 9]}
     assert choice.checkpoint.encoder_weights[WORDS][0, 0] == 6
     (message,) = caplog.messages
-    assert message.startswith("a checkpoint is torn and is no part of the model (training.ave")
+    assert message.startswith("leaving a torn checkpoint out of the mean (training.average_ch")
     assert str(torn) in message
 
 
@@ -196,7 +196,7 @@ def test_with_lora_a_moving_average_is_called_that_of_the_factors(lora_run):
     choice = choose(lora_run[0], training(ema=0.9), 6)
     assert choice.figures == {"step": 6, "ema": 0.9, "ema_of": "factors"}
     told = told_choice(choice.figures)
-    assert told == ("a moving average of LoRA's factors, each by itself, after step 6 (decay 0.9)")
+    assert told == "a moving average of each LoRA factor after step 6 (decay 0.9)"
 
 
 def test_a_mean_is_no_adapter():
@@ -254,8 +254,8 @@ def test_with_lora_the_share_is_of_what_the_factors_change(lora_run):
 @pytest.mark.parametrize(
     ("encoder", "told"),
     [
-        ({"start": "random"}, "there is nothing in random weights to keep"),
-        ({"lora": {"rank": 2, "export": "adapter"}}, "the adapter is of the trained weights alone"),
+        ({"start": "random"}, "random weights hold nothing to keep"),
+        ({"lora": {"rank": 2, "export": "adapter"}}, "the adapter holds trained weights only"),
     ],
 )
 def test_a_share_of_a_start_that_cannot_be_kept_is_refused(encoder, told):
@@ -279,10 +279,10 @@ def test_the_best_state_is_the_model_and_without_one_the_last(run, tmp_path):
     [
         ({"ema": 0.9, "average_checkpoints": 2}, r"average_checkpoints: training\.ema averages"),
         ({"keep_best": "a.b", "average_checkpoints": 2}, "average_checkpoints: the model cannot"),
-        ({"patience": 2}, r"patience: nothing says what is a gain"),
+        ({"patience": 2}, r"patience: no metric decides what a gain is"),
         (
             {"keep_best": "a.b", "patience": 2, "feed": "spark"},
-            "patience: with training.feed `spark`",
+            "patience: training.feed `spark`",
         ),
         (
             {"keep_best": "a.b", "patience": 2, "mode": "async"},
@@ -291,7 +291,7 @@ def test_the_best_state_is_the_model_and_without_one_the_last(run, tmp_path):
         ({"ema": 0.9, "framework": "bigdl", "engine": "bigdl"}, "ema: mode `sync` of framework"),
         (
             {"ema": 0.9, "framework": "torch", "engine": "torch", "sharding": "parameters"},
-            "ema: with training.sharding `parameters`",
+            "ema: training.sharding `parameters`",
         ),
     ],
 )
@@ -301,7 +301,7 @@ def test_choices_that_nobody_can_follow_are_refused(settings, told):
 
 
 def test_the_best_needs_evaluations():
-    with pytest.raises(InputError, match=r"^training\.keep_best: no checkpoint is measured"):
+    with pytest.raises(InputError, match=r"^training\.keep_best: training measures no checkpoint"):
         parse({"training": {"keep_best": "retrieval.ndcg@10"}})
 
 
@@ -328,4 +328,4 @@ def test_a_model_that_keeps_the_start_has_its_weights_and_says_so(run):
     assert made.keys() == start.keys()
     assert all(np.array_equal(made[name], start[name]) for name in start)
     told = told_choice(choice.figures)
-    assert told == "the start's weights, since most documents have no title"
+    assert told == "the start weights, since most documents have no title"

@@ -60,7 +60,7 @@ def test_steps_that_are_rounded_otherwise_than_those_before_are_told_of(tmp_path
             log.add(LINE | {"step": 4, "precision": precision})
             log.add(LINE | {"step": 6, "precision": precision})
         assert len(caplog.messages) == told
-    assert "computed in fp32, and those from here on are in bf16" in caplog.text
+    assert "the precision changes from fp32 to bf16 at this step" in caplog.text
 
 
 def test_a_store_has_the_lines_before_a_checkpoint(tmp_path, caplog):
@@ -83,7 +83,7 @@ def test_a_store_has_the_lines_before_a_checkpoint(tmp_path, caplog):
     for first, told in ((4, 0), (6, 1)):
         MetricsLog(make_run(9, first_step=first, folder=folder, log_every=1))
         assert [line.getMessage() for line in caplog.records] == told * [
-            "metrics.jsonl lacks steps 5 to 6: the run before was killed before it wrote"
+            "metrics.jsonl lacks steps 5 to 6: the earlier job was killed before it wrote"
             " their lines"
         ]
 
@@ -175,7 +175,7 @@ def test_another_experiment_is_refused_with_key_and_values(tmp_path, key, begun,
     section, _, name = key.partition(".")
     other = config_of(tmp_path / "run", resume=True)
     changed = getattr(other, section).model_copy(update={name: asked})
-    message = rf"^{key}: the run was begun with {begun}, not {asked}, put it back, or begin anew"
+    message = rf"^{key}: the run was begun with {begun}, not {asked}\. Change it back, or start "
     with pytest.raises(InputError, match=message):
         check_run_folder(other.model_copy(update={section: changed}))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
@@ -233,7 +233,7 @@ def test_a_torn_plan_is_told_in_one_line(tmp_path, content):
     write_run(folder)
     (folder / "checkpoints" / "plan.json").write_text(content)
     with pytest.raises(
-        InputError, match=r"^training\.resume: .*plan\.json .*, put it back, or begin"
+        InputError, match=r"^training\.resume: .*plan\.json .*\. Restore the file, or start anew"
     ):
         check_run_folder(config_of(folder, resume=True))
 
@@ -251,16 +251,16 @@ def test_a_run_of_another_release_is_refused_before_anything_is_prepared(tmp_pat
 @pytest.mark.parametrize(
     ("share", "told"),
     [
-        (0.0, ["the run has made its 4 steps already; for more of them, raise training.max_steps"]),
+        (0.0, ["the run has made its 4 steps already. Raise training.max_steps"]),
         # More steps would change nothing: the start's weights are the model.
-        (WHOLE, ["the run is finished: its model keeps the start's weights"]),
+        (WHOLE, ["the run is finished: its model keeps the start weights"]),
     ],
 )
 def test_a_finished_run_is_told_of_with_what_would_have_it_go_on(caplog, share, told):
     caplog.set_level("INFO")
     tell_if_finished(make_run(4, first_step=3), share)
     tell_if_finished(make_run(4, first_step=4), share)
-    assert [line.removesuffix(" or training.epochs") for line in caplog.messages] == told
+    assert [line.removesuffix(" or training.epochs for more") for line in caplog.messages] == told
 
 
 @pytest.mark.parametrize("start", ["model", "best/model", "."])
@@ -271,7 +271,7 @@ def test_a_start_that_would_be_replaced_is_refused(tmp_path, start):
     link.symlink_to(run / start)
     for given in (run / start, link):
         tree = {"run": {"folder": str(run), "overwrite": True}, "encoder": {"start": str(given)}}
-        with pytest.raises(InputError, match=r"^run\.folder: .*run holds the input .*, name"):
+        with pytest.raises(InputError, match=r"^run\.folder: .*run holds the input .*\. Name"):
             check_run_folder(parse(tree))
     for other in ("random", "default", str(tmp_path / "base"), str(run / "base")):
         check_run_folder(parse({"run": {"folder": str(run)}, "encoder": {"start": other}}))

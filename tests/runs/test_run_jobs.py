@@ -145,12 +145,12 @@ def test_a_run_remembers_where_it_was_to_end(tmp_path, caplog):
     horizons = go_on(tmp_path, with_training(max_steps=150), 60, 150)
     assert horizons == (Horizon(step=0, last_step=100), Horizon(step=60, last_step=150))
     assert "ends at step 150 instead of 100" in caplog.messages[-1]
-    assert "decays to the new end from where it is" in caplog.messages[-1]
+    assert "decays from its current value to the new end" in caplog.messages[-1]
     # There is nothing left to do, so nothing is made otherwise.
     assert go_on(tmp_path, with_training(workers=1, max_steps=120), 150, 120) == horizons
     later = go_on(tmp_path, with_training(max_steps=200), 150, 200)
     assert later == (*horizons, Horizon(step=150, last_step=200))
-    assert "rises and decays once more" in caplog.messages[-1]
+    assert "warms up and decays once more" in caplog.messages[-1]
     assert go_on(tmp_path, with_training(max_steps=300), 150, 300)[-1] == Horizon(
         step=150, last_step=300
     )

@@ -26,8 +26,8 @@ def test_the_keys_are_those_of_the_loss():
 
 def test_a_key_of_another_loss_is_refused():
     told = (
-        r"^objective\.temperature: loss cosine_regression has no such setting, "
-        r"leave it out: it is one of in_batch_negatives, simcse, cosent, "
+        r"^objective\.temperature: loss cosine_regression has no such setting\. "
+        r"Leave it out: it belongs to in_batch_negatives, simcse, cosent, "
     )
     with pytest.raises(InputError, match=told):
         load(None, [*SCORES, "objective.temperature=0.1"])
@@ -44,7 +44,7 @@ def test_files_with_the_defaults_of_all_losses_are_read(tmp_path, caplog):
 
 
 def test_an_unknown_loss_is_refused_with_those_that_there_are():
-    told = r"^objective\.name: there is no loss `infonce`, one of in_batch_negatives, simcse, tri"
+    told = r"^objective\.name: there is no loss `infonce`\. Choose one of in_batch_negatives, s"
     with pytest.raises(InputError, match=told):
         load(None, ["objective.name=infonce"])
 
@@ -61,7 +61,7 @@ def test_an_old_name_is_read(tmp_path, caplog):
 
 
 def test_a_loss_without_a_form_in_the_framework_is_refused():
-    told = r"^training\.framework: loss simcse has no form for bigdl, one of tensorflow, torch$"
+    told = r"^training\.framework: loss simcse has no implementation in bigdl\. Choose one of "
     with pytest.raises(InputError, match=told):
         load(None, [*SINGLES, "objective.name=simcse", "training.framework=bigdl"])
 
@@ -69,27 +69,27 @@ def test_a_loss_without_a_form_in_the_framework_is_refused():
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["directions=[doc_to_query]"], r"directions: it is doc_to_query, name query_to_doc, and"),
-        (["directions=[]"], r"directions: it is empty, name query_to_doc, and others once"),
+        (["directions=[doc_to_query]"], r"directions: the list is doc_to_query\. Name query_to_d"),
+        (["directions=[]"], r"directions: the list is empty\. Name query_to_doc, and"),
         (
             ["directions=[query_to_doc,doc_to_doc]", "partition_mode=per_direction"],
             r"partition_mode: doc_to_doc has no pair to pick",
         ),
         (
             ["hardness_mode=hard_negatives", "hardness_strength=5"],
-            r"hardness_mode: pairs of kind columns have no hard negatives, set it to in_batch",
+            r"hardness_mode: pairs of kind columns have no hard negatives\. Set it to in_ba",
         ),
         (
             ["partition_mode=per_direction"],
-            r"partition_mode: it has no effect without a second of objective\.directions, set both",
+            r"partition_mode: it has no effect without a second entry in objective\.dir",
         ),
         (
             ["hardness_mode=all_negatives"],
-            r"hardness_mode: it has no effect without objective\.hardness_strength, set both, or n",
+            r"hardness_mode: it has no effect without objective\.hardness_strength\. Set both, or",
         ),
         (
             ["margin_strategy=relative"],
-            r"margin_strategy: it has no effect without objective\.false_negative_margin, set both",
+            r"margin_strategy: it has no effect without objective\.false_negative_margin\. Set bo",
         ),
     ],
 )
@@ -108,15 +108,15 @@ def test_what_bigdl_does_not_compare_is_refused():
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["dimensions=[64,64]"], r"objective\.dimensions: it is 64, 64, whole numbers above 0, e"),
-        (["dimensions=[64,0]"], r"objective\.dimensions: it is 64, 0, whole numbers above 0"),
+        (["dimensions=[64,64]"], r"objective\.dimensions: it is 64, 64\. Name whole numbers above"),
+        (["dimensions=[64,0]"], r"objective\.dimensions: it is 64, 0\. Name whole numbers above 0"),
         (
             ["dimensions=[64,32]", "dimension_weights=[1]"],
-            r"objective\.dimension_weights: it has 1 weights for 2 dimensions, one for each, or no",
+            r"objective\.dimension_weights: it has 1 weights for 2 dimensions\. Give one for eac",
         ),
         (
             ["dimensions=[64]", "dimension_weights=[0]"],
-            r"objective\.dimension_weights: it is 0\.0, numbers above 0",
+            r"objective\.dimension_weights: it is 0\.0\. Give numbers above 0",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_dimensions_are_those_of_the_encoder(caplog):
     nested = objective(dimensions=(8, 4))
     nested.check_width(8)
     assert not caplog.messages
-    with pytest.raises(InputError, match=r"^objective\.dimensions: 8 is more than the 6 of the"):
+    with pytest.raises(InputError, match=r"^objective\.dimensions: 8 is more than the 6 values"):
         nested.check_width(6)
     nested.check_width(12)
     assert caplog.messages == [
@@ -140,5 +140,5 @@ def test_dimensions_are_those_of_the_encoder(caplog):
 
 def test_bigdl_trains_the_whole_width_only():
     given = ["training.framework=bigdl", "training.engine=bigdl", "objective.dimensions=[64]"]
-    with pytest.raises(InputError, match=r"^training\.framework: bigdl trains embeddings of the w"):
+    with pytest.raises(InputError, match=r"^training\.framework: bigdl trains embeddings of the f"):
         load(None, given)

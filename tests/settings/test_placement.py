@@ -67,15 +67,15 @@ def test_members_stand_beside_one_another():
     [
         (
             {"workers": 3, "model_parallel": 2, "granules_per_step": 3},
-            r"training\.workers: 3 workers make no whole replicas of 2 x 1 .*, a multiple of 2",
+            r"training\.workers: 3 workers make no whole replicas of 2 x 1 .*\. Use a multiple of",
         ),
         (
             {"workers": 4, "model_parallel": 2, "granules_per_step": 3},
-            r"granules_per_step: 3 granules cannot be shared by 2 replicas, a multiple of 2",
+            r"granules_per_step: 2 replicas cannot share 3 granules\. Set it to a multiple of 2",
         ),
         (
             {"workers": 3, "granules_per_step": 4},
-            r"granules_per_step: 4 granules cannot be shared by 3 workers, a multiple of 3",
+            r"granules_per_step: 3 workers cannot share 4 granules\. Set it to a multiple of 3",
         ),
     ],
 )

@@ -86,7 +86,7 @@ REFUSED = [
     ([PAIRS | {"weight": 1}, SCORED], r"^corpus\.sources\.weight: source scored has none"),
     ([PAIRS | {"weight": 0}], r"^corpus\.sources\.weight: `0` does not fit"),
     ([PAIRS | {"weight": float("inf")}], r"^corpus\.sources\.weight: `inf` does not fit"),
-    ([{"inputs": ["a.csv"]}], r"^corpus\.sources\.name: .* field required"),
+    ([{"inputs": ["a.csv"]}], r"^corpus\.sources\.name: .* Add the missing value"),
     ([PAIRS | {"inputs": []}], r"^corpus\.inputs: source pairs: it is empty"),
     ([PAIRS | {"formt": "csv"}], r"^corpus\.sources\.formt: there is no such setting"),
     ([ALONE | {"objective": None}], r"^objective\.name: source alone: single texts have no"),
@@ -108,9 +108,9 @@ def test_what_does_not_fit_is_refused_with_the_source(sources, told):
 
 def test_what_is_of_one_source_alone_is_refused():
     bigdl = {"framework": "bigdl", "engine": "bigdl"}
-    with pytest.raises(InputError, match=r"^training\.framework: bigdl trains on one source alone"):
+    with pytest.raises(InputError, match=r"^training\.framework: bigdl trains on one source only"):
         parse(settings(PAIRS, training=bigdl))
-    with pytest.raises(InputError, match=r"^corpus\.sources: the vectors of a teacher are of a"):
+    with pytest.raises(InputError, match=r"^corpus\.sources: a corpus with sources has no teacher"):
         parse(settings(PAIRS, teacher={"model": "teacher"}))
 
 

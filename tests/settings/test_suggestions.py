@@ -12,19 +12,19 @@ KNOWN = [name for name, *_ in fields()]
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("training.lr", "did you mean training.learning_rate?"),
-        ("lr", "did you mean training.learning_rate?"),
-        ("optimizer.lr", "did you mean training.learning_rate?"),
-        ("training.num_train_epochs", "did you mean training.epochs?"),
-        ("train.epochs", "did you mean training.epochs?"),
-        ("training.worker", "did you mean training.workers?"),
-        ("training.Learning-Rate", "did you mean training.learning_rate?"),
-        ("model.max_seq_length", "did you mean tokens.max_length?"),
-        ("training.output_dir", "did you mean run.folder?"),
-        ("encoder.model_name_or_path", "did you mean encoder.start?"),
-        ("corpus.folder", "did you mean prepared.folder or run.folder?"),
-        ("training.fp16", "set training.precision=bf16"),
-        ("nothing.at.all", "see docs/reference/settings.md for all of them"),
+        ("training.lr", "Did you mean training.learning_rate?"),
+        ("lr", "Did you mean training.learning_rate?"),
+        ("optimizer.lr", "Did you mean training.learning_rate?"),
+        ("training.num_train_epochs", "Did you mean training.epochs?"),
+        ("train.epochs", "Did you mean training.epochs?"),
+        ("training.worker", "Did you mean training.workers?"),
+        ("training.Learning-Rate", "Did you mean training.learning_rate?"),
+        ("model.max_seq_length", "Did you mean tokens.max_length?"),
+        ("training.output_dir", "Did you mean run.folder?"),
+        ("encoder.model_name_or_path", "Did you mean encoder.start?"),
+        ("corpus.folder", "Did you mean prepared.folder or run.folder?"),
+        ("training.fp16", "Set training.precision=bf16"),
+        ("nothing.at.all", "See docs/reference/settings.md for all settings"),
     ],
 )
 def test_what_was_meant(key, meant):
@@ -53,5 +53,5 @@ def test_names_of_other_tools_are_none_of_ours():
 
 
 def test_what_is_in_a_section_that_there_is_not_counts():
-    with pytest.raises(InputError, match=r"^optimizer: .* did you mean training\.learning_rate\?$"):
+    with pytest.raises(InputError, match=r"^optimizer: .* Did you mean training\.learning_rate\?$"):
         load(None, ["optimizer.lr=1"])

@@ -68,7 +68,7 @@ def test_what_the_library_fails_at_is_one_line(text):
     with pytest.raises(UnusableYamlError) as error:
         parse_yaml(text)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"^run: .* is not a YAML value, quote it$"):
+    with pytest.raises(InputError, match=r"^run: .* is not a YAML value\. Quote it\.$"):
         load(overrides=[f"run={text}"])
 
 
@@ -112,5 +112,5 @@ def test_a_list_that_is_too_long_is_not_told_of_aliases(monkeypatch):
 
 
 def test_settings_of_an_estimator_set_a_key_once():
-    with pytest.raises(InputError, match=r"^settings: `run` stands in line 1 and again in line 3"):
+    with pytest.raises(InputError, match=r"^settings: lines 1 and 3 both set `run`\."):
         _tree("run:\n  keep: 1\nrun: {}\n")

@@ -42,7 +42,7 @@ class Reticent:
 
 
 def test_a_job_that_needs_a_context_is_refused(connected):
-    with pytest.raises(InputError, match=r"^spark\.master: this session is of Spark Connect \("):
+    with pytest.raises(InputError, match=r"^spark\.master: this is a Spark Connect session \("):
         spark_session(Config())
 
 
@@ -55,7 +55,9 @@ def test_a_server_that_does_not_answer_is_told_in_one_line(connected, monkeypatc
         raise error
 
     monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", fails)
-    with pytest.raises(InputError, match=r"^spark\.master: no session of Spark Connect \(") as told:
+    with pytest.raises(
+        InputError, match=r"^spark\.master: Spark Connect gives no session \("
+    ) as told:
         spark_session(Config(), needs_context=False)
     assert "\n" not in str(told.value)
 
@@ -115,7 +117,9 @@ def test_a_job_has_a_tag_of_its_own_by_which_it_is_called_off(connected, monkeyp
     monkeypatch.setattr(job_timeout, "BLIND_SECONDS", 2.0)
     session = Tagged()
     began = time.monotonic()
-    with pytest.raises(PipelineError, match=r"^a, b was called off: nothing was written for 2 s"):
+    with pytest.raises(
+        PipelineError, match=r"^a, b was cancelled: its tasks wrote nothing for 2 s"
+    ):
         run_with_timeout(session, "a, b", partial(session.called_off.wait, 60))
     assert 2 <= time.monotonic() - began < 50
     (tag,) = session.tags
@@ -128,7 +132,7 @@ def test_what_functions_bring_along_is_bounded(connected, monkeypatch):
     few, many = np.zeros(1 << 16, np.float32), np.zeros(1 << 19, np.float32)
     with shared_value(None, few) as shared:
         assert shared.value is few
-    told = r"^spark\.master: tasks need 2 MiB that a session of Spark Connect cannot send them, "
+    told = r"^spark\.master: tasks need 2 MiB, and a Spark Connect session cannot send as much\. "
     with pytest.raises(InputError, match=told), shared_value(None, many):
         pass
 

@@ -151,7 +151,7 @@ def test_prepare_train_and_evaluate(spark, prepared, training, tmp_path):
         assert found[when].keys() == figures[when].keys()
         for name, of_set in figures[when].items():
             assert found[when][name] == pytest.approx(of_set, abs=1e-3)
-    assert said[jobs[1]].startswith("spark.master: this session is of Spark Connect")
+    assert said[jobs[1]].startswith("spark.master: this is a Spark Connect session")
 
 
 def mining_of(folder: Path, model: Path, name: str) -> Config:
@@ -206,7 +206,7 @@ def test_tasks_are_counted_and_a_job_that_stands_still_is_called_off():
     said = said_in_a_session(STANDS_STILL)
     assert said["parallelism"] == 2
     assert said["results"] == [0, 3, 0]
-    assert said["stood still"].startswith("embedding, again was called off: nothing was written")
+    assert said["stood still"].startswith("embedding, again was cancelled: its tasks wrote nothing")
     assert "0 of 2 tasks" in said["seen"]
     assert said["left"] == [0, 0]
 

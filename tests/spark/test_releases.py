@@ -39,9 +39,9 @@ def test_bigdl_is_refused_on_spark_4(monkeypatch, framework):
     with pytest.raises(EngineUnavailable) as refused:
         engine_of(config).check_libraries(config)
     assert str(refused.value) == (
-        "training.engine: engine bigdl runs on Spark 3 (Scala 2.12) alone, and this is Spark "
-        f"{pyspark.__version__} (Scala 2.13), take another engine, such as torch, or pip install "
-        '"pyspark<4"'
+        "training.engine: engine bigdl runs only on Spark 3 (Scala 2.12), and this is Spark "
+        f"{pyspark.__version__} (Scala 2.13). Choose another engine, such as torch, or run "
+        '`pip install "pyspark<4"`.'
     )
 
 
@@ -76,7 +76,7 @@ def test_a_java_that_does_not_start_tells_none(tmp_path, monkeypatch):
 def test_a_java_that_is_too_old_is_named(tmp_path, monkeypatch):
     java(tmp_path, monkeypatch, 'openjdk version "11.0.13" 2021-10-19')
     monkeypatch.setattr(pyspark, "__version__", "4.0.5")
-    with pytest.raises(InputError, match=r"Spark 4\.0\.5 needs Java 17 and this is Java 11, set"):
+    with pytest.raises(InputError, match=r"Spark 4\.0\.5 needs Java 17, and this is Java 11\."):
         check_java()
     monkeypatch.setattr(pyspark, "__version__", "3.5.9")
     check_java()

@@ -98,7 +98,7 @@ def test_what_sparks_file_of_defaults_says_is_left_to_it(monkeypatch, tmp_path):
 
 
 def test_a_wrong_size_names_its_key():
-    with pytest.raises(InputError, match=r"^spark\.driver\.memory: `lots` is no size"):
+    with pytest.raises(InputError, match=r"^spark\.driver\.memory: `lots` is no memory size"):
         session_conf(parse({"spark": {"driver.memory": "lots"}}), submitted=False)
 
 

@@ -82,7 +82,7 @@ def test_errors_of_ours_pass():
     def work():
         raise InputError("a.key", "is wrong", "mend it")
 
-    with pytest.raises(InputError, match=r"^a.key: is wrong, mend it$"):
+    with pytest.raises(InputError, match=r"^a.key: is wrong. mend it.$"):
         work()
 
 

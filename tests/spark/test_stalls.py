@@ -41,9 +41,9 @@ def hanging():
 def test_a_job_whose_tasks_hang_is_called_off_with_the_hosts_and_the_way_out(spark):
     began = time.monotonic()
     said = (
-        r"^preparing was called off: 0 of 1 tasks of Spark's stage \d+ are done and others run on"
+        r"^preparing was cancelled: 0 of 1 tasks of Spark's stage \d+ are done and others run on"
         r" \S+, and nothing has moved there for 2 s\. A folder .* raise"
-        r" spark\.stall_seconds$"
+        r" spark\.stall_seconds for "
     )
     with (
         pytest.raises(PipelineError, match=said),
@@ -63,10 +63,10 @@ def test_a_job_that_has_lost_all_executors_is_called_off_and_one_that_waits_for_
     seen = iter([before] * 5)
     monkeypatch.setattr(stalls, "executors_of", lambda context: next(seen, 0))
     said = (
-        r"^evaluating was called off: 0 of 1 tasks .*, and no executor has been left for 1 s\."
-        r" .* raise spark\.wait_seconds$"
+        r"^evaluating was cancelled: 0 of 1 tasks .*, and no executor has been left for 1 s\."
+        r" .* Raise spark\.wait_seconds if "
         if called_off
-        else r"^evaluating was called off: .*, and nothing has moved there for 3 s\."
+        else r"^evaluating was cancelled: .*, and nothing has moved there for 3 s\."
     )
     with (
         pytest.raises(PipelineError, match=said),
@@ -82,7 +82,7 @@ def test_the_deadline_is_that_of_the_settings(spark):
         return spark.range(rows, numPartitions=1).mapInArrow(hanging(), "id long").collect()
 
     config = parse({}).model_copy(update={"spark": deadlines(1)})
-    with pytest.raises(PipelineError, match=r"^searching was called off: .* for 1 s\. "):
+    with pytest.raises(PipelineError, match=r"^searching was cancelled: .* for 1 s\. "):
         job(config, 4)
     with pytest.raises(InputError, match=r"^spark\.stall_seconds: "):
         parse({"spark": {"stall_seconds": 3}})
@@ -116,7 +116,7 @@ def test_a_job_that_stands_still_is_called_off(spark) -> None:
     context = spark.sparkContext
     act = context.parallelize([0], 1).mapPartitions(hangs).count
     began = time.monotonic()
-    with pytest.raises(PipelineError, match=r"^embedding was called off: nothing was written for"):
+    with pytest.raises(PipelineError, match=r"^embedding was cancelled: its tasks wrote nothing"):
         run_with_timeout(spark, "embedding", act, lambda: None, stall_seconds=2.0)
     assert time.monotonic() - began < 200
     deadline = time.monotonic() + 60

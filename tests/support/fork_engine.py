@@ -20,6 +20,7 @@ class ForkEngine(Engine):
     """Trains in one process, and follows a rule of the conf for the sake of the tests."""
 
     name = "test"
+    best_for = "the tests"
     modes: ClassVar = {
         "sync": Mode(guarantee="A curve.", choose_when="Tested.", needs="A test engine.")
     }

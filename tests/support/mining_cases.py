@@ -86,7 +86,7 @@ class Case:
             vectors=vectors,
             positive_scores=np.round(products.astype(float), 6),
             numbers=numbers,
-            own=np.array(self.own)[rows],
+            own_documents=np.array(self.own)[rows],
             positives=np.unique(numbers * size + positives),
             group_starts=np.cumsum([0, *map(len, groups)]),
             groups=np.array([group for some in groups for group in some], np.int64),

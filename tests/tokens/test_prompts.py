@@ -63,15 +63,15 @@ def test_queries_are_told_from_documents_only_by_a_model_that_does() -> None:
 
 
 def test_a_name_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no prompt `ask`, one of query, document, passage"):
+    with pytest.raises(InputError, match=r"no prompt `ask`\. Choose one of query, document"):
         prompts_of(E5).before("ask")
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"prompts": ["query: "]}, "`prompts` is no mapping"),
-        ({"prompts": {"query": 3}}, "the prompt `query` is no text"),
+        ({"prompts": ["query: "]}, "`prompts` is not a mapping"),
+        ({"prompts": {"query": 3}}, "the prompt `query` is not a string"),
         ({"prompts": E5, "default_prompt_name": "x"}, "no text for the default prompt `x`"),
     ],
 )

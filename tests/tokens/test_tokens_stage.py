@@ -159,7 +159,8 @@ def test_without_a_length_one_example_in_a_hundred_may_be_cut(spark, config, tmp
     assert summary.texts == len(whole) == 800
     assert summary.cut == sum(length > 112 for length in whole)
     assert summary.dropped == sum(max(length - 112, 0) for length in whole)
-    assert f"cut, {100 * summary.dropped / sum(whole):.1f} % of the tokens left out" in str(summary)
+    dropped = 100 * summary.dropped / sum(whole)
+    assert f"truncated, {dropped:.1f} % of the tokens dropped" in str(summary)
 
 
 def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
@@ -307,7 +308,7 @@ def test_a_corpus_of_an_earlier_format_is_refused(config, tmp_path):
     folder = tmp_path / "corpus" / "pairs.parquet"
     folder.mkdir(parents=True)
     pq.write_table(pa.table({"id": [1], "left": ["a"]}), folder / "part.parquet")
-    with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format, run `sent"):
+    with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format. Run `sent"):
         tokenise(None, config())
 
 

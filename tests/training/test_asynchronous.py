@@ -211,6 +211,6 @@ def test_a_loss_that_is_no_number_is_not_pushed(tmp_path, monkeypatch):
     monkeypatch.setattr(Slow, "gradients", lambda *_: (np.nan, {}))
     shared, task = Shared(run), make_task(run, 0)
     feed = (StepWork(step.index, step.epoch, []) for step, _ in task.steps())
-    with pytest.raises(FloatingPointError, match=r"step 0 .*lower training\.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"step 0 .*Lower training\.learning_rate"):
         train_asynchronously(task, lambda *_: Slow(shared, 0), shared, feed, Silent())
     assert shared.version == 0

@@ -88,7 +88,7 @@ def seen_gpu(monkeypatch):
     """A machine on which PyTorch sees a GPU, of which nobody has told yet."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    devices._tell_of_unused_gpus.cache_clear()
+    devices._warn_of_unused_gpus.cache_clear()
     return torch
 
 
@@ -97,7 +97,7 @@ def test_a_worker_on_the_cpu_says_once_that_there_is_a_gpu(seen_gpu, monkeypatch
     assert [worker_device(), worker_device()] == [seen_gpu.device("cpu")] * 2
     assert [record.message for record in caplog.records] == [
         "this machine has a GPU, but neither Spark nor CUDA_VISIBLE_DEVICES has given this process"
-        " one: it computes on the CPU"
+        " one. It computes on the CPU"
     ]
 
 
@@ -155,4 +155,4 @@ def test_tensorflow_that_has_begun_says_that_it_keeps_what_it_has(monkeypatch, c
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
     limit_gpus("cuda:0")
-    assert "TensorFlow has begun before it was told to compute on cuda:0" in caplog.text
+    assert "TensorFlow already runs, and may not keep to cuda:0" in caplog.text

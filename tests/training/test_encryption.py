@@ -129,7 +129,7 @@ def test_a_server_with_another_certificate_is_not_told_the_token(identity, make_
     with make_monitor(make_identity()) as monitor:
         task = task_of(monitor, address)
         for act in (lambda: Reporter(task), lambda: report_lost(task, "died")):
-            with pytest.raises(PipelineError, match="its certificate is another one"):
+            with pytest.raises(PipelineError, match="it has another certificate"):
                 act()
         deadline = time.monotonic() + SECONDS
         while len(told) < 2:

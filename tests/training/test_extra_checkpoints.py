@@ -24,7 +24,7 @@ from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import Reporter
 from pipelines.training.loop import ExtraCheckpoints
 
-TOLD = r"rank 1, host .*: its process was told to end \(SIGTERM\)"
+TOLD = r"rank 1, host .*: its process received SIGTERM"
 
 
 def make_monitor(*, saves: bool, workers: int = 2) -> Monitor:
@@ -102,7 +102,7 @@ def test_sigterm_does_not_end_a_worker_before_the_checkpoint():
         os.kill(worker.pid, signal.SIGTERM)
         with pytest.raises(WorkerLostError) as caught:
             monitor.wait()
-        told = re.search(r"rank 0, host .* told to end \(SIGTERM\)", str(caught.value))
+        told = re.search(r"rank 0, host .* received SIGTERM", str(caught.value))
         assert told, f"{caught.value}; its exit code: {worker.exitcode}"
         assert worker.exitcode is None, "the driver ends it"
     worker.join(120)
@@ -148,5 +148,5 @@ def test_workers_that_write_together_agree(others):
 
 def test_where_workers_do_not_meet_after_a_step_there_are_none():
     settings = {"mode": "async", "engine": "elephas", "checkpoint_minutes": 5}
-    with pytest.raises(InputError, match=r"^training\.checkpoint_minutes: in the mode `async`"):
+    with pytest.raises(InputError, match=r"^training\.checkpoint_minutes: .* in mode `async`"):
         parse({"training": settings})

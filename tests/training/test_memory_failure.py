@@ -35,7 +35,7 @@ def test_what_tensorflow_raises_is_one_line_with_the_remedy():
 def test_what_python_raises_names_itself():
     with pytest.raises(MemoryError) as raised:
         bytearray(LARGE)
-    _check(raised.value, "there is no memory left (MemoryError);")
+    _check(raised.value, "there is no memory left (MemoryError). Set ")
 
 
 def test_an_error_of_a_gpu_is_known_by_its_type():

@@ -176,7 +176,7 @@ def test_a_neighbour_that_does_not_come_has_a_deadline(there):
         ring = stack.enter_context(Ring(0, addresses, TOKEN))
         if there:
             stack.enter_context(Ring(1, addresses, TOKEN))
-        with pytest.raises(TimeoutError, match="worker 1 was not there"):
+        with pytest.raises(TimeoutError, match="worker 1 did not join"):
             ring.join(0.5, WAIT_SECONDS)
 
 

@@ -51,6 +51,6 @@ def test_a_loss_that_is_no_number_is_not_pushed(tmp_path):
     )
     reporter = SimpleNamespace(ready=lambda: None, extra_checkpoint=None)
     feed = iter([StepWork(0, 0, [])])
-    with pytest.raises(FloatingPointError, match=r"step 0 .*lower training\.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"step 0 .*Lower training\.learning_rate"):
         train_in_rounds(make_task(run, 0), lambda *_: stepper, rounds, feed, reporter)
     assert not pushed

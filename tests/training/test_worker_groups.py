@@ -68,7 +68,7 @@ def test_members_compare_the_weights_and_gradients_that_are_not_divided(tmp_path
         ["0", "1", "1"],
         ["1", "1", "1"],
     ]
-    apart = "after step 1 the state of tensor ranks [1] is not that of 0, first in m/norm"
+    apart = "after step 1 the state of tensor ranks [1] differs from that of 0, first in m/norm"
     errors = [one[3:] for one in told]
     assert errors[:2] == [[], []]
     if differs:

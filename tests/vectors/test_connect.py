@@ -42,7 +42,7 @@ print(json.dumps({
 @needs_connect
 def test_columns_of_vectors_work_and_a_job_that_needs_a_context_is_refused():
     said = said_in_a_session(IN_A_SESSION, str(default_start()), json.dumps(TEXTS))
-    assert said["refused"].startswith("spark.master: this session is of Spark Connect")
+    assert said["refused"].startswith("spark.master: this is a Spark Connect session")
     wanted = load_embedder(default_start(), precision="fp32")(TEXTS)
     for found in (said["column"], said["ml"]):
         assert found[-1] is None

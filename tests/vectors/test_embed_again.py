@@ -60,7 +60,7 @@ def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) ->
             "run": served.run.model_copy(update={"only_new": True}),
         }
     )
-    with pytest.raises(NothingNew, match=r"^run.only_new: .*table has been made of the same"):
+    with pytest.raises(NothingNew, match=r"^run.only_new: .*table has the vectors of this model"):
         pipelines.embed(config)
     (tmp_path / "served" / "current").unlink()
     with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
@@ -95,7 +95,7 @@ def test_a_table_that_may_have_changed_is_no_work_done(spark, job, tmp_path, lin
     view(lines[:5])
     embed_table(spark, job(**config))
     view(lines[:9])
-    with pytest.raises(InputError, match=r"^embedding.inputs: whether growing has changed since"):
+    with pytest.raises(InputError, match=r"^embedding.inputs: .*whether growing has changed"):
         embed_table(spark, job(**config))
     assert embed_table(spark, job(**config, overwrite=True)).rows == 9
 

@@ -95,11 +95,14 @@ def test_keys_are_of_one_row_each(spark, lake, lines, tmp_path) -> None:
     ]
     for rows, message in cases:
         lake.write("c", rows)
-        with pytest.raises(InputError, match=rf"^embedding.key_column: {message}, name a col"):
+        with pytest.raises(InputError, match=rf"^embedding.key_column: {message}. Name a col"):
             embed_table(spark, config)
         assert by_key(lake.output)[0].equals(before[0])
         assert {path.name for path in tmp_path.iterdir()} == {"lake", "table"}
-    for column, message in {"no": "has no column `no`, it has id, ", "vec": "holds list<"}.items():
+    for column, message in {
+        "no": r"column `no`\. Name one of its columns: id, ",
+        "vec": "holds list<",
+    }.items():
         (lake.folder / "c.parquet").unlink()
         pq.write_table(
             pa.table({"id": [1000], "text": ["x"], "rows": [1], "vec": [[1.0]]}),
@@ -115,7 +118,7 @@ def test_another_model_makes_all_of_it_again(spark, lake, small_model, tmp_path,
     embed_here(lake.job())
     assert embed_table(spark, lake.job(dimensions=8, part_rows=100)).embedded == 200
     assert "embedding.dimensions has changed since" in caplog.text
-    assert "all its rows are embedded again" in caplog.text
+    assert "The job embeds all rows again" in caplog.text
     assert open_table(lake.output).dimensions == 8
 
 

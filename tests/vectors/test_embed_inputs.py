@@ -101,7 +101,7 @@ def test_nanoseconds_that_would_be_lost_are_refused(spark, job, tmp_path) -> Non
         error, prefix = (InputError, "^") if statistics else (PipelineError, "executor: .*")
         with pytest.raises(error, match=rf"{prefix}embedding.inputs: `seen.*counts nanoseconds"):
             embed_table(spark, job(path))
-    with pytest.raises(InputError, match="round it to microseconds"):
+    with pytest.raises(InputError, match="Round it to microseconds"):
         list(read_rows(path, 0, 2))
 
 
@@ -231,7 +231,7 @@ def test_text_that_cannot_be_read_is_refused(spark, job, tmp_path) -> None:
         ),
         "rows.csv.xz": (b"text\na\n", "csv", "rows.csv.xz cannot be read as csv .damaged .xz"),
         "open.csv": (b'text\n"a\n', "csv", "open.csv at byte 5: quotes that are not closed"),
-        "twice.csv": (b"text,a,a\n", "csv", "has two columns `a`, rename one of them"),
+        "twice.csv": (b"text,a,a\n", "csv", "has two columns `a`. Rename one of them"),
     }
     for name, (data, kind, message) in written.items():
         (tmp_path / name).write_bytes(data)

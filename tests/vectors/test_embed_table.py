@@ -73,7 +73,7 @@ def test_a_prompt_stands_before_each_text(spark, job, small_model, tmp_path, cap
         expected = encode(texts.column("text").to_pylist())
         np.testing.assert_allclose(vectors_of(texts.column("embedding")), expected, atol=2e-5)
     assert "documents after `text: `" in caplog.text
-    with pytest.raises(InputError, match=r"^embedding.prompt_name: .* begun with unset and not"):
+    with pytest.raises(InputError, match=r"^embedding.prompt_name: .* begun with unset, not"):
         EmbeddingJob.of(job(model=str(model), output=str(output), prompt_name="query")).check()
 
 
@@ -88,7 +88,7 @@ def test_a_second_run_makes_what_is_missing_alone(spark, job, tmp_path, caplog) 
     summary = embed_table(spark, job(batch_tokens=100))
     assert (summary.rows, summary.embedded) == (303, 64)
     assert "64 rows embedded" in caplog.text
-    assert "239 were there already" in caplog.text
+    assert "239 already had vectors" in caplog.text
     changed = [part for part in parts if part.stat().st_mtime_ns != times[part]]
     assert changed == [lost]
     again = pq.read_table(lost)
@@ -179,7 +179,7 @@ def test_what_cannot_be_read_is_refused_and_changes_nothing(spark, job, tmp_path
         ({"inputs": [str(tmp_path)]}, "embedding.output: .*table is within the inputs"),
         ({"text_column": "body"}, "embedding.text_column: .* has no column `body`"),
         ({"text_column": "tags"}, "embedding.text_column: `tags` of .* holds no text"),
-        ({"output_column": "id"}, "embedding.output_column: .* has a column `id`"),
+        ({"output_column": "id"}, "embedding.output_column: .* already has a column `id`"),
     ]
     table = tmp_path / "table"
     for settings, message in cases:
@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_refused_and_changes_nothing(spark, job, tmp_path
         *("table", fake.name, broken.name, empty.name)
     }
     (tmp_path / "link").symlink_to(table)
-    with pytest.raises(InputError, match=r"^embedding.output: .*link is a link, name .*table"):
+    with pytest.raises(InputError, match=r"^embedding.output: .*link is a link\. Name .*table"):
         embed_table(spark, job(overwrite=True, output=str(tmp_path / "link")))
 
 
@@ -239,7 +239,7 @@ def test_a_job_that_fails_keeps_its_parts(spark, job, sentence_file, tmp_path) -
     plan = json.loads((output / PLAN_FILE).read_text())
     plan["parts"][1]["path"] = str(folder / "away.parquet")
     (output / PLAN_FILE).write_text(json.dumps(plan))
-    with pytest.raises(PipelineError, match=r"failed on an executor: .*away.parquet.*is kept"):
+    with pytest.raises(PipelineError, match=r"failed on an executor: .*away.parquet.*are kept"):
         embed_table(spark, config)
     assert [part.name for part in output.glob("part-*")] == ["part-00000-00000-00000.parquet"]
 

@@ -148,7 +148,7 @@ def test_the_index_may_find_the_vectors(spark, table, tmp_path) -> None:
 
 def test_a_table_that_does_not_say_where_its_texts_are_is_refused(table, small_model) -> None:
     foreign = replace(table, text=None)
-    told = r"^embedding.output: .* does not say which column has its texts.*without --hybrid"
+    told = r"^embedding.output: .* does not name its column of texts.*without --hybrid"
     with pytest.raises(InputError, match=told):
         find_texts(foreign, ["x"], 1, hybrid=True, model=small_model)
     with pytest.raises(InputError, match=told):

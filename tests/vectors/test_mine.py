@@ -94,7 +94,7 @@ def test_what_became_of_rows_and_documents_is_told(mined, pair_file, small_model
     assert manifest["figures"]["dropped"] == mined.dropped
     lines = mined.lines()
     assert lines[0].startswith("242 pairs searched in ")
-    assert f"{mined.rows} rows of 244; left out: 2 without text, 1 repeated" in lines[1]
+    assert f"{mined.rows} of 244 rows written; left out: 2 without text, 1 repeated" in lines[1]
     names = {path.name for path in home.iterdir() if not path.name.startswith("part-")}
     assert names == {"_manifest.json", "_mining.json"}
     assert not next_folder(home).exists()
@@ -126,7 +126,7 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
     (begun / name).write_bytes(files[name])
     with caplog.at_level(logging.INFO):
         summary = pipelines.mine(config)
-    assert "going on with what" in caplog.text
+    assert "resuming the table in" in caplog.text
     assert summary.embedded == 0
     assert 0 < summary.searched < 242
     assert bytes_of(config.mining.output) == files
@@ -147,7 +147,7 @@ def test_vectors_of_an_unfinished_table_serve_other_filters(spark, mining_job, t
     assert summary.embedded == 0
     assert summary.short == 0
     assert 0 < summary.of_own_group < 1
-    told = r"^mining.negatives: .*mined was made with another value of it, set mining.overwrite"
+    told = r"^mining.negatives: .*mined was made with another value of this setting. Set mining"
     with pytest.raises(InputError, match=told):
         pipelines.mine(mining_job(**loose, negatives=1))
     replaced = pipelines.mine(mining_job(overwrite=True, relative_margin=0.9, fill="random"))
@@ -242,12 +242,12 @@ def test_what_cannot_be_mined_is_refused(mining_job, tmp_path, capsys, pair_file
 
     assert refused(model=str(tmp_path)).startswith("mining.model: ")
     assert refused(inputs=["nowhere.parquet"]).startswith("mining.inputs: there is no file")
-    assert "has no column `text`, it has id, q, a, topic" in refused(anchor_column="text")
+    assert "no column `text`. Name one of its columns: id, q, a" in refused(anchor_column="text")
     assert refused(anchor_column="id").startswith("mining.anchor_column: `id` of ")
     assert refused(documents=[str(pair_file)]).startswith("mining.documents_column: ")
     (tmp_path / "mined").mkdir()
     (tmp_path / "mined" / "notes.txt").write_text("mine")
-    told = "holds other files (notes.txt), move them elsewhere, or name an empty folder"
+    told = "holds other files (notes.txt). Move them elsewhere, or name an empty folder"
     assert refused() == f"mining.output: {tmp_path}/mined {told}"
     (tmp_path / "mined").rename(tmp_path / ".mined.next")
     assert refused() == f"mining.output: {tmp_path}/.mined.next {told}"
@@ -259,11 +259,11 @@ def test_what_cannot_be_mined_is_refused(mining_job, tmp_path, capsys, pair_file
     for name in unnamed:
         told = refused(inputs=[], **unnamed | {name: "x"})
         assert told == (
-            f"mining.{name}: it is a column of mining.inputs, which is empty, name the table, or "
-            f"leave {name} out"
+            f"mining.{name}: it names a column of mining.inputs, which is empty. Name the table, "
+            f"or leave {name} out."
         )
     told = refused(documents_group_column="topic")
-    assert told.startswith("mining.documents_group_column: it is a column of mining.documents, whi")
+    assert told.startswith("mining.documents_group_column: it names a column of mining.documents, ")
     told = refused(
         documents=[str(pair_file)],
         documents_column="q",
@@ -271,14 +271,14 @@ def test_what_cannot_be_mined_is_refused(mining_job, tmp_path, capsys, pair_file
         group_column=None,
     )
     assert told == (
-        "mining.documents_group_column: the pairs have no groups to compare it with, set "
-        "mining.group_column, or leave it out"
+        "mining.documents_group_column: the pairs have no groups to compare it with. Set "
+        "mining.group_column, or leave it out."
     )
     wrong = {
-        "mining.window=1": "mining.window: 1 documents are fewer than mining.negatives, at least 2",
-        "mining.max_score=-0.5": "mining.min_score: 0.0 is not below mining.max_score, less than",
-        "mining.documents_format=xls": "mining.documents_format: there is no format `xls`, one of",
-        "mining.search=fast": "mining.search: there is no search `fast`, one of exact, index",
+        "mining.window=1": "mining.window: 1 documents are fewer than mining.negatives. Set it",
+        "mining.max_score=-0.5": "mining.min_score: 0.0 is not below mining.max_score. Set it to l",
+        "mining.documents_format=xls": "mining.documents_format: there is no format `xls`. Choose",
+        "mining.search=fast": "mining.search: there is no search `fast`. Choose one of exact",
     }
     given = ["mining.negatives=2", "mining.choose=random", "mining.min_score=0.0"]
     for more, told in wrong.items():

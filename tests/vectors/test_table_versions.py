@@ -81,9 +81,13 @@ def test_what_a_job_is_to_do(tmp_path, whole, begun, wanted, overwrite, goes_on,
 @pytest.mark.parametrize(
     ("known", "wanted", "message"),
     [
-        (IDENTITY, OTHER_MODEL, r"embedding.model: .*/table was begun with another model, put it"),
-        (KEYED, IDENTITY, r"embedding.key_column: .* with `id` and not unset, put it back, name"),
-        (IDENTITY | UNKNOWN, UNKNOWN, r"embedding.inputs: whether view has .* set embedding.key_c"),
+        (IDENTITY, OTHER_MODEL, r"embedding.model: .*/table was begun with another model. Restore"),
+        (KEYED, IDENTITY, r"embedding.key_column: .* with `id`, not unset. Restore the setting"),
+        (
+            IDENTITY | UNKNOWN,
+            UNKNOWN,
+            r"embedding.inputs: it is unknown whether view has .* Set embedding",
+        ),
     ],
 )
 def test_rows_without_keys_are_not_compared(tmp_path, known, wanted, message) -> None:

@@ -51,7 +51,7 @@ def retrain(model) -> None:
 def test_a_model_that_was_replaced_is_refused(table, model, lines) -> None:
     assert find_texts(table, lines[4:5], 1)[0].position == 4
     retrain(model)
-    with pytest.raises(InputError, match=r"^embedding.model: .*another model.*embed the table ag"):
+    with pytest.raises(InputError, match=r"^embedding.model: .*another model.*Embed the table ag"):
         find_texts(table, lines[4:5], 1)
 
 

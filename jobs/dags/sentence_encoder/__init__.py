@@ -1,1 +1,1 @@
-"""What the DAGs of this folder share; needs Airflow 2.11 or later, and nothing of `pipelines`."""
+"""The common parts of these DAGs: they need Airflow 2.11 or later, and no `pipelines`."""

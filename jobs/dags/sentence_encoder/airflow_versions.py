@@ -1,6 +1,6 @@
-"""What has another name or place in Airflow 2.11 than in Airflow 3; all else imports it from here.
+"""The names that differ between Airflow 2.11 and 3; all other modules import them from here.
 
-Most of it is done by the provider `common-compat`, which all others bring along.
+Most of them come from the provider `common-compat`, a dependency of all other providers.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
 
 
 def json_variable(name: str) -> dict[str, Any]:
-    """An Airflow variable that holds a JSON object; empty where there is none."""
+    """Return an Airflow variable with a JSON object, empty by default."""
     default: dict[str, Any] = {"default" if AIRFLOW_V_3_0_PLUS else "default_var": {}}
     found: dict[str, Any] = Variable.get(name, deserialize_json=True, **default)
     return found
 
 
 def cron_or_assets(cron: str, assets: Sequence[Asset]) -> Any:
-    """A schedule: at these times (UTC), and whenever all of the assets have been updated."""
+    """Return a schedule: at these times (UTC), and after updates of all the assets."""
     times = CronTriggerTimetable(cron, timezone="UTC")
     if AIRFLOW_V_3_0_PLUS:
         return AssetOrTimeSchedule(timetable=times, assets=assets)

@@ -1,7 +1,7 @@
 """The chain prepare → train → evaluate → promote → embed, and clean, for operators of all kinds.
 
-A run of the DAG has one run folder, the same at every try, which holds the state: a training that
-is tried again goes on from its newest checkpoint, a preparation keeps the stages that are done.
+A run of the DAG has one run folder for all tries. It holds the state: another try of a training
+resumes from the newest checkpoint, and one of a preparation keeps the finished stages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Stage:
 
     Attributes:
         name: Of the task, and of the script in ``jobs/``.
-        timeout: Of one try; after it the job is ended and tried again.
-        says: What it does, for the page of the task.
+        timeout: Of one try; then Airflow ends the job and tries again.
+        says: The text on the page of the task.
         retries: Tries after the first.
-        rule: When it starts, by what became of the stage before it.
-        makes: What it updates, the last part of the asset's address.
+        rule: The condition of its start, by the end of the stage before it.
+        makes: Its product, the last part of the asset's address.
         tidies: Whether it runs in any case, and decides nothing about the run.
     """
 
@@ -43,28 +43,28 @@ STAGES = (
     Stage(
         "prepare",
         timedelta(hours=12),
-        "Text to lanes. Stages whose inputs have not changed are kept.",
+        "Text to lanes. Stages with unchanged inputs stay.",
     ),
     Stage(
         "train",
         timedelta(hours=24),
-        "Lanes to a model; another try goes on from the newest checkpoint. Skipped if the model "
-        "in service came of the same lanes and settings.",
+        "Lanes to a model; another try resumes from the newest checkpoint. Skipped if the model "
+        "in service has the same lanes and settings.",
         retries=5,
     ),
     Stage("evaluate", timedelta(hours=4), "Figures before and after the training, and a report."),
     Stage(
         "promote",
         timedelta(hours=2),
-        "The model into service, unless it is worse than the one there: exit code 3.",
+        "The model into service, unless it is worse than the current one: exit code 3.",
         makes="model",
     ),
     Stage(
         "embed",
         timedelta(hours=12),
-        "A table with vectors of the model in service. Skipped if it is up to date, or the "
+        "A table with vectors of the model in service. Skipped if it is up to date, or if the "
         "variable has no field `stages.embed`.",
-        # A table may have new rows where the model stays.
+        # A table may have new rows for the same model.
         rule="none_failed",
         makes="vectors",
     ),
@@ -81,18 +81,18 @@ WAIT = timedelta(minutes=30)
 """Time for the scheduler and a free slot, before each try."""
 
 ASSETS = "x-sentence-encoder:/"
-"""Before the address of an asset; Airflow leaves schemes that begin with `x-` to users."""
+"""Before the address of an asset; Airflow leaves schemes beginning with `x-` to users."""
 CORPUS = Asset(uri=f"{ASSETS}/corpus")
-"""To be an outlet of the tasks that write the texts: the DAGs run when it is updated."""
+"""An outlet for the tasks that write the texts: each update starts the DAGs."""
 
 
 def asset(dag_id: str, name: str) -> Asset:
-    """What a DAG makes: its `model` in service, or its table of `vectors`."""
+    """Return a product of a DAG: its `model` in service, or its table of `vectors`."""
     return Asset(uri=f"{ASSETS}/{dag_id}/{name}")
 
 
 def longest_run() -> timedelta:
-    """How long a run takes if every task needs all its tries, and each try all its time."""
+    """Return the longest time of a run: all tries of every task, each to its deadline."""
     tries = sum(stage.retries + 1 for stage in STAGES)
     at_work = sum((stage.timeout * (stage.retries + 1) for stage in STAGES), timedelta())
     return at_work + tries * (RETRY_DELAY + WAIT)
@@ -108,7 +108,7 @@ PARAMS = {
         None,
         type=["null", "string"],
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Name of the run folder; follows from the DAG run unless set.",
+        description="Name of the run folder; by default from the id of the DAG run.",
     ),
     "overrides": Param(
         [],
@@ -119,7 +119,7 @@ PARAMS = {
     "force": Param(
         False,
         type="boolean",
-        description="Train and embed again, though nothing is new.",
+        description="Train and embed again, even if nothing is new.",
     ),
 }
 
@@ -138,15 +138,15 @@ def encoder_dag(
     documentation: str | None,
     macros: Mapping[str, Callable[..., Any]] | None = None,
 ) -> DAG:
-    """A DAG whose tasks are the stages, one after the other.
+    """Return a DAG with the stages as tasks, one after the other.
 
     Args:
-        dag_id: Its name, which the run folders are grouped by.
-        task: Makes the operator of a stage, with further options that are the same for all of
-            them; its templates may call :data:`~sentence_encoder.deployment.MACROS`.
-        cron: When it runs, beside the times when :data:`CORPUS` is updated; or a preset.
+        dag_id: Its name, and the folder of its run folders.
+        task: Makes the operator of a stage, with the common options of all operators; its
+            templates may call :data:`~sentence_encoder.deployment.MACROS`.
+        cron: Its schedule or a preset, beside the updates of :data:`CORPUS`.
         documentation: Markdown.
-        macros: What the templates of these operators call, too.
+        macros: Further functions for the templates of these operators.
     """
     with DAG(
         dag_id,
@@ -168,7 +168,7 @@ def encoder_dag(
 
 
 def _options(dag_id: str, stage: Stage) -> dict[str, Any]:
-    """What the operators of all kinds are given."""
+    """Return the common options of all operators."""
     return {
         "task_id": stage.name,
         "execution_timeout": stage.timeout,
@@ -181,5 +181,5 @@ def _options(dag_id: str, stage: Stage) -> dict[str, Any]:
 
 
 def _placed(task: BaseOperator, stage: Stage) -> BaseOperator:
-    # Whether a run has succeeded follows from the last task that is no teardown.
+    # The last task before a teardown decides the state of a run.
     return task.as_teardown(on_failure_fail_dagrun=False) if stage.tidies else task

@@ -1,7 +1,7 @@
-"""What differs from one deployment to the next: an Airflow variable, and the pools.
+"""The settings of a deployment: an Airflow variable, and the pools.
 
-The variable is read when a task runs. What Airflow must know while it parses the files are
-variables of the environment.
+A task reads the variable when it runs. Airflow's settings at parse time are variables of the
+environment.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sentence_encoder.airflow_versions import (
 )
 
 VARIABLE = "sentence_encoder"
-"""The Airflow variable, JSON, that holds the settings of a deployment."""
+"""The Airflow variable, JSON, with the settings of a deployment."""
 
 POOL = "SENTENCE_ENCODER_POOL"
 """Variable of the environment: the pool of all tasks; `..._TRAIN` behind it, that of one stage."""
 
 TRACK = "SENTENCE_ENCODER_TRACK"
-"""Variable of the environment: who is asked about a driver that is left to a cluster."""
+"""Variable of the environment: the source of a driver's state in cluster mode."""
 
 TRACKING: Mapping[str, Mapping[str, bool]] = {
     "spark-submit": {},
@@ -37,43 +37,43 @@ TRACKING: Mapping[str, Mapping[str, bool]] = {
 """By its value, the options of SparkSubmitOperator."""
 
 OPTIONAL = ("embed",)
-"""Stages that are skipped unless the field `stages` has them."""
+"""Stages that need an entry in the field `stages`."""
 
 DEFAULTS = {"embed": ("embedding.served=true", "embedding.overwrite=true")}
-"""Settings of a stage that a deployment may change."""
+"""Settings of a stage under those of the deployment."""
 
 
 def pool(stage: str) -> str | None:
-    """The pool of a stage; None is Airflow's own."""
+    """Return the pool of a stage; None is Airflow's default."""
     return os.environ.get(f"{POOL}_{stage.upper()}", os.environ.get(POOL))
 
 
 def tracking() -> Mapping[str, bool]:
-    """How drivers are followed in cluster deploy mode.
+    """Return the options to follow drivers in cluster deploy mode.
 
     Raises:
         ValueError: The variable of the environment has another value.
     """
     name = os.environ.get(TRACK, "spark-submit")
     if name not in TRACKING:
-        raise ValueError(f"{TRACK} is `{name}`, take one of {', '.join(TRACKING)}")
+        raise ValueError(f"{TRACK} is `{name}`. Choose one of {', '.join(TRACKING)}.")
     return TRACKING[name]
 
 
 def deployment(key: str, default: Any = None) -> Any:
-    """A field of the variable."""
+    """Return a field of the variable."""
     return json_variable(VARIABLE).get(key, default)
 
 
 def merged(key: str, stage: str) -> dict[str, Any]:
-    """A field of the variable that holds an object, with what `stages.STAGE` has of it over it."""
+    """Return a field with an object, overridden by the same field of `stages.STAGE`."""
     base: Mapping[str, Any] = deployment(key, {})
     of_stage: Mapping[str, Any] = deployment("stages", {}).get(stage, {})
     return over(base, of_stage.get(key, {}))
 
 
 def over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """One object over another, field by field, also within fields that are objects."""
+    """Return an object overridden by another, field by field, nested objects included."""
     found = dict(base)
     for key, value in changes.items():
         below = found.get(key)
@@ -85,32 +85,32 @@ def over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def skip_unless_wanted(stage: str) -> None:
-    """Skips a stage that the deployment has no use for.
+    """Skip a stage without an entry in the deployment.
 
     Raises:
         AirflowSkipException: The variable does not name it.
     """
     if stage in OPTIONAL and stage not in deployment("stages", {}):
         raise AirflowSkipException(
-            f"the Airflow variable `{VARIABLE}` has no field `stages.{stage}`: nothing to {stage}"
+            f"the Airflow variable `{VARIABLE}` has no field `stages.{stage}`"
         )
 
 
 def job_file(stage: str) -> str:
-    """The script of a stage: in the folder `jobs` of the variable, or in this checkout."""
+    """Return the script of a stage: in the folder `jobs` of the variable, or in this checkout."""
     return f"{deployment('jobs') or Path(__file__).resolve().parents[2]}/{stage}.py"
 
 
 def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
-    """The command line of a stage's job.
+    """Return the command line of a stage's job.
 
     Args:
         ti: The task instance.
         params: Of the run of the DAG.
 
     Raises:
-        AirflowFailException: The variable does not say where the run folders are, neither it nor
-            the run says which file the settings are in, or an override is not for a run to set.
+        AirflowFailException: The variable has no folder of runs, neither it nor the run names the
+            file of settings, or a run may not set an override.
     """
     config, folder = params["config"] or deployment("config"), run_folder(ti, params)
     if not config:
@@ -118,14 +118,14 @@ def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
     stage = ti.task_id
     for value in params["overrides"]:
         if not re.match(OVERRIDE, value):
-            raise AirflowFailException(f"overrides: `{value}` is not for a run of the DAG to set")
+            raise AirflowFailException(f"overrides: a run of the DAG may not set `{value}`")
     settings = [
         *DEFAULTS.get(stage, ()),
         *deployment("overrides", []),
         *deployment("stages", {}).get(stage, {}).get("overrides", []),
         *params["overrides"],
         f"run.folder={folder}",
-        # What another try of a job finds is its own unfinished work.
+        # Another try finds its own unfinished work.
         "training.resume=true",
         f"run.only_new={'false' if params['force'] else 'true'}",
     ]
@@ -135,32 +135,32 @@ def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
 
 
 OVERRIDE = r"^(?!(run|training)=|run\.|training\.resume)[^=\s]+="
-"""What a run may set: neither its folder, nor what a try finds there, nor the sections of both."""
+"""The overrides of a run: neither its folder nor `training.resume`, nor the sections of both."""
 
 # A folder's name has 255 bytes, and a digest and the name of the outcomes follow.
 _LONGEST_NAME = 200
 
 OUTCOMES = ".outcomes"
-"""Behind the name of a run folder: the folder in which its jobs say what came of them.
+"""Suffix of a run folder's name: the folder with the outcomes of its jobs.
 
 The job `clean` removes both."""
 
 
 def outcome_name(stage: str, try_number: int) -> str:
-    """The file in which a job says what came of one try."""
+    """Return the name of the file with the outcome of one try."""
     return f"{stage}-{try_number}.json"
 
 
 def run_folder(ti: Any, params: Mapping[str, Any], field: str = "runs") -> str:
-    """The run folder of a run of a DAG.
+    """Return the run folder of a run of a DAG.
 
     Args:
         ti: Any of its task instances.
         params: Of the run of the DAG.
-        field: Of the variable: `runs`, or `runs_address` as Airflow's workers reach it.
+        field: Of the variable: `runs`, or `runs_address`, the address for Airflow's workers.
 
     Raises:
-        AirflowFailException: The variable does not say where run folders are.
+        AirflowFailException: The variable has no folder of runs.
     """
     runs = deployment(field) or deployment("runs")
     if not runs:
@@ -169,10 +169,10 @@ def run_folder(ti: Any, params: Mapping[str, Any], field: str = "runs") -> str:
 
 
 def run_name(run_id: str) -> str:
-    """A folder name of a DAG run's id, which is unique within its DAG.
+    """Return a folder name for a DAG run's id, unique within its DAG.
 
-    A digest tells ids apart that differ only in what no folder is called by, and keeps `..`, which
-    is the folder above, and the folders of outcomes from being names.
+    A digest distinguishes ids with different characters that no folder name may have. It also rules
+    out `..`, the folder above, and the folders of outcomes.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)[:_LONGEST_NAME]
     if name == run_id and name.strip(".") and not name.endswith(OUTCOMES):
@@ -181,7 +181,7 @@ def run_name(run_id: str) -> str:
 
 
 def spark_conf(stage: str) -> dict[str, str]:
-    """Spark's conf for a stage: the field `conf`, and over it that of the stage."""
+    """Return Spark's conf for a stage: the field `conf`, overridden by that of the stage."""
     # JSON has numbers and booleans, and a conf has strings.
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -190,14 +190,14 @@ def spark_conf(stage: str) -> dict[str, str]:
 
 
 def conf_options(stage: str) -> list[str]:
-    """The same as options of spark-submit."""
+    """Return the same as options of spark-submit."""
     return [
         part for key, value in spark_conf(stage).items() for part in ("--conf", f"{key}={value}")
     ]
 
 
 def conf_line(stage: str) -> str:
-    """The same in one line, quoted as a shell has it."""
+    """Return the same in one line, quoted for a shell."""
     return shlex.join(conf_options(stage))
 
 
@@ -209,4 +209,4 @@ MACROS = {
     "merged": merged,
     "spark_conf": spark_conf,
 }
-"""What templates call; the variable is read when a task runs, never while a file is parsed."""
+"""The functions for templates: they read the variable when a task runs, never at parse time."""

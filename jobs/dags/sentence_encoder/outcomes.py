@@ -1,4 +1,4 @@
-"""What comes of jobs: which are tried again, what Airflow is told of them, and alerts."""
+"""The outcomes of jobs: retries, the states of Airflow's tasks, and alerts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ logger = logging.getLogger(__name__)
 ALERT_SECONDS = 30
 
 XCOM = "outcome"
-"""The key under which a task hands on the figures of its job."""
+"""The key of the figures that a task hands on."""
 
-FINAL = {2: "the settings or the input have to be mended", 3: "the quality gate refuses the model"}
-"""Exit codes that a retry would not change; see docs/reference/commands.md."""
+FINAL = {2: "correct the settings or the input", 3: "the quality gate refuses the model"}
+"""Exit codes that a retry would repeat; see docs/reference/commands.md."""
 REFUSED = 3
 NOTHING_NEW = 4
 KINDS = {**dict.fromkeys(FINAL, AirflowFailException), NOTHING_NEW: AirflowSkipException}
-"""What Airflow is told for an exit code; for any other, that the task has failed."""
+"""Airflow's exceptions by exit code; any other code is a failure with retries."""
 
-# As the messages have it of spark-submit's hook (client mode, Kubernetes), of Databricks, of pods
-# and applications on Kubernetes, of EMR Serverless, and our own.
+# The forms in messages of spark-submit's hook (client mode, Kubernetes), of Databricks, of pods and
+# applications on Kubernetes, of EMR Serverless, and our own.
 _EXIT_CODE = re.compile(
     r"(?:Error code is|[Ee]xit code(?: is)?|SystemExit|ExitCode|'exit_code'):? ([1-9]\d*)"
 )
@@ -52,7 +52,7 @@ _ERROR_LINE = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job has written about its end; see `--outcome` in docs/reference/commands.md.
+    """The outcome in a job's file; see `--outcome` in docs/reference/commands.md.
 
     Attributes:
         exit_code: 0 when done.
@@ -66,24 +66,24 @@ class Outcome:
 
 
 class Job:
-    """Before an operator among the bases of a class: its task ends as its job has ended.
+    """Mix-in before an operator: the task ends like its job.
 
-    A job that another try would not help fails the task at once, one that found nothing new skips
-    it. What the job has found out is handed on as XCom and with the events of the task's assets.
+    Exit codes that a retry would repeat fail the task at once, and a job without anything new skips
+    it. XCom and the events of the task's assets carry the results.
     """
 
     task_id: str
 
     # Airflow marks its own call of `execute` by an option.
     def execute(self, context: Context, **marks: Any) -> Any:
-        """Runs the operator."""
+        """Run the operator."""
         skip_unless_wanted(self.task_id)
         return _ended(context, lambda: super(Job, self).execute(context, **marks))  # type: ignore[misc]
 
     def resume_execution(
         self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context
     ) -> Any:
-        """Goes on with the operator after it was deferred."""
+        """Resume the operator after its deferral."""
         resume = super().resume_execution  # type: ignore[misc]
         return _ended(context, lambda: resume(next_method, next_kwargs, context))
 
@@ -109,12 +109,12 @@ def _ended(context: Context, run: Callable[[], Any]) -> Any:
 
 
 def read_outcome(task: Any, params: Mapping[str, Any], try_number: int) -> Outcome | None:
-    """What the job of a try has written; None where Airflow does not reach it, or there is none."""
+    """Return the outcome of a try; None if it is missing or out of Airflow's reach."""
     folder = run_folder(task, params, "runs_address")
     path = f"{folder}{OUTCOMES}/{outcome_name(task.task_id, try_number)}"
     try:
         text = ObjectStoragePath(path).read_text()
-        # A database need not take the numbers that are none, which JSON does not have either.
+        # JSON has no NaN, and Airflow's database may refuse it.
         found = json.loads(text, parse_constant=lambda _name: None)
         return Outcome(found["exit_code"], found["error"], found["results"])
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def read_outcome(task: Any, params: Mapping[str, Any], try_number: int) -> Outco
 
 
 def verdict(error: Exception, outcome: Outcome | None) -> Exception:
-    """What to raise for an operator's error, so that Airflow does what the job's end asks for."""
+    """Return the exception for an operator's error, by the exit code of its job."""
     code = outcome.exit_code if outcome and outcome.exit_code else exit_code(error)
     line = outcome.error if outcome and outcome.error else reason(error)
     kind: type[Exception] = KINDS.get(code, AirflowException)
@@ -134,7 +134,7 @@ def verdict(error: Exception, outcome: Outcome | None) -> Exception:
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The exit code of the failed job, where the message has it."""
+    """Return the exit code of the failed job, if the message has it."""
     message, _, _output = str(error).partition(_OUTPUT)
     found = _EXIT_CODE.findall(message)
     # On Kubernetes the exit code of the driver follows that of spark-submit.
@@ -142,24 +142,24 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def reason(error: BaseException) -> str:
-    """One line: the job's own `error: ...`, or the first line of the operator's message."""
+    """Return one line: the job's own `error: ...`, or the first line of the operator's message."""
     message = str(error)
     if lines := _ERROR_LINE.findall(message):
         return str(lines[-1])
-    # The messages of others, such as that of a KeyError, say nothing without the kind.
-    said = message.strip() if isinstance(error, AirflowException) else repr(error)
-    return (said or repr(error)).splitlines()[0]
+    # Messages of other libraries, such as that of a KeyError, need the name of their class.
+    line = message.strip() if isinstance(error, AirflowException) else repr(error)
+    return (line or repr(error)).splitlines()[0]
 
 
 class Alert(BaseNotifier):
-    """Posts a line for a task that failed after its last try, and logs it.
+    """Log a line for a task after its last failed try, and post it.
 
-    The field `alert` of the variable names a connection of type HTTP, whose host takes
-    `{"text": line}`, as the incoming webhooks of chats do; without it the line is logged only.
+    The field `alert` of the variable names a connection of type HTTP. Its host takes
+    `{"text": line}`, like the incoming webhooks of chats. Without it nothing is posted.
     """
 
     def notify(self, context: Context) -> None:
-        """Sends the line; Airflow logs errors of this, which do not change the task's state."""
+        """Send the line; Airflow logs errors of it, and the task keeps its state."""
         line = alert_line(context)
         self.log.error(line)
         connection = deployment("alert")
@@ -172,9 +172,9 @@ class Alert(BaseNotifier):
 
 
 def alert_line(context: Context) -> str:
-    """`DAG run TASK: what happened: why`, in one line."""
+    """Return `DAG RUN TASK happened: reason`, in one line."""
     task, error = context["ti"], context.get("exception")
-    said = reason(error) if isinstance(error, BaseException) else str(error)
+    cause = reason(error) if isinstance(error, BaseException) else str(error)
     is_refusal = isinstance(error, BaseException) and exit_code(error) == REFUSED
     happened = "refused" if is_refusal else "failed"
-    return f"{task.dag_id} {task.run_id} {task.task_id} {happened}: {said}"
+    return f"{task.dag_id} {task.run_id} {task.task_id} {happened}: {cause}"

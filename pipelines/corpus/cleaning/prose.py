@@ -1,12 +1,12 @@
-"""Prose in texts, and the reason for each part that is not prose.
+"""Prose in texts, and the reason why any other part is none.
 
 :func:`split_paragraphs` cuts a piece of a document, Markdown or a wiki's text, into paragraphs at
-blank lines. The lines between are one paragraph where they are hard-wrapped, as in Project
-Gutenberg's texts, and a paragraph each where they are not, as in WikiExtractor's output.
+blank lines. Hard-wrapped lines between them are one paragraph, as in Project Gutenberg's texts.
+Other lines are a paragraph each, as in WikiExtractor's output.
 
-:func:`summary_pair` finds the first sentence of a text, such as a docstring, and the prose that
-follows it. It cuts the text into blocks at blank lines, and wherever something that is not prose
-begins (a list, a field, code). It ends at the first section of parameters, results or examples.
+:func:`summary_pair` finds the first sentence of a text, such as a docstring, and the prose after
+it. It cuts the text into blocks at blank lines, and before each list, field or piece of code. It
+ends at the first section of parameters, results or examples.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _LINK = re.compile(r"(see |cf\.? |from )?<?\w+://\S+$", re.IGNORECASE)
 _FENCE = re.compile(r"(```|~~~)")
 _LIST_START = re.compile(r">>> ?|\.\. |:\w[^:`]*:(?!`)|@\w+ ")
 
-# A role (`:class:`) is read once, from where its run of letters and colons begins, and what stands
-# in the run before it is put back.
+# A role (`:class:`) is read once, from the start of its run of letters and colons; the replacement
+# puts the part of the run before it back.
 _ROLE = r"(?<![\w:+-])([\w+-]*+):[\w:+-]{2,}+(?<=:)"
 _INLINE_MARKUP: Sequence[tuple[re.Pattern[str], str]] = (
     # :class:`Title <target>` and `Title <target>`_, then :meth:`~a.b.c`, then ``code``.
@@ -78,7 +78,7 @@ _INLINE_MARKUP: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 # For paragraphs.
-_WIDEST = 120  # characters; lines that are longer were not wrapped by hand
+_WIDEST = 120  # characters; longer lines were not wrapped by hand
 _WRAPPED_SHARE = 0.8
 _ENDED_SHARE = 0.5
 _SENTENCE_ENDS = (".", "!", "?", ":", "\u3002")
@@ -192,7 +192,7 @@ NOT_PROSE: Mapping[str, Callable[[Block], bool]] = {
     "link": _is_link,
     "few words": _has_few_words,
 }
-"""The rules that find that a block is no prose, by name."""
+"""The rules that find a block to be no prose, by name."""
 
 
 def not_prose(block: Block) -> str | None:
@@ -203,8 +203,8 @@ def not_prose(block: Block) -> str | None:
 def summary_pair(text: str) -> tuple[str | None, str | None, str | None]:
     """Return the first sentence and the rest of its block, or else the next prose; or a reason.
 
-    The third value is None, or the reason why there is no pair; the others are then None.
-    `text` has its lines as written, cleaned by :func:`.rules.clean_lines`.
+    The third value is None, or the reason for no pair; the others are then None. `text` has its
+    lines as written, cleaned by :func:`.rules.clean_lines`.
     """
     sentence: str | None = None
     for block in blocks(text):
@@ -227,7 +227,7 @@ def summary_pair(text: str) -> tuple[str | None, str | None, str | None]:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield blocks of lines; one ends at a blank line or where a list, field or code begins."""
+    """Yield blocks of lines; one ends at a blank line, or before a list, field or code."""
     block: list[str] = []
     fenced = False
     lines = text.split("\n")
@@ -248,7 +248,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def plain_markup(text: str) -> str:
-    """Resolve the inline markup of reStructuredText and Markdown to the words in it."""
+    """Resolve the inline markup of reStructuredText and Markdown to its words."""
     for pattern, replacement in _INLINE_MARKUP:
         text = pattern.sub(replacement, text)
     return text
@@ -265,7 +265,7 @@ def _starts_block(line: str, following: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences, without a last one that only introduces something else than prose."""
+    """Return the sentences, without a last one that only introduces a list or code."""
     found: list[list[str]] = []
     inside_name = False
     for piece in segment(_LANGUAGE, text):
@@ -284,8 +284,8 @@ def _sentences(text: str) -> list[str]:
 def split_paragraphs(piece: str, title: str | None = None) -> Iterator[tuple[str, str | None]]:
     """Yield the paragraphs of a piece of a document in order, each on one line.
 
-    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. The lines of `piece`
-    are cleaned by :func:`.rules.clean_lines`; the title is no prose where it stands in the text.
+    With each comes the rule of :data:`PARAGRAPH_RULES` that drops it, or None. The lines of
+    `piece` come from :func:`.rules.clean_lines`; the title in the text is no prose.
     """
     for block in _BLANK_LINE.split(piece.strip("\n")):
         lines = [line for line in block.split("\n") if line.strip()]
@@ -319,9 +319,9 @@ def is_hard_wrapped(lines: list[str]) -> bool:
 
 
 def plain(paragraph: str) -> str:
-    """Return a text without the mark-up of HTML, wikis and Markdown that can be resolved.
+    """Return a text without the simple mark-up of HTML, wikis and Markdown.
 
-    That is entities, tags, references, links, emphasis, and brackets that lost their content.
+    It resolves entities, tags, references, links, emphasis, and brackets without content.
     """
     if "&" in paragraph:
         paragraph = unescape(paragraph)

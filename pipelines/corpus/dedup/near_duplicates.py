@@ -1,27 +1,26 @@
-"""Near duplicates among millions of texts, and texts that nearly repeat one of a reference.
+"""Near duplicates among millions of texts, and near repetitions of a reference.
 
 Two texts are near duplicates if the Jaccard similarity of their shingles is at or above a
 threshold. MinHash bands only propose pairs, and each pair is verified on its texts. So there are
 no false positives; the recall is :meth:`Banding.share_meeting`, a little less in large buckets.
 
 A text is compared only with the first of its bucket and with the one before it, so that a hundred
-thousand texts made from one template cost no more than any others. A text that is like an earlier
-one is dropped even if that one is, too: of a chain, in which each is like the one before, only the
-first stays.
+thousand texts of one template cost no more than any others. A dropped text drops its own near
+duplicates too: of a chain of texts, each like the one before, only the first stays.
 
 Normalisation lowers the case and turns every run of characters other than letters, marks and
 digits into one space, with none at the ends. Shingles are all substrings of five characters. A
 shorter text is one shingle; a text without any letter or digit has none and resembles nothing.
 
 MinHash (Broder, "On the resemblance and containment of documents", 1997) gives two sets the same
-value with a probability that is their similarity. A signature of `bands` times `rows` values is
-cut into bands; texts that agree in all rows of a band meet in a bucket (Leskovec, Rajaraman and
+value with a probability equal to their similarity. A signature of `bands` times `rows` values is
+cut into bands; texts with equal rows in a band meet in a bucket (Leskovec, Rajaraman and
 Ullman, "Mining of Massive Datasets", chapter 3).
 
 Bucket hashes are shuffled as bytes, thousands in a row: a row each would cost several times as
 much as the hashing. If a reference is small, executors know all its buckets, and Spark shuffles
-only texts that lie in one of them. All of it is numpy over a thousand texts at once, and depends
-neither on the process nor on the platform; `rensa` and `datasketch` were no gain.
+only texts in one of them. All of it is numpy over a thousand texts at once, and depends neither on
+the process nor on the platform; `rensa` and `datasketch` were no gain.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ _CHUNK_CHARACTERS = 2**17
 _PLACE_BITS = np.uint64(18)
 _SPACE = ord(" ")
 _GAP = 0
-# What is no character in Unicode. So many of them that no shingle reaches from one text into the
-# next.
+# Not a character in Unicode. So many stand between two texts that no shingle has a part of both.
 _NO_CHARACTER = "\uffff"
 _END = _NO_CHARACTER * (SHINGLE - 1)
 _CODE_POINTS = 0x110000
@@ -87,10 +85,10 @@ def banding(threshold: float) -> Banding:
     """Return the most selective bands with a recall of :data:`RECALL` at a Jaccard threshold.
 
     The threshold is above 0 and at most 1. More rows keep more of the unlike texts apart, and need
-    more bands for the like ones to meet. It takes the most rows for which a signature has no more
-    than :data:`MAX_HASHES` values: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8
-    of 4 (0.985); at 0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1,
-    with a lower recall.
+    more bands for the like ones to meet. It takes the most rows within :data:`MAX_HASHES` values of
+    a signature: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4
+    (0.985); at 0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, with a
+    lower recall.
     """
     for rows in range(MAX_HASHES, 0, -1):
         for bands in range(1, MAX_HASHES // rows + 1):
@@ -101,7 +99,7 @@ def banding(threshold: float) -> Banding:
 
 @dataclass(frozen=True)
 class NormalisedTexts:
-    """Normalised texts in one array of code points, with the characters of each in `lengths`.
+    """Normalised texts in one array of code points, with their characters in `lengths`.
 
     In `codes` a space stands before each text, four zeros at least after it.
     """
@@ -119,9 +117,9 @@ class NormalisedTexts:
 
 def normalise(texts: Sequence[str]) -> NormalisedTexts:
     """Normalise all texts in one pass."""
-    # With a line feed in front, every word of a text has something before it that is no part of a
-    # word: what is kept of it is the space between two words, or the one before the first.
-    # A text that holds the end all the same has a space there, as for all that is of no word.
+    # With a line feed in front, a separator stands before every word of a text. One space of it
+    # stays: between two words, or before the first. A text may hold the end character, though it is
+    # none of Unicode: a space replaces it, as it does every separator.
     joined = "".join([f"\n{text.replace(_NO_CHARACTER, ' ')}{_END}" for text in texts])
     encoded = joined.encode("utf-32-le")
     codes = _normal_characters()[np.frombuffer(encoded, dtype="<u4")]
@@ -136,9 +134,9 @@ def normalise(texts: Sequence[str]) -> NormalisedTexts:
 
 @cache
 def _normal_characters() -> Codes:
-    """Return what each code point becomes: its lower case, a space, or the gap between two texts.
+    """Return the new value of each code point: its lower case, a space, or the gap between texts.
 
-    A character whose lower case is two characters becomes the first of them.
+    A lower case of two characters gives the first of them.
     """
     table = np.full(_CODE_POINTS, _SPACE, dtype=np.uint32)
     for code in range(_LETTERS_END):
@@ -158,20 +156,20 @@ def _is_of_word(character: str) -> bool:
 def shingle_hashes(texts: NormalisedTexts) -> tuple[Hashes, Integers]:
     """Return the hashes of all shingles, text by text, and the number of shingles of each text.
 
-    Equal shingles have equal hashes; a shingle that a text repeats counts again.
+    Equal shingles have equal hashes; a repeated shingle of a text counts again.
     """
     codes, starts, lengths = texts.codes, texts.starts, texts.lengths
     hashes = np.zeros(max(len(codes) - SHINGLE + 1, 0), dtype=np.uint64)
     for place in range(SHINGLE):
         hashes *= _FACTOR
         hashes += codes[place : place + len(hashes)]
-    whole = (codes[: len(hashes)] != _GAP) & (codes[SHINGLE - 1 :] != _GAP)
-    # The space in front is no part of a text, and a short text is followed by zeros.
+    is_shingle = (codes[: len(hashes)] != _GAP) & (codes[SHINGLE - 1 :] != _GAP)
+    # The space in front is no part of a text, and zeros follow a short text.
     begins = starts[lengths > 0]
-    whole[begins - 1] = False
-    whole[begins] = True
+    is_shingle[begins - 1] = False
+    is_shingle[begins] = True
     counts = np.where(lengths > 0, np.maximum(lengths - SHINGLE + 1, 1), 0)
-    return _mixed(hashes[whole]), counts
+    return _mixed(hashes[is_shingle]), counts
 
 
 def _mixed(hashes: Hashes) -> Hashes:
@@ -190,7 +188,7 @@ def similarities(left: Sequence[str], right: Sequence[str]) -> Similarities:
     Shingles are compared by hashes of 45 bits: in a thousand million pairs of sentences, about one
     result is a shingle off.
     """
-    lengths = [len(one) + len(other) for one, other in zip(left, right, strict=True)]
+    lengths = [len(first) + len(second) for first, second in zip(left, right, strict=True)]
     found = [_chunk_similarities(left[chunk], right[chunk]) for chunk in _chunks(lengths)]
     return np.concatenate([np.empty(0), *found])
 
@@ -245,7 +243,7 @@ def _chunk_bands(texts: Sequence[str], bands: Banding) -> tuple[Hashes, Booleans
 @cache
 def _permutations(count: int) -> Codes:
     """Return odd factors: multiplying by one permutes the integers of 32 bits."""
-    # The raw output of a bit generator is the same for good, that of `Generator` is not.
+    # numpy keeps the raw output of a bit generator for good, not that of `Generator`.
     raw = np.random.PCG64(_SEED).random_raw(count) >> np.uint64(32)
     return raw.astype(np.uint32) | np.uint32(1)
 
@@ -257,7 +255,7 @@ def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 MAX_REFERENCES = 16
-"""Most texts of a reference that a text is compared with in one bucket."""
+"""Most texts of a reference to compare with a text in one bucket."""
 
 _ENTRIES_PER_BLOCK = 2**19
 _MOST_KNOWN = 2**19
@@ -269,11 +267,11 @@ _PAIR_ROWS = "key long, other long"
 _TEXT_ROWS = "key long, text string"
 
 Entries = npt.NDArray[Any]
-"""An entry (:data:`_ENTRY`) for each text and bucket that it lies in."""
+"""An entry (:data:`_ENTRY`) for each text and each of its buckets."""
 
 
 def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """Return the texts that nearly repeat an earlier one: `key`, each once.
+    """Return the near repetitions of earlier texts: `key`, each once.
 
     Arguments as for :func:`near_pairs`.
     """
@@ -281,12 +279,12 @@ def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> Dat
 
 
 def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFrame:
-    """Return texts (`key`) with earlier ones that they nearly repeat (`other`).
+    """Return texts (`key`) with their earlier near duplicates (`other`).
 
     The result depends on the texts and their order alone, not on partitions. The threshold is above
     0 and at most 1. The texts have `key` (long, unique), `order` (long; the key breaks ties) and
-    `text` (not null). Spark computes them several times: keep first what takes more than reading a
-    file.
+    `text` (not null). Spark computes them several times: keep them first if they cost more than
+    reading a file.
     """
     texts = texts.select("key", "order", "text")
     proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
@@ -296,7 +294,7 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
 def near_matches(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """Return the texts that are near duplicates of any text of a reference: `key`, each once.
+    """Return the near duplicates of a reference's texts: `key`, each once.
 
     Arguments as for :func:`near_match_pairs`.
     """
@@ -306,11 +304,11 @@ def near_matches(
 def near_match_pairs(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """Return texts (`key`) with the texts of a reference that they nearly repeat (`other`).
+    """Return texts (`key`) with their near duplicates in a reference (`other`).
 
     In a bucket with more than :data:`MAX_REFERENCES` texts of the reference, only so many are
     compared. The threshold is above 0 and at most 1. The texts have `key` (long; those of one key
-    count once) and `text` (not null); the reference has the same, with unique keys.
+    count once) and `text` (not null); the reference has both too, with unique keys.
     """
     texts = texts.select("key", "text")
     bands, known = banding(threshold), reference.frame.select("key", "text")
@@ -338,12 +336,12 @@ def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
 
 
 def _verified(
-    pairs: DataFrame, texts: DataFrame, others: DataFrame, threshold: float, scratch: Scratch
+    pairs: DataFrame, texts: DataFrame, compared: DataFrame, threshold: float, scratch: Scratch
 ) -> DataFrame:
     """Return the pairs at or above the threshold."""
     left = texts.select("key", "text")
-    right = others.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
-    # What is not asked for is left out before the wide texts are sorted.
+    right = compared.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
+    # Spark then sorts fewer of the wide texts.
     right = right.join(pairs, "other", "left_semi")
     with_texts = pairs.join(left, "key").join(right, "other")
     similar = with_texts.select("key", "other", "text", "other_text").mapInArrow(
@@ -376,9 +374,8 @@ def bucket_blocks(
 def texts_meeting(
     batches: Iterable[pa.RecordBatch], bands: Banding, buckets: Hashes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the texts that lie in one of `buckets`, and a few more. Runs on an executor."""
-    # One look at a table that stays in the processor's cache; the others are sorted out by what
-    # follows.
+    """Yield the texts in one of `buckets`, and a few more. Runs on an executor."""
+    # One look at a table in the processor's cache; later steps sort out the surplus texts.
     places = 1 << int(len(buckets) * _PLACES_PER_BUCKET).bit_length()
     is_sought = np.zeros(places, np.bool_)
     last = np.uint64(places - 1)
@@ -428,19 +425,19 @@ def _shared_buckets(batches: Iterable[pa.RecordBatch]) -> tuple[Entries, Integer
     # Most buckets hold one entry, and are gone before the slow sort by three columns.
     by_bucket = np.argsort(entries["bucket"])
     starts = _starts(entries["bucket"][by_bucket])
-    alone = starts & np.append(starts[1:], True)[: len(starts)]
-    entries = entries[by_bucket[~alone]]
+    is_single = starts & np.append(starts[1:], True)[: len(starts)]
+    entries = entries[by_bucket[~is_single]]
     entries = entries[np.lexsort((entries["key"], entries["order"], entries["bucket"]))]
     return entries, np.flatnonzero(_starts(entries["bucket"]))
 
 
 def _starts(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Mark the values that differ from the one before."""
+    """Mark the values different from the one before."""
     return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
 
 
-def _pair_batch(keys: Integers, others: Integers) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"key": pa.array(keys), "other": pa.array(others)})
+def _pair_batch(keys: Integers, matches: Integers) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"key": pa.array(keys), "other": pa.array(matches)})
 
 
 def similar_pairs(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:

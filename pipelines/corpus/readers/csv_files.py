@@ -1,8 +1,9 @@
-"""CSV and TSV: separated fields below a header, which in CSV may be quoted and hold line ends.
+"""CSV and TSV: separated fields below a header. In CSV they may be quoted and hold line ends.
 
-Runs on executors. Each line is parsed a bounded number of times, however the quotes are broken:
-within quotes a line can only stay inside, end the record, or break the rules, whichever line opened
-the quote. So when a record fails, the fate of records that begin in its other lines is known.
+Runs on executors. Each line is parsed a bounded number of times, even with broken quotes: within
+quotes a line can only stay inside, end the record, or break the rules, whichever line opened the
+quote. So a failed record also decides the fate of records that begin in its other
+lines.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class _Table:
         if len(fields) != self.width:
             return self.refused(line, WRONG_FIELDS)
         offset, end, _ = line
-        # As Spark has it, a field without anything is null.
+        # As in Spark, a field without anything is null.
         values = {name: fields[place] or None for name, place in self.places.items()}
         if self.wanted.as_rows:
             return Record(offset, end, (json.dumps(values),))
@@ -81,9 +82,9 @@ class _Table:
 
 
 def tab_records(reading: Reading) -> Iterator[Found]:
-    """Yield a record for each line, whose fields have no quotes; the first line is the header."""
+    """Yield a record for each line, with fields without quotes; the first line is the header."""
     encoding, table, has_header = reading.encoding, _Table.of(reading), reading.start == 0
-    for line in filled_lines(reading.own, encoding, blank=b"\r\n"):
+    for line in filled_lines(reading.items_in_range, encoding, blank=b"\r\n"):
         if not isinstance(line, tuple):
             yield line
         elif has_header:
@@ -92,7 +93,7 @@ def tab_records(reading: Reading) -> Iterator[Found]:
         elif isinstance(text := decoded(line, encoding), Record):
             yield text
         elif text.count("\t") + 1 != table.width:
-            # Without cutting it: millions of empty fields are many times as large.
+            # Refused before the cut: millions of empty fields are many times as large.
             yield table.refused(line, WRONG_FIELDS)
         else:
             yield table.record(line, text.rstrip("\r\n").split("\t"))
@@ -100,7 +101,7 @@ def tab_records(reading: Reading) -> Iterator[Found]:
 
 def csv_records(reading: Reading) -> Iterator[Found]:
     """Yield the records of :func:`quoted_fields`; the first is the header."""
-    # Process-wide, and harmless: what is held is no longer than a record may be.
+    # Process-wide, and harmless: no held text is longer than a record may be.
     csv.field_size_limit(sys.maxsize)
     wanted = reading.wanted
     if not wanted.multiline:
@@ -108,7 +109,7 @@ def csv_records(reading: Reading) -> Iterator[Found]:
         return
     table, has_header = _Table.of(reading), True
     fields = quoted_fields(
-        reading.own, reading.encoding, wanted.record, table.width, wanted.dialect
+        reading.items_in_range, reading.encoding, wanted.record, table.width, wanted.dialect
     )
     for found in fields:
         if not isinstance(found, tuple):
@@ -121,14 +122,14 @@ def csv_records(reading: Reading) -> Iterator[Found]:
 
 
 def _csv_lines(reading: Reading) -> Iterator[Found]:
-    """Yield a record for each line, which depends on the line alone, whatever range it is read in.
+    """Yield a record for each line; it depends on the line alone, in any range.
 
-    A line in which a quote stays open is quarantined. So is one that closes it, since an odd number
-    of quotes is the only sign of either.
+    A line with an open quote is quarantined. So is the line with its end, since an odd number of
+    quotes is the only sign of either.
     """
     encoding, dialect = reading.encoding, reading.wanted.dialect
     table, has_header = _Table.of(reading), reading.start == 0
-    for line in filled_lines(reading.own, encoding, blank=b"\r\n"):
+    for line in filled_lines(reading.items_in_range, encoding, blank=b"\r\n"):
         if not isinstance(line, tuple):
             yield line
         elif _is_open(line[2], encoding, dialect):
@@ -191,7 +192,7 @@ def quoted_fields(
     """Yield records by RFC 4180, but for the signs of the dialect.
 
     A record fails if its quotes are not closed within `most` bytes, or if it has several lines and
-    not `width` fields. Only its first line is given up: the next one begins a record again.
+    not `width` fields. Only its first line is lost: the next one begins a record again.
     """
     held = _HeldLines(encoding, most, width, dialect)
     for item in items:
@@ -215,10 +216,10 @@ class _Fate(enum.Enum):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Lines of which all but the first begin inside of quotes, and all but the last end there.
+    """Consecutive lines: all but the first begin inside of quotes, all but the last end there.
 
-    `fate` is that of every record that one of them opens, `end` the index after the last of them,
-    `fields` the number of a closed record of all of them.
+    Every record that begins in one of them has this `fate`. `end` is the index after the last line;
+    `fields` counts the fields of a closed record of all lines.
     """
 
     fate: _Fate
@@ -227,7 +228,7 @@ class _Stretch:
 
 
 class _Reader:
-    """Python's reader of records, which can tell whether an error came from the lines' end."""
+    """Python's reader of records; it knows whether an error came from the end of the lines."""
 
     def __init__(self, lines: Iterable[str], dialect: Dialect) -> None:
         self.is_open = False
@@ -245,20 +246,20 @@ class _Reader:
 
 @dataclass
 class _HeldLines:
-    """Lines that are not yet known to be whole records.
+    """Lines without a known fate yet.
 
     They lie in one buffer: an object for each would be many times as large.
 
     Attributes:
         most: Bytes that a record may have.
         width: Fields of a record.
-        offset: Byte of the file that the first line which has not left begins at.
+        offset: Byte of the file at the start of the first line that has not left.
         data: The lines with their ends.
-        begin: Where `data` begins among all bytes that were added.
-        ends: Where the lines end among these.
-        done: Index of the first line that has not left.
-        seen: Index after the last line that was looked at; those from `done` on are inside of the
-            quotes that the first one opens.
+        begin: Start of `data` among all bytes added so far.
+        ends: Ends of the lines among these bytes.
+        done: Index of that line.
+        seen: Index after the last parsed line; lines from `done` on are inside of the quotes of the
+            first one.
         is_doubtful: Whether some lines may not be in the encoding.
     """
 
@@ -275,11 +276,13 @@ class _HeldLines:
     is_doubtful: bool = False
 
     def add(self, offset: int, data: bytes) -> None:
-        """Take lines, the first of which begins at byte `offset` of the file."""
+        """Take lines; the first begins at byte `offset` of the file."""
         if self.done == len(self.ends):
             self.offset, self.is_doubtful = offset, False
+        # Half of the lines have left by then, so each byte moves about once.
         if 2 * self.done >= len(self.ends):
             self._forget()
+        # One decode of the block: only doubtful lines are checked one by one.
         try:
             data.decode(self.encoding.codec)
         except UnicodeDecodeError:
@@ -290,7 +293,7 @@ class _HeldLines:
         self.data += data
 
     def _forget(self) -> None:
-        """Drop the lines that have left: seldom, since the others move."""
+        """Drop the lines that have left: seldom, since all other lines move."""
         begin = self._start(self.done)
         del self.data[: begin - self.begin], self.ends[: self.done]
         self.begin = begin
@@ -305,6 +308,7 @@ class _HeldLines:
         start = self._start(first) - self.begin
         for end in self.ends[first:last]:
             stop = end - self.begin
+            # The parser needs only the signs; `_taken` quarantines undecodable bytes.
             yield self.data[start:stop].decode(codec, "surrogateescape")
             start = stop
 
@@ -318,7 +322,7 @@ class _HeldLines:
             if self.seen > self.done:
                 stretch: _Stretch | None = self._continued()
             else:
-                stretch = yield from self._whole()
+                stretch = yield from self._complete()
             if stretch is None:
                 return
             if self._may_close(self.done, stretch, is_last=is_last):
@@ -326,8 +330,8 @@ class _HeldLines:
                 return
             yield from self._without_first(stretch, is_last=is_last)
 
-    def _whole(self) -> Generator[Fields | Found, None, _Stretch | None]:
-        """Yield records up to one that fails or has no end yet; return what is known of it."""
+    def _complete(self) -> Generator[Fields | Found, None, _Stretch | None]:
+        """Yield records up to a failed or open one; return the fate of its lines."""
         first = self.done
         lines = _Reader(self._texts(first, len(self.ends)), self.dialect)
         try:
@@ -341,9 +345,10 @@ class _HeldLines:
         return None
 
     def _continued(self) -> _Stretch:
-        """Return the fate of the open record, from the lines that were not seen yet."""
+        """Return the fate of the open record, from the new lines."""
         first = self.seen
         unseen = self._texts(first, len(self.ends))
+        # A quote in front puts the parser inside of quotes, like the seen lines.
         lines = _Reader(chain(['"' + next(unseen, "")], unseen), self.dialect)
         try:
             next(lines.reader)
@@ -353,9 +358,9 @@ class _HeldLines:
         return _Stretch(_Fate.CLOSED, end, len(self._fields(self.done, end)))
 
     def _without_first(self, stretch: _Stretch, *, is_last: bool) -> Iterator[Fields | Found]:
-        """Give up the first line of a stretch, unless it is whole, and read the others.
+        """Give up the first line of a stretch, unless the stretch is a record, and read the others.
 
-        The last line of a stretch that has an end may open new quotes: it is left.
+        The last line of a closed stretch may open new quotes, so it stays.
         """
         end = stretch.end if stretch.fate is _Fate.OPEN else stretch.end - 1
         fields = stretch.fields
@@ -366,16 +371,17 @@ class _HeldLines:
         yield self._given_up()
         while self.done < end:
             text = next(self._texts(self.done, self.done + 1))
-            alone = _Reader([text], self.dialect)
+            line_reader = _Reader([text], self.dialect)
             try:
-                yield self._taken(self.done + 1, next(alone.reader))
+                yield self._taken(self.done + 1, next(line_reader.reader))
             except csv.Error:
-                if alone.is_open and self._may_close(self.done, stretch, is_last=is_last):
+                if line_reader.is_open and self._may_close(self.done, stretch, is_last=is_last):
                     self.seen = stretch.end
                     return
-                if alone.is_open and stretch.fate is _Fate.CLOSED:
-                    own = fields - self._separators('"' + text) + self._separators(text)
-                    if self._fits_closed(stretch, own):
+                if line_reader.is_open and stretch.fate is _Fate.CLOSED:
+                    # As a first line it is outside of quotes, and has other separators.
+                    from_here = fields - self._separators('"' + text) + self._separators(text)
+                    if self._fits_closed(stretch, from_here):
                         yield self._taken(stretch.end, self._fields(self.done, stretch.end))
                         return
                 yield self._given_up()
@@ -414,7 +420,7 @@ class _HeldLines:
         return offset, self.offset, data
 
     def _separators(self, line: str) -> int:
-        """Count the separators of a line that is read alone, closed or not."""
+        """Count the separators of a single line, closed or not."""
         fields: Sequence[str] = next(self.dialect.reader([line], strict=False), ())
         return max(len(fields) - 1, 0)
 
@@ -436,7 +442,7 @@ DELIMITED = Format(
     files=FileNames((".csv", *_TAB_SUFFIXES)),
     form=_form,
     rows=_form,
-    # Whether a line end is within quotes is known only from the beginning of the file on.
+    # Only a parse from the beginning of the file shows whether a line end is within quotes.
     splits=lambda file, multiline: _has_tabs(file) or not multiline,
     columns=True,
 )

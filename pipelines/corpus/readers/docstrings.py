@@ -1,4 +1,4 @@
-"""Docstrings of the installed Python packages: real prose that every machine has.
+"""Docstrings of the installed Python packages: real prose on every machine.
 
 Executors parse the source files, and never import them; they must see the driver's environment.
 """
@@ -37,7 +37,7 @@ _TEST_PART = re.compile(r"(tests?|test_.*|.*_tests?|conftest|idle_test)", re.IGN
 _VENDOR_PARTS = {"_vendor", "vendor", "vendored", "_vendored", "_distutils", "externals"}
 _TRIPLE_QUOTE = re.compile(rb"\"\"\"|'''")
 _LEADING_LINES = re.compile(r"\A(?:[ \t]*\n)+")
-# Some hundred times as much is taken by the tree.
+# The tree takes about a hundred times as much.
 _LARGEST_SOURCE = 8 << 20
 _BLOCKS = (ast.If, ast.Try, ast.With)
 _SOURCES_PER_TASK = 250
@@ -48,14 +48,14 @@ _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python source file: the folder that its packages lie in, and its path below, with `/`."""
+    """A Python source file: the folder of its packages, and its path below, with `/`."""
 
     root: str
     path: str
 
     @property
     def package(self) -> str:
-        """The top-level name, which is held out as a whole."""
+        """The top-level name; it is held out as a whole."""
         return self.path.partition("/")[0].removesuffix(".py")
 
 
@@ -96,7 +96,7 @@ def source_files(roots: Iterable[Path]) -> list[SourceFile]:
 
 
 def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
-    """Return the docstrings of a file, or the reason why there is none. Runs on an executor."""
+    """Return the docstrings of a file, or the reason for none. Runs on an executor."""
     parts = file.path.removesuffix(".py").split("/")
     if any(_TEST_PART.fullmatch(part) for part in parts):
         return [], "test code"
@@ -114,7 +114,7 @@ def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
 
 
 def _source(path: Path) -> tuple[bytes, str | None]:
-    """Return the content of a file, or the reason why it is not parsed."""
+    """Return the content of a file, or the reason against parsing it."""
     try:
         with open_regular(path) as stored:
             source = stored.read(_LARGEST_SOURCE + 1)
@@ -129,8 +129,8 @@ def _source(path: Path) -> tuple[bytes, str | None]:
 def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the docstrings of source files (`root`, `path`). Runs on an executor.
 
-    Each file also gives one row of the level `source files`, whose `reason` says why it gave no
-    docstring; so one pass counts files. `unit` is the package.
+    Each file also gives one row of the level `source files`, with the `reason` for no docstring; so
+    one pass counts files. `unit` is the package.
     """
     with _fast_parsing():
         for batch in batches:
@@ -154,19 +154,19 @@ def _docstring_batch(files: Iterable[Mapping[str, str]]) -> pa.RecordBatch:
 
 def _texts(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield qualified names and docstrings of a module, its classes and functions, in order."""
-    # A stack of its own: a chain of `elif` is a tree that is deeper than Python's.
+    # An explicit stack: a chain of `elif` is a tree deeper than Python's recursion limit.
     waiting = [(tree, "")]
     while waiting:
         node, prefix = waiting.pop()
         if isinstance(node, (ast.Module, *_NAMED)):
             text = ast.get_docstring(node, clean=False)
             if text and text.strip():
-                # Of the blank lines in front `cleandoc` drops one at a time, and moves all others.
+                # `cleandoc` drops the blank lines in front one at a time, and moves all others.
                 yield (
                     prefix.removesuffix(".") or "<module>",
                     inspect.cleandoc(_LEADING_LINES.sub("\n", text)),
                 )
-        # What is defined inside a function is nobody's interface.
+        # Definitions inside a function are nobody's interface.
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         for child in reversed(list(ast.iter_child_nodes(node))):
@@ -193,7 +193,7 @@ def _fast_parsing() -> Iterator[None]:
 def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFrame:
     files = source_files(_source_roots(settings.inputs))
     if not files:
-        raise InputError(INPUTS, "there is no Python file in it", "name source folders")
+        raise InputError(INPUTS, "its folders hold no Python file", "Name source folders")
     # Installed packages may be links into the cache of the installer.
     for source in files if settings.inputs else ():
         path = Path(source.root, source.path)
@@ -207,25 +207,25 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
     found = listed.repartition(tasks, "path").mapInArrow(
         docstring_batches, ", ".join(f"{name} string" for name in _COLUMNS)
     )
-    own = {name: F.col(name) for name in ("level", "document", "unit", "reason")}
+    columns = {name: F.col(name) for name in ("level", "document", "unit", "reason")}
     file = F.substring_index("document", "::", 1)
-    return raw_rows(found, {**own, "file": file, "text_0": F.col("text")})
+    return raw_rows(found, {**columns, "file": file, "text_0": F.col("text")})
 
 
 def _source_roots(inputs: Sequence[str]) -> list[Path]:
-    """Return the given folders: those that packages lie in, not the packages."""
+    """Return the given folders of packages, by default those of the interpreter."""
     roots = []
     for given in inputs:
         path = Path(given).expanduser()
         if not path.is_dir():
             problem = f"there is no folder `{given}`"
-            raise InputError(INPUTS, problem, "name folders of Python packages")
+            raise InputError(INPUTS, problem, "Name folders of Python packages")
         roots.append(path.resolve())
     return roots or installed_roots()
 
 
 def _docstrings_fingerprint(inputs: Sequence[str]) -> dict[str, Any]:
-    # Some ten thousand files, of which the names alone would be megabytes.
+    # About ten thousand files: their names alone would be megabytes.
     files = source_files(_source_roots(inputs))
     stamps = "".join(repr(stamp_of(Path(file.root, file.path))) for file in files)
     return {"files": len(files), "sha256": hashlib.sha256(stamps.encode()).hexdigest()}

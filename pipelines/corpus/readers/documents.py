@@ -39,10 +39,10 @@ _MARKDOWN_SUFFIXES = (".md", ".markdown")
 _PAIRS = ("summary", "adjacent", "title", "document", "single")
 _DOC = re.compile(rb"\s*<doc ")
 _OBJECT = re.compile(rb'\s*\{\s*"')
-# Its own names of files: wiki_00 to wiki_99 in folders AA to ZZ.
+# WikiExtractor's names of files: wiki_00 to wiki_99 in folders AA to ZZ.
 _NAME = re.compile(r"wiki_\d+")
-# A document begins at the beginning of a line: elsewhere it is not looked for, or each of a line's
-# many beginnings would be read to the line's end.
+# A document begins at the beginning of a line. A search elsewhere would read each of a line's many
+# beginnings to the line's end.
 _MARKER = re.compile(rb'<(?:/doc>|(?<![^\r\n]<)doc [^\r\n]*?">)')
 _TITLE = re.compile(rb'\btitle="')
 _TITLE_END = re.compile(rb'"(?=\s+[\w:]+="|\s*/?>$)')
@@ -51,8 +51,8 @@ _TITLE_END = re.compile(rb'"(?=\s+[\w:]+="|\s*/?>$)')
 def wiki_records(reading: Reading) -> Iterator[Found]:
     """Yield the documents of WikiExtractor's `<doc id= url= title=>` form.
 
-    A document ends with `</doc>`, or where the next one begins. Text outside goes to the
-    quarantine. Only documents that begin in the range are given, but these to their end.
+    A document ends with `</doc>`, or before the next one. Text outside goes to the quarantine. It
+    yields only documents that begin in the range, but these to their end.
     """
     encoding, wanted = reading.encoding, reading.wanted
     start, stop = reading.start, reading.stop
@@ -116,16 +116,16 @@ def wiki_json_records(reading: Reading) -> Iterator[Found]:
             yield found
 
 
-def _pieces(line: Line, whole: str, reading: Reading) -> Iterator[Record]:
+def _pieces(line: Line, document: str, reading: Reading) -> Iterator[Record]:
     offset, end, _ = line
     try:
-        fields = parse_object(whole)
+        fields = parse_object(document)
         text = plain_value(fields, "text")
         title = known_title(plain_value({"title": None, **fields}, "title"))
     except ValueError as error:
         yield quarantined_record(*line, reading.encoding.codec, str(error))
         return
-    # What has left a bytearray in front is not moved for.
+    # A bytearray loses bytes in front without moving the rest.
     rest = bytearray((text or "").encode())
     place, piece = 0, reading.wanted.piece
     while len(rest) > piece:
@@ -160,10 +160,10 @@ WIKIEXTRACTOR = Format(
 )
 
 
-# A heading of Markdown, or the fence of a block of code, in which a # is no heading.
+# A heading of Markdown, or the fence of a block of code: inside of it a # is no heading.
 _HEADING = rb"#(#{0,5})[ \t]+([^\r\n]*)"
 _SIGN = re.compile(_HEADING + rb"|```")
-# Nearly all text is without fences, and looking for a single first byte is many times faster.
+# Nearly all text has no fences, and a search for a single first byte is many times faster.
 _SIGN_WITHOUT_FENCES = re.compile(_HEADING)
 _FENCE = b"```"
 _PIECE_HEADING = 2
@@ -173,7 +173,7 @@ def _add_markdown(document: Document, data: bytes) -> Iterator[Found]:
     """Add text of Markdown: a heading of level 1 or 2 begins a piece, too.
 
     The title of a piece is the heading of level 1 before it, or else the first heading. Headings
-    are those of CommonMark that begin with #, outside of fenced code.
+    are CommonMark's with #, outside of fenced code.
     """
     done = 0
     for sign in (_SIGN if _FENCE in data else _SIGN_WITHOUT_FENCES).finditer(data):
@@ -201,12 +201,12 @@ def _take_heading(document: Document, level: int, heading: bytes) -> list[Found]
 def _flat_records(
     reading: Reading, add: Callable[[Document, bytes], Iterable[Found]]
 ) -> Iterator[Found]:
-    """Yield the pieces of plain text or Markdown, which end with a paragraph."""
+    """Yield the pieces of plain text or Markdown; each ends with a paragraph."""
     encoding, wanted = reading.encoding, reading.wanted
     document: Document | None = None
-    # Byte at or after which the next document begins.
+    # The next document begins at or after this byte.
     following = 0
-    for item in reading.own:
+    for item in reading.items_in_range:
         offset, data = item.offset, item.data
         while data:
             if document is None or offset >= following:
@@ -232,11 +232,11 @@ def _flat_records(
 def line_records(reading: Reading) -> Iterator[Found]:
     """Yield a row of a table for each line, blank ones too, in the one wanted column.
 
-    A byte that is not in the encoding becomes U+FFFD.
+    A byte outside of the encoding becomes U+FFFD.
     """
     (column,) = reading.wanted.columns.texts
     encoding = reading.encoding
-    for line in filled_lines(reading.own, encoding, blank=b""):
+    for line in filled_lines(reading.items_in_range, encoding, blank=b""):
         if isinstance(line, tuple):
             text = line[2].rstrip(b"\r\n").decode(encoding.codec, "replace")
             yield Record(*line[:2], (json.dumps({column: text}),))
@@ -260,7 +260,7 @@ TEXT = Format(
     form=lambda file, head: PLAIN_TEXT,
     rows=lambda file, head: LINES,
     is_documents=True,
-    # Nothing in plain text says that it is a title.
+    # Plain text has no mark for a title.
     pairs=tuple(pairs for pairs in _PAIRS if pairs != "title"),
     unit="lines",
 )

@@ -1,4 +1,4 @@
-"""Formats, and what a reader of files of text gets.
+"""Formats, and the arguments of a reader of files of text.
 
 Adding a format takes a file with a :class:`Format` and a line in :data:`pipelines.catalog.FORMATS`.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pipelines.settings import CorpusSettings, StorageSettings
 
 HEAD_BYTES = 64 << 10
-"""Most bytes of a file that a :class:`Probe` has."""
+"""Most bytes of a file in a :class:`Probe`."""
 
 
 class NamesDialect(Protocol):
-    """A section of the settings that describes the CSV dialect of its files."""
+    """A section of the settings with the CSV dialect of its files."""
 
     @property
     def csv_separator(self) -> str | None:
@@ -52,18 +52,18 @@ class Dialect:
 
     @classmethod
     def of(cls, settings: NamesDialect) -> Dialect:
-        """Return the dialect that settings name."""
+        """Return the dialect of these settings."""
         return cls(settings.csv_separator or ",", settings.csv_escape)
 
     def reader(self, lines: Iterable[str], *, strict: bool) -> Any:
-        """Return Python's reader over lines with their ends, the first of which begins a record.
+        """Return Python's reader over lines with their ends; the first begins a record.
 
         With `strict`, broken quotes are an error.
         """
         return csv.reader(self.rewritten(lines), delimiter=self.separator, strict=strict)
 
     def rewritten(self, lines: Iterable[str]) -> Iterable[str]:
-        """Return lines in which quotes within quotes are doubled, one for each."""
+        """Return the lines with doubled quotes within quotes, one for each."""
         return lines if self.escape is None else _rewritten(lines, self.separator, self.escape)
 
 
@@ -86,7 +86,7 @@ def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[st
             yield line
             continue
         parts: list[str] = []
-        # Outside of quotes it is the beginning of a field whenever the loop comes round.
+        # Outside of quotes, each round begins at the beginning of a field.
         place = 0
         while place < len(line):
             if is_open or line[place] == '"':
@@ -110,8 +110,8 @@ def _rewritten(lines: Iterable[str], separator: str, escape: str) -> Iterator[st
 class Columns:
     """The names of the wanted columns.
 
-    `texts` are one, two, or three and more where there are hard negatives; `scores` are those of
-    the positive and the negatives. Rows are deleted by `key`.
+    `texts` are one, two, or with hard negatives three and more; `scores` belong to the positive and
+    the negatives. Rows are deleted by `key`.
     """
 
     texts: tuple[str, ...]
@@ -129,7 +129,7 @@ class Columns:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Every column that a record must have."""
+        """Every required column of a record."""
         return (*self.texts, *self.scores, *self.single.values())
 
 
@@ -139,13 +139,13 @@ class Wanted:
 
     Attributes:
         format: A name in :data:`pipelines.catalog.FORMATS`.
-        columns: Of formats that have some.
-        record: Bytes; longer lines and records are passed over.
+        columns: Of formats with columns.
+        record: Bytes; readers skip longer lines and records.
         piece: Bytes of a piece of a document, about.
         document: Bytes; a longer file of plain text or Markdown is several documents: document n
-            holds the lines that begin in the n-th so many.
-        as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
-            only text of a record is then a JSON object of its columns.
+            holds the lines that begin in its n-th range of so many bytes.
+        as_rows: Whether to read rows of a table: by :attr:`Format.rows`, with all columns. The only
+            text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
     """
 
@@ -162,9 +162,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Probe:
-    """The first bytes of a file, as they are streamed (`head`), and what they show of it.
+    """The first bytes of a file, as streamed (`head`), and the properties that they show.
 
-    `header` has the names of the columns where a first record has them.
+    `header` has the names of the columns, if a first record has them.
     """
 
     form: Form
@@ -194,19 +194,19 @@ class Reading:
     stop: int | None
 
     @property
-    def own(self) -> Iterator[Item]:
+    def items_in_range(self) -> Iterator[Item]:
         """The lines that begin in the range."""
         return until(self.items, self.stop)
 
 
 Line = tuple[int, int, bytes]
-"""The byte of the file that a line begins at, the one after it, and the line with its end."""
+"""The first byte of a line in the file, the byte after it, and the line with its end."""
 
 
 def filled_lines(
     items: Iterable[Item], encoding: Encoding, blank: bytes = b" \t\r\n"
 ) -> Iterator[Line | Found]:
-    """Yield the lines that are not blank; of a skipped stretch, a record for the quarantine."""
+    """Yield the non-blank lines; of a skipped stretch, a record for the quarantine."""
     for item in items:
         if isinstance(item, Skipped):
             yield quarantined_record(item.offset, item.end, item.data, encoding.codec, item.reason)
@@ -219,8 +219,8 @@ def filled_lines(
 
 
 def text_lines(reading: Reading) -> Iterator[tuple[Line, str] | Found]:
-    """Yield the lines of a range that are not blank with their texts."""
-    for line in filled_lines(reading.own, reading.encoding):
+    """Yield the non-blank lines of a range with their texts."""
+    for line in filled_lines(reading.items_in_range, reading.encoding):
         if isinstance(line, tuple):
             text = decoded(line, reading.encoding)
             yield (line, text) if isinstance(text, str) else text
@@ -255,16 +255,15 @@ def record_of(offset: int, end: int, values: Mapping[str, str | None], columns: 
 
 @dataclass(frozen=True)
 class Form:
-    """How the records of a file of text are found. A format has one, or tells several apart.
+    """How to find the records of a file of text. A format has one, or tells several apart.
 
     Attributes:
-        records: The records that begin in a range. Runs on an executor; what it cannot read is a
+        records: The records that begin in a range. Runs on an executor; an unreadable place is a
             record for the quarantine (:func:`.rows.quarantined_record`), never an error.
-        header: The names of the columns in the first bytes, by the dialect of CSV, where a first
+        header: The names of the columns in the first bytes, by the dialect of CSV, if a first
             record has them.
-        columns: The names that the first bytes of a file show, None where they cannot tell; raises
-            :class:`.streams.UnreadableError` where there should be some. None where records have no
-            named columns.
+        columns: The column names in the first bytes of a file, None if they show none; raises
+            :class:`.streams.UnreadableError` if they should. None if records have no named columns.
         is_flat: Whether the file is cut into documents at fixed places (:attr:`Wanted.document`),
             so that ranges begin there too.
     """
@@ -283,8 +282,8 @@ FormOf = Callable[[Location, bytes], Form]
 class FileNames:
     """The names of a format's files: suffixes in lower case, without that of a compression.
 
-    `stem` says whether a name without such a suffix is of the format nevertheless, `may_be_packed`
-    whether compressed files are, too.
+    `stem` accepts names of the format without such a suffix; `may_be_packed` says whether
+    compressed files belong to it too.
     """
 
     suffixes: tuple[str, ...]
@@ -293,7 +292,7 @@ class FileNames:
 
 
 Damaged = Mapping[Location, str]
-"""Files that only reading shows to be damaged, and how."""
+"""Files found damaged while reading, and how."""
 ReadFiles = Callable[
     ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location], Damaged], "DataFrame"
 ]
@@ -305,25 +304,25 @@ class Format:
 
     Attributes:
         files: Names of its files; None where inputs are no files.
-        form: Of its files, where our tasks read them; None where `read` does it all.
-        rows: The form in which a record is a row of a table, for `embed`; None where it has none,
-            or where Spark reads them.
-        splits: Whether several tasks may read a file that is not compressed, by its name and by
-            whether quoted fields may hold line ends (:attr:`Wanted.multiline`).
+        form: The form of its files, if our tasks read them; None if `read` does it all.
+        rows: The form with a row of a table as a record, for `embed`; None if it has none, or if
+            Spark reads them.
+        splits: Whether several tasks may read an uncompressed file, by its name and by
+            :attr:`Wanted.multiline`.
         read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files.
-        read_files: The raw rows of some files, on the driver, given all inputs and those that are
-            wanted, without those that are damaged; None for files that are read by their form.
-        find_damaged: Which files Spark cannot read to their ends, by the columns that are wanted;
-            None where our own readers say so of each row.
-        load: A table of the session that an input names, for formats whose inputs are tables.
-        fingerprint: A value that changes with the inputs, itself None where no version can be
-            known; None for the sizes and times of the files.
-        pin: An input with the version that its table has now, as `load` takes it, so that a job
-            reads one version from its beginning to its end; None where tables have none.
+        read_files: The raw rows of files, on the driver, given all inputs, the wanted and the
+            damaged ones; None for files read by their form.
+        find_damaged: The files that Spark cannot read to their ends, by the wanted columns; None if
+            our own readers say so of each row.
+        load: A table of the session by its input, for formats of tables.
+        fingerprint: A value that changes with the inputs, itself None for an unknown version; None
+            for the sizes and times of the files.
+        pin: An input with its table's present version, as `load` takes it, so that a job reads one
+            version from its beginning to its end; None if tables have none.
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
-        pairs: The values of `corpus.pairs` that it can give; None for all.
-        unit: What single texts are cut into (:data:`pipelines.corpus.texts.UNITS`).
+        pairs: The possible values of `corpus.pairs`; None for all.
+        unit: The cut of single texts (:data:`pipelines.corpus.texts.UNITS`).
         large_units: Whether units held out as a whole (packages) are few and of very different
             sizes.
     """

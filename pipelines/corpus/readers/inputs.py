@@ -1,4 +1,4 @@
-"""The files and columns that settings such as `corpus.inputs` name."""
+"""The files and columns named in settings such as `corpus.inputs`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from pipelines.spark.java import valid_text
 
 INPUTS = "corpus.inputs"
 COLUMNS = "columns"
-"""The kind of file of all formats whose records have columns."""
+"""The kind of file of all formats with columns."""
 
 
 def names_of(kind: str) -> dict[str, FileNames]:
-    """Return the names of files of a format, or of all those of :data:`COLUMNS`, by format."""
+    """Return the names of files of a format, or of all formats of :data:`COLUMNS`, by format."""
     loaded = {name: FORMATS.load(name) for name in (FORMATS if kind == COLUMNS else (kind,))}
     return {
         name: known.files
@@ -54,7 +54,7 @@ def names_of(kind: str) -> dict[str, FileNames]:
 
 
 def suffixes_of(kind: str) -> str:
-    """Return the suffixes of a format, or of all those of :data:`COLUMNS`, for a remedy."""
+    """Return the suffixes of a format, or of all formats of :data:`COLUMNS`, for a remedy."""
     return ", ".join(suffix for files in names_of(kind).values() for suffix in files.suffixes)
 
 
@@ -64,7 +64,7 @@ def format_of(file: Location) -> str | None:
 
 
 def stamp_of(file: Location) -> list[str | int]:
-    """Return path, size and time of the last change; only the path of a file that is gone."""
+    """Return path, size and time of the last change; only the path of a removed file."""
     try:
         status = file.stat()
     except OSError:
@@ -82,43 +82,42 @@ def find_files(
 ) -> list[Location]:
     """Return the files that files, folders and globs stand for, absolute, sorted, each once.
 
-    A folder stands for the files in it, at any depth and not hidden, whose names are of `kind`: a
-    format of files, or :data:`COLUMNS`. WikiExtractor's `wiki_00` counts where it is of the kind.
-    `follow_links` allows links in a folder that lead out of it; an input that is itself a link is
-    always followed.
+    A folder stands for its files of `kind`, at any depth and not hidden: a format of files, or
+    :data:`COLUMNS`. WikiExtractor's `wiki_00` counts if it is of the kind. `follow_links` allows
+    links out of a folder; an input that is itself a link is always followed.
 
     Raises:
         InputError: Something is missing, matches nothing, cannot be reached, is neither file nor
-            folder, or is a link that must not be followed.
+            folder, or is a forbidden link.
     """
     found: set[Location] = set()
     for given in inputs:
         path = place_of(given, stores, key)
         found.update(_files_of(path, given, kind, key, follow=follow_links))
     if not found:
-        raise InputError(key, "it is empty", "name files, folders or globs")
+        raise InputError(key, "it is empty", "Name files, folders or globs")
     return sorted(found, key=sort_key)
 
 
 def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path]:
-    """Return those of :func:`find_files` that are on a file system."""
+    """Return the files of :func:`find_files` on a file system."""
     return [path for path in map(as_local, find_files(inputs, kind, key)) if path is not None]
 
 
 def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
-    """Return the absolute place that a path or an address means; refuse one that means none."""
+    """Return the absolute place of a path or an address; refuse one without a place."""
     try:
         place = location(paths.stored_path(given), stores)
     except paths.NotLocalError as error:
         raise InputError(key, error.problem, error.remedy) from None
-    # Spark takes `..` out of a path before it reads a file, and tells of the file by that name.
-    whole = place.absolute()
-    local = as_local(whole)
-    return whole if local is None else Path(os.path.normpath(local))
+    # Spark takes `..` out of a path before it reads a file, and names the file without it.
+    absolute = place.absolute()
+    local = as_local(absolute)
+    return absolute if local is None else Path(os.path.normpath(local))
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
-    """Return the path on a file system that a name or a `file:` address means; refuse others."""
+    """Return the path on a file system of a name or a `file:` address; refuse others."""
     try:
         return paths.local_path(given)
     except paths.NotLocalError as error:
@@ -136,11 +135,11 @@ def _files_of(
         links = Links(fixed_folder(path), key, follow)
         matches = [match for match in matching(path) if not is_hidden(match.name)]
         if not matches:
-            raise InputError(key, f"nothing matches `{given}`", "name existing files")
+            raise InputError(key, f"nothing matches `{given}`", "Name existing files")
         for match in matches:
             links.check(match)
     else:
-        raise InputError(key, f"there is no file or folder `{given}`", "name existing files")
+        raise InputError(key, f"there is no file or folder `{given}`", "Name existing files")
     for match in sorted(matches, key=sort_key):
         check_regular(match, key)
         if match.is_dir():
@@ -161,11 +160,11 @@ def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
     if empty:
         wanted = suffixes_of(kind)
         problem = f"{folder} holds no {kind} file"
-        raise InputError(links.key, problem, f"its files must end in {wanted}")
+        raise InputError(links.key, problem, f"Name a folder whose files end in {wanted}")
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether Spark, and a search of a folder, pass a file over for its name."""
+    """Return whether Spark, and a search of a folder, skip a file for its name."""
     return name.startswith(("_", "."))
 
 
@@ -179,7 +178,7 @@ def _is_of(file: Location, files: FileNames) -> bool:
 
 
 Names = Sequence[tuple[str, str]]
-"""Settings that name a column, each with the name."""
+"""Settings of columns, each with the column's name."""
 
 
 _TITLES = "corpus.title_column"
@@ -194,7 +193,7 @@ def _text_columns(settings: CorpusSettings) -> tuple[str, tuple[str, ...]]:
 
 
 def columns_of(settings: CorpusSettings) -> Columns:
-    """Return the columns that the settings want of formats that have some."""
+    """Return the wanted columns, for formats with columns."""
     return Columns(
         _text_columns(settings)[1],
         settings.title_column if settings.pairs in ("title", "document") else None,
@@ -206,7 +205,7 @@ def columns_of(settings: CorpusSettings) -> Columns:
 
 
 def named_columns(settings: CorpusSettings) -> Names:
-    """Return the settings that name a wanted column, and the names."""
+    """Return the settings of wanted columns, and the names."""
     columns = columns_of(settings)
     return [
         *((_text_columns(settings)[0], name) for name in columns.texts),
@@ -220,42 +219,44 @@ def nothing_readable(
     known: Sequence[tuple[Location, Sequence[str]]],
     names: Names,
 ) -> InputError:
-    """Return the error for inputs of which no file can be read.
+    """Return the error for inputs without a readable file.
 
-    `first` is the first file and its problem; `known` are the files whose columns are known.
+    `first` is the first file and its problem; `known` are the files with known columns.
     """
     for setting, name in names:
         if known and not any(column_of(name, columns) in columns for _, columns in known):
-            file, columns = known[0]
+            readable, columns = known[0]
             missing = column_of(name, columns)
             return InputError(
-                setting, f"{file} has no column `{missing}`", column_remedy(setting, columns)
+                setting, f"{readable} has no column `{missing}`", column_remedy(setting, columns)
             )
-    return InputError(INPUTS, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
+    return InputError(
+        INPUTS, f"{first[0]} cannot be read ({first[1]})", "Mend it, or name other files"
+    )
 
 
 def column_remedy(setting: str, columns: Iterable[str]) -> str:
-    """Return the remedy for a setting that names a column which is not there."""
-    there = has_columns(columns, setting.partition(".")[0])
-    return f"{there}, or null where documents have none" if setting == _TITLES else there
+    """Return the remedy for a setting that names a missing column."""
+    remedy = has_columns(columns, setting.partition(".")[0])
+    return f"{remedy}, or set it to null if there are no titles" if setting == _TITLES else remedy
 
 
 def has_columns(columns: Iterable[str], section: str) -> str:
-    """List the columns, for a remedy; name the separator where a header was not cut."""
+    """Return the remedy with the existing columns, or with the separator for an uncut header."""
     names = list(columns)
-    # One with signs that mislead the eye stands in quotes.
+    # A name with misleading signs stands in quotes.
     listed = ", ".join(
         name if name.isprintable() and name.strip() == name and name else f"`{name}`"
         for name in names
     )
     for sign, shown in {";": ";", "\t": "\\t", "|": "|"}.items():
         if len(names) == 1 and sign in names[0]:
-            return f"it has {listed}: set {section}.csv_separator to `{shown}`"
-    return f"it has {listed}"
+            return f"Set {section}.csv_separator to `{shown}`: its only column is {listed}"
+    return f"Name one of its columns: {listed}"
 
 
 def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-    """Return raw rows of :data:`.rows.ROW_SCHEMA`; columns that are not given are null.
+    """Return raw rows of :data:`.rows.ROW_SCHEMA`; missing columns are null.
 
     Unless given, `bytes` are those of the texts.
     """
@@ -271,7 +272,7 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
 
 def text_of(name: str, columns: Collection[str]) -> Column:
-    """Return a column, or an element of one of lists, as text, with U+FFFD for what is no UTF-8.
+    """Return a column, or an element of a column of lists, as text, with U+FFFD for invalid UTF-8.
 
     The name is quoted, because a dot in it would mean a field of a struct.
     """
@@ -283,7 +284,7 @@ def text_of(name: str, columns: Collection[str]) -> Column:
 
 
 def number_in(text: str, kind: str = "double") -> str:
-    """Return the SQL that reads a column (or SQL expression) of texts as numbers; null for others.
+    """Return the SQL to read a column (or SQL expression) of texts as numbers; null for others.
 
     `true` and `false` are 1 and 0, in any case: Parquet and JSON have booleans, and programs write
     them to CSV in various ways.
@@ -293,16 +294,16 @@ def number_in(text: str, kind: str = "double") -> str:
 
 
 def rows_of(
-    frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
+    frame: DataFrame, columns: Columns, added: Mapping[str, Column] | None = None
 ) -> DataFrame:
-    """Return raw rows of the wanted columns, and of more columns of a raw row."""
+    """Return raw rows of the wanted columns, and of added columns of a raw row."""
     wanted = {f"text_{side}": name for side, name in enumerate(columns.texts[:2])} | columns.single
-    there = frame.columns
-    texts = {name: text_of(column, there) for name, column in wanted.items()}
+    names = frame.columns
+    texts = {name: text_of(column, names) for name, column in wanted.items()}
     lists = {"negatives": columns.texts[2:], "candidate_scores": columns.scores}
     texts |= {
-        name: F.array(*(text_of(column, there) for column in of))
-        for name, of in lists.items()
-        if of
+        name: F.array(*(text_of(column, names) for column in members))
+        for name, members in lists.items()
+        if members
     }
-    return raw_rows(frame, {**texts, **(more or {})})
+    return raw_rows(frame, {**texts, **(added or {})})

@@ -28,7 +28,7 @@ _KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
 
 
 def json_records(reading: Reading) -> Iterator[Found]:
-    """Yield a record a line; quarantine lines that are no object or lack a wanted plain value."""
+    """Yield a record a line; quarantine lines without an object or a wanted plain value."""
     for found in text_lines(reading):
         yield _json_record(*found, reading) if isinstance(found, tuple) else found
 
@@ -59,8 +59,8 @@ def parse_object(text: str) -> dict[str, Any]:
 def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
     """Return a column, or an element of a column of lists, as text.
 
-    Null is None, and so is an element behind the end of a list. A column that is missing or holds
-    several values raises a `ValueError` with the reason for the quarantine.
+    Null is None, and so is an element behind the end of a list. A missing column, or one of several
+    values, raises a `ValueError` with the reason for the quarantine.
     """
     column, place = element_of(name, fields) or (name, None)
     if column not in fields:
@@ -77,14 +77,14 @@ def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        # Half a surrogate pair, which JSON can spell and UTF-8 cannot hold, becomes U+FFFD.
+        # JSON can spell half a surrogate pair, and UTF-8 cannot hold it: it becomes U+FFFD.
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 
 
 def shown_columns(probed: Probe) -> tuple[str, ...] | None:
     """Return the names in the objects of the first bytes; None if no whole line is there."""
-    # Of a longer file the last line is cut off, and perhaps the only one.
+    # In a longer file the last line is cut off, and perhaps the only one.
     seen = probed.head if probed.is_whole else probed.head[: max(last_line_end(probed.head), 0)]
     lines = [line for line in seen.splitlines() if line.strip()]
     found: dict[str, None] = {}

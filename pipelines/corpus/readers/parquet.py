@@ -1,4 +1,4 @@
-"""Parquet files, which Spark reads where their footers fit."""
+"""Parquet files; Spark reads them if their footers fit."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ParquetFile:
     """The footer of a Parquet file.
 
     `nested` columns hold lists, maps or structs; `lists` are columns of lists of plain values, or
-    without any value. `names` are those of all columns, as often as they are there. `problem` says
-    why the file cannot be read, if so; `rows` is 1 where the footer is not readable.
+    without any value. `names` has all columns, repeated ones too. `problem` is the reason of an
+    unreadable file; `rows` is 1 if the footer is not readable.
     """
 
     path: Location
@@ -58,12 +58,12 @@ class ParquetFile:
     names: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
-        """Return whether a column of this name, which is there, has a plain value in each row."""
+        """Return whether an existing column of this name has a plain value in each row."""
         column = column_of(name, self.types)
         return column not in self.nested if column == name else column in self.lists
 
     def problem_with(self, names: Iterable[str]) -> str | None:
-        """Say why the columns of these names cannot be read, if so."""
+        """Return the reason against reading the columns of these names; None if there is none."""
         if self.problem is not None:
             return self.problem
         for name in names:
@@ -78,9 +78,9 @@ class ParquetFile:
 
 
 def same_for_spark(column: str, names: Iterable[str]) -> str | None:
-    """Name the columns that are one to Spark, which ignores case; None where there is one.
+    """Name the columns that Spark takes for one, since it ignores case; None for a single column.
 
-    `names` are those of all columns of a file, as often as they are there.
+    `names` has all columns of a file, repeated ones too.
     """
     alike = [name for name in names if name.lower() == column.lower()]
     if len({*alike}) > 1:
@@ -127,8 +127,8 @@ def _parquet_rows(
 ) -> DataFrame:
     """Read files together only where the types of the wanted columns are equal.
 
-    A file that is damaged or has other columns is a row for the quarantine. Where no file can be
-    read, an `InputError` says so. See :attr:`.formats.Format.read_files`.
+    A damaged file, or one with other columns, is a row for the quarantine. Without a readable file
+    there is an `InputError`. See :attr:`.formats.Format.read_files`.
     """
     names = named_columns(settings)
     wanted = [name for _, name in names]
@@ -149,12 +149,12 @@ def _parquet_rows(
         types = (footer.types[column_of(name, footer.types)] for name in wanted)
         alike[(*types, is_opened_by_spark(footer.types.values()))].append(footer)
     frames = []
-    for some in alike.values():
-        stored = [column_of(name, some[0].types) for name in wanted]
-        frame = read_columns(session, [file.path for file in some], stored, _ORIGIN)
+    for group in alike.values():
+        stored = [column_of(name, group[0].types) for name in wanted]
+        frame = read_columns(session, [file.path for file in group], stored, _ORIGIN)
         for name, column in zip(wanted, stored, strict=True):
-            # A column without values has no type, although lists are asked for.
-            if name != column and some[0].types[column] == _NO_TYPE:
+            # A column without values has no type, although its elements are wanted.
+            if name != column and group[0].types[column] == _NO_TYPE:
                 frame = frame.withColumn(column, F.lit(None).cast("array<string>"))
         frames.append(rows_of(frame, columns_of(settings), {"input": F.col(_ORIGIN)}))
     if lost:
@@ -165,10 +165,10 @@ def _parquet_rows(
 def find_damaged(
     session: SparkSession, files: Sequence[Location], columns: Sequence[str]
 ) -> dict[Location, str]:
-    """Return which files are damaged, and how, from reading each once more by itself.
+    """Find the damaged files, and how, by reading each once more by itself.
 
-    Spark's own error names no file. Files whose footers cannot be read, and wanted columns that a
-    file lacks, are left out.
+    Spark's own error names no file. Files with unreadable footers are left out, and so are missing
+    columns.
     """
     work = partial(_damages, columns=tuple(columns))
     tasks = slices(list(enumerate(files)), 4 * default_parallelism(session))
@@ -179,7 +179,7 @@ def find_damaged(
 def _damages(
     tasks: Iterable[Sequence[tuple[int, Location]]], *, columns: Sequence[str]
 ) -> Iterator[tuple[int, str | None]]:
-    """Yield the numbers of files, and why each cannot be read to its end. Runs on an executor."""
+    """Yield the numbers of files, and the reason against reading each. Runs on an executor."""
     return ((number, _damage(file, columns)) for number, file in chain.from_iterable(tasks))
 
 
@@ -187,13 +187,13 @@ def _damage(file: Location, columns: Sequence[str]) -> str | None:
     try:
         opened = pq.ParquetFile(arrow_source(file), page_checksum_verification=True)
     except (pa.ArrowException, OSError):
-        # What is wrong with a footer is known.
+        # `read_footers` has found this problem already.
         return None
     with opened:
-        there = opened.schema_arrow.names
-        wanted = [column_of(name, there) for name in columns]
+        names = opened.schema_arrow.names
+        wanted = [column_of(name, names) for name in columns]
         try:
-            for _ in opened.iter_batches(columns=[name for name in wanted if name in there]):
+            for _ in opened.iter_batches(columns=[name for name in wanted if name in names]):
                 pass
         except FileNotFoundError:
             return "vanished"
@@ -208,10 +208,10 @@ def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
         column = column_of(name, known[0].types) if known else name
         if known and all(column in footer.types and not footer.holds(name) for footer in known):
             problem = f"column `{column}` of {known[0].path} holds {known[0].types[column]}"
-            return InputError(key, problem, "name a column of plain values")
+            return InputError(key, problem, "Name a column of plain values")
     problem = str(footers[0].problem_with(name for _, name in names))
-    there = [(footer.path, tuple(footer.types)) for footer in known]
-    return nothing_readable((footers[0].path, problem), there, names)
+    columns = [(footer.path, tuple(footer.types)) for footer in known]
+    return nothing_readable((footers[0].path, problem), columns, names)
 
 
 def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]]) -> DataFrame:
@@ -232,7 +232,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
 
 
 PARQUET = Format(
-    # What is in the file is compressed already, and Spark reads no other.
+    # Its pages are compressed already, and Spark reads no packed file.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
     read_files=_parquet_rows,
     find_damaged=find_damaged,

@@ -31,17 +31,17 @@ from pipelines.corpus.readers.streams import (
 from pipelines.files.locations import Location, is_compressed, location
 
 FileRange: TypeAlias = tuple[str, int, int | None]
-"""A split: the address of a file, the first byte that its records may begin at, and the byte after
-the last one (None: the end of the file)."""
+"""A split: the address of a file, the first possible byte of its records, and the byte after the
+last one (None: the end of the file)."""
 
 _SAMPLE_BYTES = 1 << 20
 _SAMPLES = 16
 
 
 def probe(file: Location, wanted: Wanted) -> Probe:
-    """Look at the first bytes of a file, and for its encoding at some more of it.
+    """Look at the first bytes of a file, and for its encoding at further samples.
 
-    A file that cannot be read, or is no text, raises an :class:`.streams.UnreadableError`.
+    An unreadable file, or one without text, raises an :class:`.streams.UnreadableError`.
     """
     sample = list(_sample(file))
     try:
@@ -61,7 +61,7 @@ def probe(file: Location, wanted: Wanted) -> Probe:
 
 
 def _sample(file: Location) -> Iterator[bytes]:
-    """Yield the beginning, and of a long plain file that begins as ASCII some stretches."""
+    """Yield the beginning; of a long plain file, and an ASCII beginning, further stretches."""
     head = bytearray()
     try:
         for chunk in read_chunks(file):
@@ -108,7 +108,7 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
     try:
         probed = probe(file, wanted)
     except UnreadableError as error:
-        # What is wrong with the whole file is said once, whatever the number of its splits.
+        # The first split alone reports a problem of the whole file.
         if not (start and isinstance(error, WrongFileError)):
             yield quarantined_record(start, start, b"", "utf-8", error.reason)
         return
@@ -118,6 +118,7 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
         if not start:
             yield quarantined_record(0, 0, probed.head, probed.encoding.codec, problem)
         return
+    # A wide file is not cut: its first split reads all of it.
     if probed.encoding.is_wide:
         if start:
             return
@@ -134,7 +135,7 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
 
 
 def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
-    """Name a wanted column that is missing or there twice; None where each is there once."""
+    """Name a missing or repeated wanted column; None if each is there once."""
     for name in names:
         count = columns.count(name)
         if count != 1:
@@ -144,7 +145,7 @@ def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
 
 def _items(file: Location, encoding: Encoding, start: int, most: int) -> Iterator[Item]:
     if start:
-        # From the byte before, which may be the end of a line.
+        # From the byte before: it may end a line.
         return whole_lines(read_chunks(file, start - 1), start - 1, most, is_inside=True)
     chunks = _without(read_chunks(file), encoding.mark)
     stream = stream_of(chunks, encoding) if encoding.is_wide else chunks
@@ -160,23 +161,24 @@ def _without(chunks: Iterable[bytes], mark: int) -> Iterator[bytes]:
 def _with_sizes(file: str, found: Iterable[Found], start: int) -> Iterator[tuple[str, Record, int]]:
     """Yield the file and its records, each with the bytes that it stands for.
 
-    These are its own, those since the record before, and behind it those that belong to none.
+    These are its own bytes, the bytes since the record before, and bytes of no record behind it.
     """
+    # The bytes before a later split's first record belong to the split before.
     before = 0 if start == 0 else -1
     held: Record | None = None
     size = 0
-    for one in found:
-        if isinstance(one, int):
-            if held is not None and one > before:
-                size, before = size + one - before, one
+    for item in found:
+        if isinstance(item, int):
+            if held is not None and item > before:
+                size, before = size + item - before, item
             continue
         if held is not None:
             yield file, held, size
         elif before < 0:
-            before = one.offset
-        held, size = one, 0
-        if one.end > before:
-            size, before = one.end - before, one.end
+            before = item.offset
+        held, size = item, 0
+        if item.end > before:
+            size, before = item.end - before, item.end
     if held is not None:
         yield file, held, size
 
@@ -188,12 +190,12 @@ _TASKS_PER_CORE = 3
 _UNPACKED = 4
 """Bytes of text in a compressed byte, about."""
 _FILE_BYTES = 64 << 10
-"""The cost of opening a file, as bytes that could be read in that time, about."""
+"""The cost of opening a file, in bytes read in the same time, about."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The records of a file that begin in a range of bytes, of about `size` bytes of text.
+    """The records that begin in a range of bytes of a file, of about `size` bytes of text.
 
     `stop` is the byte after the range; None for the end of the file.
     """
@@ -205,14 +207,14 @@ class Split:
 
 
 def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
-    """Yield the splits of a file, which may be gone by now.
+    """Yield the splits of a file; it may be gone by now.
 
     `multiline` says whether a quoted field of a CSV file may hold line ends.
     """
     try:
         size = file.stat().st_size
     except OSError:
-        # Whoever reads it says so.
+        # The task that reads it reports it.
         size = 0
     if is_compressed(file):
         size *= _UNPACKED

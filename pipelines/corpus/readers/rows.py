@@ -1,7 +1,7 @@
-"""The raw row that every format gives, Arrow batches of it, and documents as pieces.
+"""The raw row of every format, Arrow batches of it, and documents as pieces.
 
-A document longer than a piece is cut where a paragraph or a line ends, wherever the stream was cut
-into chunks. Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
+A document longer than a piece is cut at the end of a paragraph or a line, for any chunks of the
+stream. Runs on executors, over the items of :mod:`pipelines.corpus.readers.streams`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.streams import EXCERPT, Encoding, Skipped, line_end
 
-# As Spark writes a file of a volume in Databricks' sessions of Spark Connect.
+# The address of a file of a volume in Databricks' sessions of Spark Connect.
 _VOLUMES = "dbfs:/Volumes/"
 
 ROW_SCHEMA = pa.schema(
@@ -44,21 +44,21 @@ ROW_SCHEMA = pa.schema(
 )
 """Every column of a raw row.
 
-- `file`, `offset`: where it begins, in bytes of the decompressed file; null for what Spark reads
-  (but for the name of a Parquet file that cannot be read).
-- `document`: `<file>#<offset>` of the document that a piece belongs to, and `place`, the number
-  of the piece in it, from 0; null for records.
+- `file`, `offset`: its beginning, in bytes of the decompressed file; null for rows read by Spark
+  (but for the name of an unreadable Parquet file).
+- `document`: `<file>#<offset>` of a piece's document, and `place`, the number of the piece in it,
+  from 0; null for records.
 - `title`, `text_0`, `text_1`, `negatives`, `score`, `candidate_scores` (of `text_1` and the
-  negatives), `group`: as they were read.
+  negatives), `group`: as read.
 - `unit`: the package of a docstring; null otherwise.
-- `reason`: why a row of another level than `rows` gives nothing.
-- `quarantined`: why it could not be read; `text_0` is then its first characters.
-- `rows`: 1, or how many rows a Parquet file that cannot be read has.
+- `reason`: the reason for no text, in rows of other levels than `rows`.
+- `quarantined`: the reason of an unreadable row; `text_0` is then its first characters.
+- `rows`: 1, or the rows of an unreadable Parquet file.
 - `bytes`: decompressed bytes that the row stands for; they sum up to all bytes read.
 - `level`: a level of :mod:`pipelines.corpus.funnel`.
-- `input`: address of the file that Spark read it from, where files are read one by one (see
-  :func:`file_of`); null where `file` says it, and for tables.
-- `key`: as it was read; null unless the settings name its column.
+- `input`: address of its file in Spark's form, if files are read one by one (see
+  :func:`file_of`); null if `file` says it, and for tables.
+- `key`: as read; null unless the settings name its column.
 """
 
 ROW_TYPES = {
@@ -69,7 +69,7 @@ ROW_TYPES = {
 ROW_DDL = ", ".join(f"`{name}` {kind}" for name, kind in ROW_TYPES.items())
 """The schema in Spark's DDL."""
 
-# Texts that have a column of their own.
+# Texts with a column of their own.
 _SINGLE = 2
 _BATCH_ROWS = 4096
 _BATCH_CHARACTERS = 4 << 20
@@ -77,15 +77,15 @@ _BATCH_CHARACTERS = 4 << 20
 
 @dataclass(slots=True)
 class Record:
-    """A record or a piece of a document. Columns are as they were read.
+    """A record or a piece of a document. Columns are as read.
 
     Attributes:
-        offset: Byte of the decompressed file that it begins at.
+        offset: Its first byte in the decompressed file.
         end: Byte after its last one.
         texts: One, two, or three and more: behind the second come hard negatives. A null counts.
-        document: Byte that its document begins at, of which it is piece number `place`.
-        quarantined: Why it could not be read.
-        scores: Of the second text and those behind it.
+        document: First byte of its document; it is piece number `place` of it.
+        quarantined: The reason of an unreadable record.
+        scores: Of the second text and the texts behind it.
     """
 
     offset: int
@@ -102,20 +102,21 @@ class Record:
 
 
 Found = Record | int
-"""The output of a reader of a format: a record, or the byte after some that belong to none (a
-header, blank lines)."""
+"""The output of a reader of a format: a record, or the byte after bytes of no record (a header,
+blank lines)."""
 
 
 def quarantined_record(offset: int, end: int, data: bytes, codec: str, reason: str) -> Record:
     """Return a record for the quarantine; `data` is its beginning in the encoding `codec`."""
+    # No codec here has more than four bytes a character.
     excerpt = data[: 4 * EXCERPT].decode(codec, "replace")[:EXCERPT]
     return Record(offset, end, (excerpt,), quarantined=reason)
 
 
 def row_batches(rows: Iterable[tuple[str, Record, int]]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of :data:`ROW_SCHEMA`, of some thousand rows and some MB each.
+    """Yield batches of :data:`ROW_SCHEMA`, of a few thousand rows and a few MB each.
 
-    `rows` hold the file, the record and the bytes that it stands for.
+    `rows` hold the file, the record and its bytes.
     """
     held: list[tuple[str, Record, int]] = []
     characters = 0
@@ -158,12 +159,12 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
 
 
 def _clean(texts: Iterable[str | None]) -> list[str | None]:
-    """Remove NUL, which ends a string in too many places."""
+    """Remove NUL: it ends a string in too many places."""
     return [text.replace("\0", "") if text is not None and "\0" in text else text for text in texts]
 
 
 def file_of(address: str) -> str:
-    """Return the path of a file from its address as Spark writes it."""
+    """Return the path of a file from its address in Spark's form."""
     found = urlsplit(address)
     is_path = found.scheme == "file" or address.startswith(_VOLUMES)
     return unquote(found.path) if is_path else address
@@ -177,7 +178,7 @@ _LONGEST_TITLE = 1000
 
 Text = bytes | bytearray
 Cut = Callable[[Text, int], int]
-"""Returns where a piece of about so many bytes ends in longer text."""
+"""Returns the end of a piece of about so many bytes in longer text."""
 
 
 def known_title(title: str | None) -> str | None:
@@ -199,20 +200,21 @@ def line_cut(data: Text, size: int) -> int:
     if max(feed, carriage) < 0:
         end = line_end(data, size)
         return end if end >= 0 else len(data)
+    # A CRLF stays whole.
     is_half = carriage > feed and data[carriage + 1 : carriage + 2] == b"\n"
     return max(feed, carriage) + 1 + is_half
 
 
 @dataclass
 class Document:
-    """A document whose text comes bit by bit, and leaves as pieces.
+    """A document; its text comes bit by bit, and leaves as pieces.
 
     Attributes:
-        offset: Byte that it begins at; None for text that is in no document.
-        position: Byte that the held text begins at.
+        offset: Its first byte; None for text of no document.
+        position: First byte of the held text.
         piece: Bytes of a piece, at most.
-        title: Of the piece that is held.
-        held: Text that has not left yet; a bytearray takes and loses some without moving the rest.
+        title: Of the held piece.
+        held: Text for the next pieces; a bytearray grows and shrinks without moving the rest.
         place: Number of the next piece.
         is_code: In Markdown, whether the text ends inside of fenced code.
     """
@@ -228,7 +230,7 @@ class Document:
     is_code: bool = False
 
     def add(self, data: bytes) -> list[Found]:
-        """Take text, and return the pieces that are full."""
+        """Take text, and return the full pieces."""
         self.held += data
         found: list[Found] = []
         while len(self.held) > self.piece:
@@ -273,7 +275,7 @@ class Document:
 
 
 def lose(document: Document | None, item: Skipped, encoding: Encoding) -> Iterator[Found]:
-    """Yield the held text of the document, and the stretch that was skipped after it."""
+    """Yield the held text of the document, and the skipped stretch after it."""
     if document is not None:
         yield from document.end_piece()
         document.position = item.end
@@ -283,7 +285,7 @@ def lose(document: Document | None, item: Skipped, encoding: Encoding) -> Iterat
 def _decoded(
     data: bytes, position: int, encoding: Encoding
 ) -> Iterator[tuple[bytes, str | None, str | None]]:
-    """Yield stretches of lines with their text, or the reason why they are not in the encoding."""
+    """Yield stretches of lines with their text, or the reason of lines in another encoding."""
     start = 0
     while start < len(data):
         try:

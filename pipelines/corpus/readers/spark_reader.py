@@ -73,12 +73,12 @@ def read_rows(
 ) -> DataFrame:
     """Return the raw rows of `corpus.inputs`; see :data:`.rows.ROW_SCHEMA`.
 
-    It reads only first bytes and footers. Data that cannot be read later is a row with its reason
-    in `quarantined`.
+    It reads only first bytes and footers. Unreadable data later becomes a row with its reason in
+    `quarantined`.
 
     Raises:
-        InputError: An input or a column is not there, no file can be read, or the settings do not
-            fit the format.
+        InputError: An input or a column is missing, no file is readable, or the settings do not fit
+            the format.
     """
     check_settings(settings)
     known: Format = FORMATS.load(settings.format)
@@ -90,16 +90,15 @@ def read_rows(
 
 
 def check_settings(settings: CorpusSettings) -> None:
-    """Refuse settings that do not fit the format; the error names the setting."""
+    """Refuse settings unfit for the format; the error names the setting."""
     if settings.score_column is not None and settings.pairs != "columns":
         raise InputError(
-            "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
+            "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "Leave it out"
         )
     known: Format = FORMATS.load(settings.format)
     inputs = f"{settings.format} files" if known.files else settings.format
     if known.pairs is not None and settings.pairs not in known.pairs:
-        *others, last = known.pairs
-        remedy = f"{', '.join(others)} or {last}, or another corpus.format"
+        remedy = f"Choose one of {', '.join(known.pairs)}, or another corpus.format"
         raise InputError("corpus.pairs", f"{inputs} cannot give `{settings.pairs}`", remedy)
     columns = {
         "corpus.group_column": settings.group_column,
@@ -107,7 +106,7 @@ def check_settings(settings: CorpusSettings) -> None:
     }
     for key, column in columns.items():
         if column and not known.columns:
-            raise InputError(key, f"{inputs} have no columns", "leave it out")
+            raise InputError(key, f"{inputs} have no columns", "Leave it out")
 
 
 def read_files(
@@ -120,8 +119,8 @@ def read_files(
 ) -> DataFrame:
     """Return the raw rows of the files `read`, of a format of files.
 
-    Of `files`, all inputs, at least one must be readable, or an `InputError` says so. The `damaged`
-    ones, which cannot be read to their ends, go to the quarantine.
+    At least one of all inputs, `files`, must be readable, or there is an `InputError`. The
+    `damaged` ones go to the quarantine: Spark cannot read them to their ends.
     """
     known: Format = FORMATS.load(settings.format)
     if known.read_files is not None:
@@ -144,9 +143,9 @@ def without_damaged(
     files: Sequence[Location],
     act: Callable[[Damaged], Result],
 ) -> Result:
-    """Have Spark read files with `act`; where it cannot, once more without those that are damaged.
+    """Have Spark read files with `act`; if it fails, once more without the damaged files.
 
-    Errors of Spark that have another reason pass.
+    Errors of Spark with another reason pass.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -168,7 +167,7 @@ def without_damaged(
 def damage_named(
     session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
 ) -> Iterator[None]:
-    """Name the damaged Parquet file in an `InputError` where Spark cannot read one in the block."""
+    """Name the damaged Parquet file in an `InputError` if Spark fails to read it in the block."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -177,7 +176,7 @@ def damage_named(
     except (Py4JError, PySparkException):
         named = [file for file in files if format_of(file) == "parquet"]
         for file, problem in parquet.find_damaged(session, named, columns).items():
-            raise InputError(key, f"{file} cannot be read ({problem})", "mend it") from None
+            raise InputError(key, f"{file} cannot be read ({problem})", "Mend it") from None
         raise
 
 
@@ -197,7 +196,7 @@ def planned_splits(
 
 
 def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names) -> None:
-    """Look at first bytes until one file can be read; refuse inputs of which none can."""
+    """Look at first bytes until one file is readable; refuse inputs without one."""
     first: tuple[Location, str] | None = None
     known: list[tuple[Location, Sequence[str]]] = []
     for file in files:
@@ -206,6 +205,7 @@ def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names
         except UnreadableError as error:
             first = first or (file, error.reason)
             continue
+        # Without columns to compare, the tasks judge the file.
         if columns is None:
             return
         problem = column_problem((column_of(name, columns) for _, name in names), columns)
@@ -218,10 +218,10 @@ def _check_some_readable(files: Iterable[Location], wanted: Wanted, names: Names
 
 
 def shown_columns(file: Location, wanted: Wanted) -> tuple[str, ...] | None:
-    """Return the columns that the first bytes of a file show; None where they cannot tell.
+    """Return the columns in the first bytes of a file; None if they show none.
 
     Raises:
-        UnreadableError: There should be some, and there are none, or it cannot be read.
+        UnreadableError: The file lacks its columns, or is unreadable.
     """
     probed = probe(file, wanted)
     return probed.form.columns(probed) if probed.form.columns else None
@@ -239,9 +239,9 @@ def texts_of(
 ) -> DataFrame:
     """Return the texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
-    Other files than Parquet are read once more first; an `InputError` names what cannot be read. A
-    file may lack some of `columns`, not all. `key` is the setting of the inputs, and
-    `<key>_columns` that of columns.
+    Other files than Parquet are read once more first; an `InputError` names the unreadable place. A
+    file may lack some of `columns`, not all. `key` is the setting of the inputs, `<key>_columns`
+    the setting of columns.
     """
     texts = [
         frame
@@ -259,22 +259,22 @@ def _texts_of_file(
     stores: StorageSettings,
     dialect: Dialect,
 ) -> Iterator[DataFrame]:
-    kind, there = columns_in(file, key, dialect)
-    wanted = [name for name in columns if name in there]
+    kind, existing = columns_in(file, key, dialect)
+    wanted = [name for name in columns if name in existing]
     if not wanted:
         missing = " or ".join(f"`{name}`" for name in columns)
         section = key.partition(".")[0]
-        remedy = has_columns(there, section) if there else "name files that hold text"
+        remedy = has_columns(existing, section) if existing else "Name files that hold text"
         raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
     if FORMATS.load(kind).form is None:
         (footer,) = parquet.read_footers([file])
         problem = footer.problem_with(wanted)
         problem = problem or parquet.find_damaged(session, [file], wanted).get(file)
         if problem is not None:
-            raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
+            raise InputError(key, f"{file} cannot be read ({problem})", "Mend it")
         for name in wanted:
-            frame = read_columns(session, [file], [column_of(name, there)])
-            yield frame.select(text_of(name, there).alias("text"))
+            frame = read_columns(session, [file], [column_of(name, existing)])
+            yield frame.select(text_of(name, existing).alias("text"))
         return
     for name in wanted:
         wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
@@ -282,7 +282,7 @@ def _texts_of_file(
         first = rows.where("quarantined is not null").orderBy("offset").first()
         if first is not None:
             place = f"{first['file']} at byte {first['offset']}"
-            raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
+            raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "Mend it")
         yield rows.select(F.col("text_0").alias("text"))
 
 
@@ -291,24 +291,24 @@ def columns_in(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the format of a file and its columns, in CSV and JSON of its first row.
 
-    A file whose name shows no format, or that cannot be read, is an `InputError`.
+    An unreadable file, or a name without a known format, is an `InputError`.
     """
     kind = format_of(file)
     if kind is None:
-        remedy = f"its name must end in {suffixes_of(COLUMNS)}"
-        raise InputError(key, f"{file} says no format", remedy)
+        remedy = f"Give it one of the endings {suffixes_of(COLUMNS)}"
+        raise InputError(key, f"the name of {file} shows no format", remedy)
     if FORMATS.load(kind).form is None:
         (footer,) = parquet.read_footers([file])
-        problem, there = footer.problem, tuple(footer.types)
+        problem, columns = footer.problem, tuple(footer.types)
     else:
-        problem, there = None, ()
+        problem, columns = None, ()
         try:
-            there = shown_columns(file, Wanted(kind, Columns(()), dialect=dialect)) or ()
+            columns = shown_columns(file, Wanted(kind, Columns(()), dialect=dialect)) or ()
         except UnreadableError as error:
             problem = error.reason
     if problem is not None:
-        raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
-    return kind, there
+        raise InputError(key, f"{file} cannot be read ({problem})", "Mend it")
+    return kind, columns
 
 
 def input_fingerprint(
@@ -316,8 +316,7 @@ def input_fingerprint(
 ) -> dict[str, Any] | None:
     """Return a value in JSON that changes with the inputs: stamps of files, versions of tables.
 
-    None where no version can be known: for tables that have a name only. A missing input is an
-    `InputError`.
+    None for an unknown version: of a table with only a name. A missing input is an `InputError`.
     """
 
     def stamps(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[list[str | int]]:
@@ -326,9 +325,9 @@ def input_fingerprint(
 
     fingerprint = FORMATS.load(settings.format).fingerprint
     if fingerprint is None:
-        told: dict[str, Any] | None = {"files": stamps(settings.inputs, settings.format)}
+        versions: dict[str, Any] | None = {"files": stamps(settings.inputs, settings.format)}
     else:
-        told = fingerprint(settings.inputs)
-    if told is None or not settings.exclude:
-        return told
-    return {**told, "exclude": stamps(settings.exclude, COLUMNS, "corpus.exclude")}
+        versions = fingerprint(settings.inputs)
+    if versions is None or not settings.exclude:
+        return versions
+    return {**versions, "exclude": stamps(settings.exclude, COLUMNS, "corpus.exclude")}

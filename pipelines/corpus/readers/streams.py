@@ -1,8 +1,8 @@
-"""Files of text as bytes: their encodings, how they are found and opened, and their whole lines.
+"""Files of text as bytes: how to find and open them, their encodings, and their whole lines.
 
 Runs on executors; the driver reads only the first bytes of a file. A sample of its bytes decides
-the encoding of a file, once. A byte order mark decides for itself; a sample that is UTF-8 but for a
-stray byte is UTF-8; charset-normalizer (https://charset-normalizer.readthedocs.io) judges the rest.
+the encoding of a file, once. A byte order mark decides by itself; a sample of UTF-8 with a stray
+byte is UTF-8; charset-normalizer (https://charset-normalizer.readthedocs.io) judges the rest.
 Bytes are decompressed and cut in bounded memory.
 """
 
@@ -54,12 +54,12 @@ def _utf32_width(data: bytes) -> int:
 
 @dataclass(frozen=True)
 class Encoding:
-    """An encoding, and how a file in it is streamed.
+    """An encoding, and the stream of a file in it.
 
-    Encodings that extend ASCII are streamed as they are. The wide ones (UTF-16 and UTF-32) are
-    streamed as UTF-8, so that a line end is a byte in every stream. `name` is that of Python's
-    codec, `mark` the length of the byte order mark. `width` gives the bytes of the file for a
-    stretch of the stream, which may begin and end anywhere.
+    Extensions of ASCII are streamed unchanged. The wide ones (UTF-16 and UTF-32) are streamed as
+    UTF-8, so that a line end is a byte in every stream. `name` names Python's codec, `mark` is the
+    length of the byte order mark. `width` gives the bytes of the file for any stretch of the
+    stream.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Encoding:
 
     @property
     def codec(self) -> str:
-        """The codec that decodes the stream."""
+        """The codec of the stream."""
         return "utf-8" if self.is_wide else self.name
 
     @property
@@ -83,7 +83,7 @@ class Encoding:
 
 
 UTF_8 = Encoding("utf-8")
-# The marks of UTF-32 LE begin as those of UTF-16 LE do, so they come first.
+# The mark of UTF-32 LE begins with the mark of UTF-16 LE, so it comes first.
 _MARKS: Mapping[bytes, Encoding] = {
     codecs.BOM_UTF8: Encoding("utf-8", 3),
     codecs.BOM_UTF32_LE: Encoding("utf-32-le", 4, _utf32_width),
@@ -95,14 +95,14 @@ _CANDIDATES = [
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp932", "euc_jp", "cp949", "gb18030", "big5",
     "cp1253", "cp1254", "cp1255", "cp1256", "cp874",
 ]  # fmt: skip
-"""The encodings of text on the Web; supersets where there are some (whatwg.org/encoding). Among all
+"""The encodings of text on the Web, or supersets of them (whatwg.org/encoding). Among all
 encodings, a short sample matches a rare one too easily."""
 
 _MAGIC = (
     b"PAR1", b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\x03\x04",
     b"%PDF-", b"\x89PNG", b"\xff\xd8\xff", b"\x7fELF", b"SQLite format 3\0", b"Obj\x01",
 )  # fmt: skip
-# Control characters that no text needs; ESC stays for the Japanese seven-bit encodings.
+# Control characters foreign to text; ESC stays for the Japanese seven-bit encodings.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1b"))
 _NO_TEXT_AT_ALL = 0.3
 _NO_OTHER_ENCODING = 0.02
@@ -118,7 +118,7 @@ _SIGN_IN_WORD = re.compile(r"[^\W\d_][\u00b9\u00b3\u00bf\u00a3\u00a5\u00bc\u00be
 def find_encoding(sample: Sequence[bytes]) -> Encoding:
     """Return the encoding of a file from stretches of it, the first from its beginning.
 
-    A file that holds no text raises a :class:`BinaryError`.
+    A file without text raises a :class:`BinaryError`.
     """
     head = sample[0] if sample else b""
     marked = next((kind for mark, kind in _MARKS.items() if head.startswith(mark)), None)
@@ -176,7 +176,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _judged(sample: Sequence[bytes]) -> str:
-    # Whole lines, so that no character is cut; and only those that tell something.
+    # Whole lines, so that no character is cut; and no ASCII lines, which decide nothing.
     telling: list[bytes] = []
     size = 0
     for data in sample:
@@ -210,8 +210,8 @@ def _judged_lines(lines: Sequence[bytes]) -> str | None:
 def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
     """Yield the stream of a wide file: its chunks, without the mark, as UTF-8.
 
-    Half a surrogate pair and an incomplete last character become bytes that are not UTF-8; what
-    UTF-32 does not know becomes U+FFFD.
+    Half a surrogate pair and an incomplete last character become bytes of no UTF-8; code points
+    unknown to UTF-32 become U+FFFD.
     """
     errors = "surrogatepass" if encoding.width is _utf16_width else "replace"
     decoder = codecs.getincrementaldecoder(encoding.name)(errors)
@@ -223,13 +223,13 @@ def stream_of(chunks: Iterable[bytes], encoding: Encoding) -> Iterator[bytes]:
 
 
 def exists(path: Location, key: str) -> bool:
-    """Return whether there is such a file or folder; refuse a store that cannot be reached."""
+    """Return whether there is such a file or folder; refuse an unreachable store."""
     try:
         return path.exists()
     except OSError as error:
         if as_local(path) is not None:
             raise
-        remedy = "mend the address or the credentials; see docs/guides/buckets.md"
+        remedy = "Mend the address or the credentials: see docs/guides/buckets.md"
         raise InputError(key, f"{path} cannot be reached ({first_line(error)})", remedy) from None
 
 
@@ -237,7 +237,7 @@ def exists(path: Location, key: str) -> bool:
 class Links:
     """The policy for links in a folder of inputs, or in the part of a glob without wildcards.
 
-    `follow` says whether links that lead out of it are followed.
+    `follow` allows links out of it.
     """
 
     root: Location
@@ -256,7 +256,7 @@ class Links:
             raise InputError(
                 self.key,
                 f"{path} is a link to {real}, outside of {self._real_root}",
-                f"set {section}.follow_links to true, or name the file itself",
+                f"Set {section}.follow_links to true, or name the file itself",
             )
 
 
@@ -268,18 +268,18 @@ def check_regular(path: Location, key: str) -> None:
     try:
         mode = local.stat().st_mode
     except OSError:
-        # Whoever reads it says so.
+        # The task that reads it reports it.
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kinds = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
         kind = kinds.get(stat.S_IFMT(mode), "device")
-        raise InputError(key, f"{path} is a {kind}", "name regular files, or folders of them")
+        raise InputError(key, f"{path} is a {kind}", "Name regular files, or folders of them")
 
 
 def open_regular(path: Location) -> IO[bytes]:
     """Open a regular file to read it, or raise an `OSError`.
 
-    It never blocks on a file that has become a pipe since it was found.
+    It never blocks on a file replaced by a pipe meanwhile.
     """
     local = as_local(path)
     if local is None:
@@ -298,10 +298,9 @@ def _without_waiting(name: str, flags: int) -> int:
 def files_below(
     folder: Location, is_hidden: Callable[[str], bool], links: Links | None = None
 ) -> Iterator[Location]:
-    """Yield the files at any depth, except hidden ones and those in hidden folders.
+    """Yield the files at any depth, except hidden ones and files in hidden folders.
 
-    Without `links`, links to folders are passed over; with them, one that must not be followed is
-    refused.
+    Without `links`, it skips links to folders; with them, it refuses forbidden ones.
     """
     local = as_local(folder)
     if local is None:
@@ -312,7 +311,7 @@ def files_below(
     follow, seen = links is not None and links.follow, set[str]()
     for parent, folders, names in os.walk(local, followlinks=follow):
         if follow and os.path.realpath(parent) in seen:
-            # A link back, or a second one to a folder that was read.
+            # A link back, or a second link to a folder read already.
             folders[:] = []
             continue
         seen.add(os.path.realpath(parent))
@@ -333,9 +332,9 @@ CHUNK = 1 << 20
 EXCERPT = 200
 """Characters kept of unreadable data."""
 
-# Packed bytes that are read at once.
+# Packed bytes read at once.
 _FEED = 1 << 14
-# The largest that `zstd --long=31` makes; what a file of it takes in memory.
+# The largest window of `zstd --long=31`, and the memory for a file with it.
 _LARGEST_WINDOW = 1 << 31
 # The most that a byte can stand for: 1,032 bytes of a match in deflate (RFC 1951), and in zstd a
 # block of 128 KB whose three bytes of header and one of content say that they are all equal
@@ -410,7 +409,7 @@ _NOT_READABLE = "not readable"
 
 
 def may_pass(reason: str) -> bool:
-    """Return whether a file that was not read for this reason may be readable the next time."""
+    """Return whether a file unreadable for this reason may be readable the next time."""
     return reason == _VANISHED or reason.startswith(_NOT_READABLE)
 
 
@@ -422,7 +421,7 @@ def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iter
     """Yield the bytes of a file, decompressed by its suffix, in chunks of a few megabytes at most.
 
     `start` is the byte to begin at, 0 for compressed files; `size` is the bytes per read of others.
-    At the place up to which it can be read, an :class:`UnreadableError` is raised.
+    An :class:`UnreadableError` comes after the last readable byte.
     """
     new_decompressor = DECOMPRESSORS.get(file.suffix.lower())
     try:
@@ -487,7 +486,7 @@ def _unpacked(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Whole lines with their line ends, which the last line of a file may lack.
+    """Whole lines with their line ends; the last line of a file may lack its own.
 
     `data`, never empty, is of the stream of the encoding; `offset` is a byte of the decompressed
     file.
@@ -499,7 +498,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A stretch that was passed over: a line that is too long, or the rest of a damaged file.
+    """A skipped stretch: a line beyond the limit, or the rest of a damaged file.
 
     It goes from byte `offset` of the decompressed file up to `end`; `data` is its beginning.
     """
@@ -516,7 +515,7 @@ Item = Lines | Skipped
 def line_end(data: bytes | bytearray, start: int = 0) -> int:
     """Return the index after the first line end (LF, CRLF or CR) at or after `start`.
 
-    -1 where there is none, or only a CR as the last byte, which may be half of a CRLF.
+    -1 if there is none, or only a CR as the last byte: it may be half of a CRLF.
     """
     width = _NEAR
     while start < len(data):
@@ -548,11 +547,11 @@ def whole_lines(
 ) -> Iterator[Item]:
     """Cut a stream into stretches of whole lines, in order and without gaps.
 
-    The stream begins at byte `offset` of the file; with `is_inside`, inside a line, which is left
-    out. A line of more than `most` bytes is passed over and never held as a whole. Where `chunks`
-    raises :class:`UnreadableError`, the last item carries the reason.
+    The stream begins at byte `offset` of the file; with `is_inside`, inside a line to leave out. A
+    line of more than `most` bytes is skipped and never held as a whole. If `chunks` raises
+    :class:`UnreadableError`, the last item carries the reason.
     """
-    # The beginning of a line: all of it, or, of one that is passed over, a CR at most.
+    # The beginning of a line: all of it, or a CR at most of a skipped one.
     rest = b""
     passed = Skipped(offset, offset, b"", "") if is_inside else None
     reason = ""
@@ -599,7 +598,7 @@ def _first_line_is_longer(data: bytes, before: int, most: int) -> bool:
 
 
 def _slices(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Yield chunks that are no longer than a line may be."""
+    """Yield chunks no longer than a line may be."""
     size = min(most, CHUNK)
     for chunk in chunks:
         if len(chunk) <= size:
@@ -621,7 +620,7 @@ def until(items: Iterable[Item], stop: int | None) -> Iterator[Item]:
         if stop is not None and isinstance(item, Lines):
             if item.offset >= stop:
                 return
-            # The line that begins before may end after.
+            # A line may begin before `stop` and end after it.
             end = line_end(item.data, stop - item.offset - 1)
             if end >= 0:
                 yield Lines(item.offset, item.data[:end])

@@ -40,7 +40,7 @@ def _read_tables(
 ) -> DataFrame:
     """Return the rows of tables one below the other; refuse a missing or unfit table or column."""
     if not settings.inputs:
-        raise InputError(INPUTS, "it is empty", "name tables")
+        raise InputError(INPUTS, "it is empty", "Name tables")
     frames = []
     for given in settings.inputs:
         frame = load(session, given)
@@ -54,17 +54,17 @@ def _read_tables(
             if column != name:
                 if not isinstance(kind, ArrayType):
                     problem = f"column `{column}` of {given} holds no list"
-                    raise InputError(key, problem, f"name it as `{column}`")
+                    raise InputError(key, problem, f"Name it as `{column}`")
                 kind = kind.elementType
             if isinstance(kind, (ArrayType, MapType, StructType)):
                 problem = f"column `{name}` of {given} holds {kind.simpleString()}"
-                raise InputError(key, problem, "name a column of plain values")
+                raise InputError(key, problem, "Name a column of plain values")
         frames.append(rows_of(frame, columns_of(settings)))
     return reduce(DataFrame.unionByName, frames)
 
 
 def table_and_version(given: str) -> tuple[str, str | None]:
-    """Return a Delta or Iceberg table, and the version that an input names behind an @."""
+    """Return the Delta or Iceberg table of an input, and the version behind its @."""
     found = None if Path(given).exists() else _VERSIONED.fullmatch(given)
     return (given, None) if found is None else (found["table"], found["version"])
 
@@ -77,18 +77,18 @@ def load_table(
 ) -> DataFrame:
     """Return a table or view of the session, in a version or snapshot, by default the newest.
 
-    If there is none of that name, an `InputError` has the `remedy`.
+    Without a table of the name there is an `InputError` with the `remedy`.
     """
     try:
         return _table(session, name, version)
     except (PySparkException, Py4JJavaError) as error:
         problem = f"there is no table `{name}` ({spark_cause(error)[:120]})"
-        remedy = remedy or "name it as `catalog.database.table`"
+        remedy = remedy or "Name it as `catalog.database.table`"
         raise InputError(INPUTS, problem, remedy) from None
 
 
 def _table(session: SparkSession, name: str, version: str | None) -> DataFrame:
-    """Return a table in a version: in SQL, since a reader's option is ignored where it has none."""
+    """Return a table in a version: in SQL, since a table without versions ignores the option."""
     if version is None:
         return session.table(name)
     return session.sql(f"select * from {name} version as of {version}")
@@ -97,12 +97,12 @@ def _table(session: SparkSession, name: str, version: str | None) -> DataFrame:
 def load_iceberg(session: SparkSession, name: str) -> DataFrame:
     """Return an Iceberg table of a catalog of the session, or a snapshot: `table@number`."""
     table, snapshot = table_and_version(name)
-    remedy = f"name it as `catalog.database.table`; {iceberg_connector(session.version)}"
+    remedy = f"Name it as `catalog.database.table`. {iceberg_connector(session.version)}"
     return load_table(session, table, remedy, snapshot)
 
 
 def load_delta(session: SparkSession, given: str) -> DataFrame:
-    """Return a Delta table, by a folder that Spark can reach or a name; with `@v12`, a version.
+    """Return a Delta table, by a name or a folder in Spark's reach; with `@v12`, a version.
 
     An `InputError` says whether there is none, or the cluster lacks Delta.
     """
@@ -118,19 +118,19 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
         problem = f"`{given}` is no Delta table ({spark_cause(error)[:120]})"
         if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
             problem = "Delta is not on the cluster"
-        remedy = f"name a folder or table; {delta_connector(session.version)}"
+        remedy = f"Name a folder or table. {delta_connector(session.version)}"
         raise InputError(INPUTS, problem, remedy) from None
 
 
 def delta_folder(given: str) -> Path | None:
-    """Return the folder on a file system that a Delta input names, if it is one."""
+    """Return the folder on a file system of a Delta input, if it is one."""
     given, _ = table_and_version(given)
     path = Path(given.removeprefix("file://")).expanduser()
     return path.absolute() if path.is_dir() else None
 
 
 def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """Return the version of each table: the one that is named, or the newest in its log."""
+    """Return the version of each table: the named one, or the newest in its log."""
     versions = []
     for given in inputs:
         table, version = table_and_version(_pin_delta(None, given))
@@ -161,13 +161,13 @@ def _pin_iceberg(session: SparkSession, given: str) -> str:
         history = session.table(f"{table}.history")
         newest = history.orderBy(F.desc("made_current_at")).select("snapshot_id").first()
     except (PySparkException, Py4JJavaError):
-        # Whoever loads the table says what is wrong with it.
+        # `load_table` reports the problem.
         return given
     return given if newest is None else f"{given}@{newest['snapshot_id']}"
 
 
 def _snapshot_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """Return the snapshots, if all inputs name one: names do not say what is in the tables."""
+    """Return the snapshots, if all inputs name one: a name alone says nothing of the content."""
     named = [list(table_and_version(given)) for given in inputs]
     return {"tables": named} if all(snapshot is not None for _, snapshot in named) else None
 

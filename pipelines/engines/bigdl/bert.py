@@ -12,11 +12,11 @@ from pipelines.quiet import quiet_import
 
 
 def token_floats(spec: BertSpec, tokens: int) -> int:
-    """Return the fp32 numbers that forward and backward keep of a token.
+    """Return the count of fp32 numbers per token that forward and backward keep.
 
-    They are the outputs of each layer's parts, attention probabilities included; the gradients of
-    two layers, which all layers use in turn; and those of the embeddings. `tokens` are those of the
-    longest text.
+    They are the outputs of each layer's parts, with the attention probabilities; two sets of
+    gradients, which the layers use in turn; and the gradients of the embeddings. `tokens` is the
+    length of the longest text.
     """
     outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * tokens)
     gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
@@ -33,7 +33,7 @@ def encode(spec: BertSpec, builder: Builder, ids: Any) -> Any:
 
 
 class _Graph:
-    """BERT's part of a graph, and the arrays that its layers share for their gradients."""
+    """BERT's part of a graph, and the gradient arrays that its layers share."""
 
     def __init__(self, spec: BertSpec, builder: Builder) -> None:
         self._spec = spec
@@ -57,8 +57,10 @@ class _Graph:
             tables[SEGMENTS] = spec.type_vocabulary
         width = spec.word_width
         vectors = self._builder.token_vectors(ids, tables, width)
-        own = self._builder.classes.Gradients()
-        states = self._norm(vectors, "embeddings.", own.norm(0, 0), own.norm(0, 1), width)
+        gradients = self._builder.classes.Gradients()
+        states = self._norm(
+            vectors, "embeddings.", gradients.norm(0, 0), gradients.norm(0, 1), width
+        )
         if not spec.projects:
             return states
         return self._dense(dllib.Linear(width, spec.hidden), states, [PROJECTION])
@@ -92,7 +94,7 @@ class _Graph:
         )
 
     def _dense(self, product: Any, inputs: Any, names: Sequence[str]) -> Any:
-        """Multiply with the weights of those names, one below another, as one matrix."""
+        """Multiply with the named weights, stacked to one matrix."""
         groups = tuple(tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
         return self._builder.add(product, inputs, groups)
 

@@ -2,8 +2,8 @@
 
 dllib computes forward and backward passes on the executors, and sums gradients slice by slice
 through Spark's block manager: each worker updates its slice of the weights and fetches the others'.
-A run is cut into parts whose granules fit into the executors' memory. Each part is one run of the
-optimiser, which begins from the state at the end of the part before.
+A run consists of parts, with as many granules as the executors' memory holds. Each part is one run
+of the optimiser, and begins from the last state of the part before.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 class SizesParam(AccumulatorParam[Sizes]):
-    """A dict that grows; a task that Spark repeats overwrites its entries with the same values."""
+    """A growing dict; a repeated task of Spark overwrites its entries with the same values."""
 
     def zero(self, value: Sizes) -> Sizes:
         """Return an empty dict."""
@@ -79,24 +79,26 @@ class SizesParam(AccumulatorParam[Sizes]):
 
 @dataclass(frozen=True)
 class States:
-    """A folder, reachable from all executors, to which they write their slices of the state."""
+    """A folder for the executors' slices of the state, reachable from all of them."""
 
     folder: Path
     workers: int
 
     def write_moments(self, graph: Graph, checkpoint: Checkpoint) -> str:
-        """Write the moments that the optimiser begins from; return the file, or "" for zeros."""
+        """Write the optimiser's first moments and return the file, or "" for zeros."""
         if not checkpoint.moments:
             return ""
         path = self.folder / "begin.bin"
         with path.open("wb") as file:
             for kind in ("m", "v"):
-                own = {name: checkpoint.moments[f"{kind}/{name}"] for name in checkpoint.weights}
-                flattened(graph, own).astype("<f4", copy=False).tofile(file)
+                moments = {
+                    name: checkpoint.moments[f"{kind}/{name}"] for name in checkpoint.weights
+                }
+                flattened(graph, moments).astype("<f4", copy=False).tofile(file)
         return str(path)
 
     def take(self, graph: Graph, step: int) -> Checkpoint:
-        """Return the state before a step, which all executors have written; delete their files."""
+        """Return the state before a step from the executors' files, and delete these."""
         paths = [self.folder / f"state-{step}-{rank}.bin" for rank in range(self.workers)]
         slices = [np.fromfile(path, "<f4").reshape(3, -1) for path in paths]
         weights, *moments = (unflattened(graph, row) for row in np.concatenate(slices, axis=1))
@@ -114,17 +116,17 @@ class States:
 def states_in(run_folder: Location, workers: int) -> Iterator[States]:
     """Yield a folder for the states, and delete it in the end.
 
-    Its name is new each time: executors of an earlier attempt, whose driver is gone, may still end
-    their step and must not write into this folder. Any engine that resumes the run sweeps the
-    folders of dead drivers.
+    Its name is new each time: executors of an earlier attempt may outlive their driver, end their
+    step, and must not write into this folder. The next resume, with any engine, sweeps the folders
+    of dead drivers.
     """
     checkpoints = as_local(RunFolder(run_folder).checkpoints)
     if checkpoints is None:
         raise InputError(
             "run.folder",
-            f"{run_folder} is in an object store, and BigDL's own layers exchange their states "
-            "by files",
-            "name a folder that the driver and all executors see, or choose another engine",
+            f"{run_folder} is in an object store, and the workers of dllib exchange their states "
+            "through files",
+            "Name a folder that the driver and all executors see, or choose another engine",
         )
     folder = storage.aside_name(checkpoints / "bigdl", ".part")
     folder.mkdir(parents=True)
@@ -146,8 +148,8 @@ with quiet_import():
 def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -> tuple[Graph, Any]:
     """Build the graph in the driver's JVM; dllib must be on the class path.
 
-    Return a module from token ids, lengths and targets of any number of granules to their mean
-    loss, with the encoder's weights, and dllib's criterion for it.
+    Return a module with the encoder's weights, from token ids, lengths and targets of any number of
+    granules to their mean loss, and dllib's criterion for it.
     """
     objective, examples = run.config.objective, run.manifest.granule
     sides = len(run.sides)
@@ -167,13 +169,13 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
 
 
 POLL_SECONDS = 0.05
-# Of dllib, as Spark tells where an RDD was made.
+# dllib's files in the creation sites of RDDs.
 _SOURCES = ("DistriOptimizer.scala", "FeatureSet.scala", "AllReduceParameter.scala")
 
 
 @dataclass
 class Trainer:
-    """The state that all parts of a run share; enters their steps into the step metrics."""
+    """The common state of a run's parts; enters their steps into the step metrics."""
 
     context: SparkContext
     run: TrainingRun
@@ -185,15 +187,16 @@ class Trainer:
     _data_seconds: float = 0.0
 
     def begin(self, part: StepRange, sizes: Sizes, data_seconds: float) -> None:
-        """Begin a part, for whose granules all workers together have waited `data_seconds`."""
-        # From the first step of all on.
+        """Begin a part, after a wait of all workers for its granules of `data_seconds`."""
+        # Counts only the first time: the clock starts with the first part.
         self.step_metrics.begin(time.monotonic())
         self._part, self._sizes, self._data_seconds = part, sizes, data_seconds
 
     def enter(self, times: StepTimes) -> Checkpoint | None:
-        """Enter a step; return the state after it if it is a checkpoint or the part's last.
+        """Enter a step; return the state after a checkpoint or the last step of the part.
 
-        Raises FloatingPointError where the loss is not finite.
+        Raises:
+            FloatingPointError: The loss is not finite.
         """
         run, workers = self.run, self.states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
@@ -232,8 +235,8 @@ def train_with_dllib(
     """Train a run from start to end, in a session with dllib. Runs on the driver.
 
     Raises:
-        WorkerLostError: A worker is lost; no job of the run is left.
-        EngineError: The run failed; no job of it is left.
+        WorkerLostError: A worker is lost; the run's jobs have ended.
+        EngineError: The run failed; its jobs have ended.
     """
     context, training = session.sparkContext, run.config.training
     state = load_checkpoint(run.run_folder, run.first_step)
@@ -261,21 +264,21 @@ def _train_part(trainer: Trainer, part: StepRange, state: Checkpoint) -> Checkpo
         began = time.monotonic()
         data = graph.classes.Runs.data(part_bytes(context, run, part, sizes), names)
         with _job(context, locations, "reading the lanes", data.size) as job:
-            _await(job, locations, "the lanes were not read")
+            _await(job, locations, "the executors did not read the lanes")
         set_weights(graph, flattened(graph, state.weights))
         optimizer = _optimizer(trainer, part, state, data)
         progress = graph.classes.Progress(part.last - part.first, optimizer.metrics())
         optimizer.setEndWhen(progress)
         trainer.begin(part, sizes.value, time.monotonic() - began)
-        # Spark's registry keeps the accumulator, so that its value has to go.
+        # Spark's registry keeps the accumulator; an empty value frees the memory.
         sizes.value = {}
         training = _job(context, locations, "training", optimizer.optimize)
         with training as job, ExitStack() as stopping:
-            # Dllib's loop starts new jobs even where the last one was cancelled.
+            # dllib's loop starts new jobs even after a cancelled one.
             stopping.callback(progress.stop)
             last = _watch(trainer, part, job, locations, progress)
-            # The next part uses the same graph, into which dllib writes the weights back.
-            _await(job, locations, "dllib has not given the weights back")
+            # The next part uses the same graph, and dllib writes the weights back into it.
+            _await(job, locations, "dllib did not return the weights")
             return last
 
 
@@ -319,7 +322,7 @@ def _optimizer(trainer: Trainer, part: StepRange, state: Checkpoint, data: Any) 
 
 
 def decayed_ranges(graph: Graph) -> list[int]:
-    """Return the ranges of the vector that are decayed (matrices only), the lowest first."""
+    """Return the ranges of the vector with weight decay (matrices only), the lowest first."""
     shapes = weight_shapes(graph.spec)
     ranges = []
     for slot in sorted(graph.slots, key=lambda slot: slot.start):
@@ -332,7 +335,7 @@ def decayed_ranges(graph: Graph) -> list[int]:
 def _watch(
     trainer: Trainer, part: StepRange, job: SparkJob, locations: WorkerLocations, progress: Any
 ) -> Checkpoint:
-    """Wait until all steps of a part are made; return the state after the last."""
+    """Wait for all steps of a part; return the state after the last."""
     training, moved, limit = locations.training, time.monotonic(), "start_seconds"
     while True:
         for times in parse_progress(progress.take()):
@@ -343,7 +346,7 @@ def _watch(
             try:
                 state = trainer.enter(times)
             except FloatingPointError as error:
-                # The loss is the mean over all workers; the error names the first.
+                # The loss is the mean over all workers, so the error can only name the first.
                 cause = f"{type(error).__name__}: {error}"
                 raise EngineError("bigdl", cause, **locations.place(0)) from error
             if state is not None and state.step == part.last:
@@ -362,7 +365,7 @@ def _watch(
 def _job(
     context: SparkContext, locations: WorkerLocations, name: str, act: Callable[[], Any]
 ) -> SparkJob:
-    """Return a job of dllib's whose errors name the worker."""
+    """Return a job of dllib, with the worker in its errors."""
 
     def locating() -> None:
         try:
@@ -375,7 +378,7 @@ def _job(
 
 @contextmanager
 def _unpersisted(trainer: Trainer) -> Iterator[None]:
-    """Free what dllib leaves in the executors, also after a failure."""
+    """Free dllib's leftovers in the executors, also after a failure."""
     context, classes = trainer.context, trainer.graph.classes
     before = set(context._jsc.getPersistentRDDs())
     try:
@@ -385,7 +388,7 @@ def _unpersisted(trainer: Trainer) -> Iterator[None]:
             made_at = str(rdd.rdd().getCreationSite())
             if number not in before and any(source in made_at for source in _SOURCES):
                 rdd.unpersist()
-        # Cancelled if it takes too long, and a failure is only logged: the run's error counts.
+        # SparkJob cancels it after a deadline and only logs a failure: the run's error counts.
         silent = " ".join(trainer.heartbeats.silent())
         clean = partial(classes.Runs.clean, context._jsc, silent)
         with SparkJob(context, "bigdl", "cleaning", "engine bigdl: cleaning", clean):

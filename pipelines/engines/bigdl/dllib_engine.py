@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 MB = 2**20
 EXECUTOR_KEY, DRIVER_KEY = "spark.executor.memory", "spark.driver.memory"
-# What Spark and dllib's classes take by themselves.
+# The base load of Spark and dllib's classes.
 _EXECUTOR_BASE_MB, _DRIVER_BASE_MB = 150, 250
-# Copies of all weights. On an executor, counted in dllib's way of working: those of the model, of
-# its broadcast, and the blocks of weights and gradients on their way. A run with 87 MB of weights
-# reached 1,911 MB after a collection where this asks for 2,436. In the driver, measured at the end
-# of that run, where the weights come back: 1,120 MB of heap were too few, 1,300 were enough.
+# Copies of all weights. On an executor, by dllib's design: the model, its broadcast, and the blocks
+# of weights and gradients on their way. A run with 87 MB of weights reached 1,911 MB after a
+# collection; this asks for 2,436. In the driver, at the end of that run, with the returned weights:
+# 1,120 MB of heap were too few, 1,300 were enough.
 _EXECUTOR_COPIES, _DRIVER_COPIES = 7, 12
 # Arrays as large as a slice: weights, gradient and two moments.
 _SLICE_ARRAYS = 4
@@ -53,13 +53,13 @@ _SLICE_ARRAYS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes that memory depends on.
+    """The sizes that determine the memory.
 
     Attributes:
         workers: Slices of the weights.
         replicas: Copies of the model on a worker, with a gradient each.
-        texts: Of a granule: a copy computes one granule at a time.
-        tokens: Of the longest texts, with padding.
+        texts: In a granule: a copy computes one granule at a time.
+        tokens: Length of the longest texts, with padding.
     """
 
     spec: EncoderSpec
@@ -75,7 +75,7 @@ def weights_mb(spec: EncoderSpec) -> float:
 
 
 def executor_mb(shape: Shape) -> int:
-    """Return the heap that a worker needs, in MiB, for a step of the longest texts."""
+    """Return a worker's heap for a step of the longest texts, in MiB."""
     spec, weights = shape.spec, weights_mb(shape.spec)
     copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
     floats: int = form_of(spec, "bigdl_memory")(spec, shape.tokens)
@@ -84,12 +84,12 @@ def executor_mb(shape: Shape) -> int:
 
 
 def driver_mb(spec: EncoderSpec) -> int:
-    """Return the heap that the driver needs, in MiB."""
+    """Return the driver's heap, in MiB."""
     return round(_DRIVER_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
 
 
 def check_memory(session: SparkSession, config: Config) -> None:
-    """Refuse JVMs that are too small for a run. Runs on the driver.
+    """Refuse JVMs with too little memory for a run. Runs on the driver.
 
     Raises:
         EngineUnavailable: Names the conf key, and its value.
@@ -112,9 +112,9 @@ def check_memory(session: SparkSession, config: Config) -> None:
 
 
 def needed_memory(config: Config) -> dict[str, str]:
-    """Return the conf of the memory that a run needs with a worker an executor.
+    """Return the memory conf of a run with one worker per executor.
 
-    It is empty before the corpus is prepared, since it depends on the lanes.
+    It depends on the lanes, so it is empty before the corpus is prepared.
     """
     lanes = PreparedFolder.of(config).lanes.path
     if not lanes.is_dir():
@@ -127,7 +127,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 
 
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
-    """Return the sizes that the memory of a run depends on."""
+    """Return the sizes that determine the memory of a run."""
     training = config.training
     sides = manifest.embedded(LOSSES.load(config.objective.name).sides)
     return Shape(
@@ -143,14 +143,14 @@ def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
     """Refuse a heap that is too small; `key` of the Spark conf sets it.
 
     Raises:
-        EngineUnavailable: It does not suffice.
+        EngineUnavailable: Names the key, and the needed size.
     """
     if needed_mb > heap_mb:
         raise EngineUnavailable(
             key,
-            f"engine bigdl needs some {needed_mb} MB of heap for this encoder and these granules,"
-            f" and there are {heap_mb:.0f}",
-            f"start the session with at least {needed_mb}m, or prepare with a smaller"
+            f"engine bigdl needs about {needed_mb} MB of heap for this encoder and these granules,"
+            f" and has {heap_mb:.0f}",
+            f"Start the session with at least {needed_mb}m, or prepare with a smaller"
             " lanes.granule or tokens.max_length",
         )
 
@@ -160,9 +160,10 @@ _MKL_NUMBERS = {"avx2": "5", "avx512": "7"}
 
 
 class DllibEngine(SparkEngine):
-    """Engine `bigdl` where dllib computes; its Orca is :mod:`pipelines.engines.orca`."""
+    """Engine `bigdl` with dllib; :mod:`pipelines.engines.orca` is its Orca."""
 
     name = "bigdl"
+    best_for = "BigDL clusters, in the executors' JVMs"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers. With"
@@ -172,7 +173,7 @@ class DllibEngine(SparkEngine):
             needs="`training.framework: bigdl` (dllib). BigDL's jars on"
             " `spark.driver.extraClassPath` and `spark.executor.extraClassPath`; sessions that the"
             " package starts have them. `spark.executor.memory` for weights, gradients and"
-            " activations; the error names the amount where it is too small.",
+            " activations; an error names the amount if it is too small.",
         )
     }
     frameworks = FRAMEWORKS
@@ -183,13 +184,13 @@ class DllibEngine(SparkEngine):
 
     @override
     def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        asked = {**needed_memory(config), **_mkl_conf(conf)}
-        told = {key: value for key, value in asked.items() if key not in conf}
-        return {**told, **class_paths(conf)}
+        wanted = {**needed_memory(config), **_mkl_conf(conf)}
+        missing = {key: value for key, value in wanted.items() if key not in conf}
+        return {**missing, **class_paths(conf)}
 
     @override
     def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
-        # Spark carries them to the executors; a class path would have to be there already.
+        # Spark sends these jars to the executors; a class path would need them there already.
         return {"spark.jars": ",".join(map(str, jars())), **needed_memory(config)}
 
     @override
@@ -213,8 +214,8 @@ class DllibEngine(SparkEngine):
 def _mkl_conf(conf: Mapping[str, str]) -> Mapping[str, str]:
     """Make dllib's MKL use this machine's vector instructions, if executors run on it.
 
-    Its MKL is of 2018. On processors that are not Intel's it multiplies by SSE, at a fifth of
-    AVX-512's rate, unless a variable that Intel does not document is set.
+    Its MKL is of 2018. On other processors than Intel's it multiplies by SSE, at a fifth of
+    AVX-512's rate, unless an undocumented variable is set.
     """
     widest = widest_unused_by_mkl() if conf["spark.master"].startswith("local") else None
     return {_MKL_KERNELS: _MKL_NUMBERS[widest]} if widest else {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
 
 PART_TOKENS = 8 * 2**20
-"""Tokens that a worker holds at once: 32 MiB, and as much again while they are read."""
+"""Tokens in a worker's memory: 32 MiB, and as much again during the read."""
 
 Sizes = dict[tuple[int, int], tuple[int, int]]
 """By step and rank: tokens, and tokens with padding."""
@@ -29,14 +29,14 @@ Sizes = dict[tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps whose granules are in memory together; `last` is one past the last."""
+    """Steps with their granules in memory together; `last` is one past the last."""
 
     first: int
     last: int
 
 
 def replicas(training: TrainingSettings) -> int:
-    """Return the copies of the model on a worker, one a thread: they share its granules evenly."""
+    """Return the copies of the model on a worker, at most one per thread, for equal shares."""
     granules = training.granules_per_step // training.workers
     return max(count for count in range(1, training.threads + 1) if granules % count == 0)
 
@@ -58,9 +58,9 @@ def part_bytes(
     `sizes`, of :class:`SizesParam`, collects the size of each step.
     """
     workers = run.config.training.workers
-    own = replace(run, first_step=part.first, last_step=part.last)
+    part_run = replace(run, first_step=part.first, last_step=part.last)
     ranks = context.parallelize(range(workers), workers)
-    packed_ranks: Any = ranks.mapPartitionsWithIndex(partial(packed_steps, own, sizes))
+    packed_ranks: Any = ranks.mapPartitionsWithIndex(partial(packed_steps, part_run, sizes))
     return packed_ranks._to_java_object_rdd()
 
 
@@ -69,8 +69,10 @@ def packed_steps(
 ) -> Iterator[bytes]:
     """Yield a worker's share of each step of a part; `sizes` collects the sizes of the steps.
 
-    Runs on an executor, in Spark's own Python worker. Raises EngineError where lanes are
-    unreadable.
+    Runs on an executor, in Spark's own Python worker.
+
+    Raises:
+        EngineError: A lane is unreadable.
     """
     workers = run.config.training.workers
     try:
@@ -78,7 +80,8 @@ def packed_steps(
         for step, addresses in reader.ahead(run.shares(rank, workers)):
             granules = [reader.granule(address) for address in addresses]
             tokens, padded = (
-                sum(getattr(one, of) for one in granules) for of in ("tokens", "padded_tokens")
+                sum(getattr(granule, size) for granule in granules)
+                for size in ("tokens", "padded_tokens")
             )
             sizes.add({(step.index, rank): (tokens, padded)})
             yield packed(step.index, granules, run)
@@ -90,7 +93,7 @@ def packed_steps(
 
 
 def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
-    """Return granules as the class `Granules` of :mod:`pipelines.engines.bigdl.jvm` reads them.
+    """Return granules as bytes for the class `Granules` of :mod:`pipelines.engines.bigdl.jvm`.
 
     The granules have equal numbers of examples. The run has the embedded sides and the targets of
     the loss: scores, or the number of the example's own text, from 1.
@@ -98,9 +101,10 @@ def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
     sides = [granule.sides[name] for granule in granules for name in run.sides]
     ids = [packed_texts(side.token_ids, side.lengths) for side in sides]
     lengths = [side.lengths for side in sides]
-    compared = [granule_targets(run.config.objective, one, run.sides) for one in granules]
-    targets = [one.own + 1 if isinstance(one, Picks) else one for one in compared]
-    excluded = [_locations(one, run) for one in compared]
+    found = [granule_targets(run.config.objective, granule, run.sides) for granule in granules]
+    # dllib counts from 1.
+    targets = [picks.own + 1 if isinstance(picks, Picks) else picks for picks in found]
+    excluded = [_locations(picks, run) for picks in found]
     counts = [len(locations) for locations in excluded]
     integers = [np.concatenate(list(arrays)) for arrays in (ids, lengths, [counts], excluded)]
     scores = np.concatenate(targets)
@@ -115,7 +119,7 @@ def packed_texts(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _locations(targets: Targets, run: TrainingRun) -> np.ndarray:
-    """Return the indices, in a granule's similarities, of candidates that anchors do not see."""
+    """Return the indices of excluded candidates in a granule's similarities."""
     if not isinstance(targets, Picks):
         return np.empty(0, np.int64)
     anchors, candidates = targets.excluded.T

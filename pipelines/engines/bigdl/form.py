@@ -1,8 +1,8 @@
 """The common part of architectures in BigDL's dllib: a graph of layers in the driver's JVM.
 
-Matrix products, losses and the graph are dllib's. Layers that dllib offers only as many general
-tensor operations are in :mod:`pipelines.engines.bigdl.jvm`. Texts are packed one behind the other,
-so nothing is computed for padding.
+Matrix products, losses and the graph are dllib's. :mod:`pipelines.engines.bigdl.jvm` has the layers
+for which dllib needs many general tensor operations. Texts are packed one behind the other, so
+padding costs nothing.
 
 Source of dllib: Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data", SoCC 2019,
 arXiv:1804.05839.
@@ -45,7 +45,7 @@ class Nodes:
     Attributes:
         inputs: Token ids [tokens] and lengths [texts].
         embeddings: [texts, embedding width].
-        layers: The JVM's layers that have weights, with these weights' names.
+        layers: The JVM's layers with weights, and the names of these weights.
     """
 
     inputs: tuple[Any, Any]
@@ -82,7 +82,7 @@ class Graph:
 
 
 class Builder:
-    """Adds layers to a graph, and keeps those with weights, and their names, in `layers`.
+    """Adds layers to a graph, and keeps those with weights in `layers`, with their names.
 
     `classes` is the package of :mod:`pipelines.engines.bigdl.jvm`; `lengths` the node of [texts].
     """
@@ -126,7 +126,7 @@ POOLED: Mapping[Pooling, str] = {
     "lasttoken": "last",
     "weightedmean": "weighted",
 }
-"""The names that :meth:`Builder.pool` gives the ways of pooling."""
+"""The names of the ways of pooling for :meth:`Builder.pool`."""
 
 
 class Form(Protocol):
@@ -138,7 +138,7 @@ class Form(Protocol):
 
 
 def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
-    """Begin a graph with the encoder; dllib must be on the class path. Runs on the driver."""
+    """Begin a graph with the encoder, with dllib on the class path. Runs on the driver."""
     encode: Form = form_of(spec, "bigdl")
     ids, lengths = dllib.Input(), dllib.Input()
     builder = Builder(provide_classes(context), lengths)
@@ -156,7 +156,7 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
 
 
 def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any) -> Graph:
-    """Close a graph at its output node; dllib must be on the class path. Runs on the driver."""
+    """Close a graph at its output node, with dllib on the class path. Runs on the driver."""
     model = dllib.Model(list(nodes.inputs), [output]).value
     # From here on the layers' arrays are parts of one vector.
     vector = model.getParameters()._1()
@@ -210,7 +210,7 @@ def unflattened(graph: Graph, vector: np.ndarray) -> Weights:
             end = start + int(np.prod(shapes[name]))
             weights[name] = vector[start:end].reshape(shapes[name])
             start = end
-    # In canonical order, in which files are written.
+    # In canonical order, the order of files.
     return {name: weights[name] for name in shapes}
 
 

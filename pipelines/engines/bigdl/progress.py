@@ -1,9 +1,8 @@
 """The driver's view of dllib: the progress of its steps, and where its workers are.
 
-Spark takes `spark.network.timeout`, two minutes, to give up a silent executor, and up to another
-minute until it looks. Both are fixed when a session starts, which may not be ours. The driver hears
-of silence much earlier by the heartbeats, which executors send in every session. Runs on the
-driver.
+Spark gives up a silent executor after `spark.network.timeout`, two minutes, and looks once a
+minute. A session fixes both at its start, and may be the user's. The heartbeats of executors, in
+every session, tell the driver of silence much earlier. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 1.0
 SILENCE_SECONDS = 40.0
-"""Four heartbeats: more than the monitor gives a Python process, since a JVM may stop to collect
-its garbage."""
+"""Four heartbeats: more than the monitor's deadline for a Python process, since a JVM may stop for
+a garbage collection."""
 _INTERVAL = "spark.executor.heartbeatInterval"
 _SPARK_INTERVAL = "10s"
 _INTERVALS = 2.5
-"""After a network outage of ten seconds heartbeats are two intervals and more apart."""
+"""After a network outage of ten seconds, heartbeats come two intervals and more apart."""
 
 
 class Heartbeats:
-    """Finds executors with tasks to run that are silent for more than `most_seconds`.
+    """Finds executors with tasks and a silence of more than `most_seconds`.
 
     The listener is the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
     """
@@ -46,10 +45,10 @@ class Heartbeats:
         self._looked = self._since = time.monotonic()
 
     def silent(self) -> Mapping[str, float]:
-        """Return the silences that are too long, by host and port of the executor."""
+        """Return the silences over the limit, by host and port of the executor."""
         now = time.monotonic()
         if now - self._looked > 2 * CHECK_SECONDS:
-            # This process may have been suspended, and could hear nothing.
+            # A suspended process hears nothing, so the executors get a new deadline.
             self._since = now
         self._looked = now
         return too_long(self._listener.silences(), now - self._since, self._most_seconds)
@@ -58,11 +57,11 @@ class Heartbeats:
 def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, float]:
     """Return the silences over `most_seconds`, by host and port, from the lines of `Heartbeats`.
 
-    The driver can have heard of executors only for `awake` seconds, which limit every silence.
+    The driver has listened for `awake` seconds, the upper limit of every silence.
     """
     rows = (line.split() for line in lines.splitlines())
-    seconds = {executor: min(float(told), awake) for executor, told in rows}
-    return {executor: told for executor, told in seconds.items() if told > most_seconds}
+    silences = {executor: min(float(seconds), awake) for executor, seconds in rows}
+    return {executor: silence for executor, silence in silences.items() if silence > most_seconds}
 
 
 @contextmanager
@@ -81,13 +80,13 @@ def listening(context: SparkContext, classes: Any) -> Iterator[Heartbeats]:
         spark.removeSparkListener(listener)
 
 
-# Where dllib keeps each worker's copy of the model.
+# dllib's name of the RDD with each worker's copy of the model.
 _MODELS = "Thread Model RDD"
-# Spark's words in the error of a stage; and what the class `AdamW` in `jvm` says where the worker's
-# task is made again, on another executor, before Spark tells of the loss.
+# Spark's words in the error of a stage; and the message of the class `AdamW` in `jvm` for a
+# repeated task of a worker on another executor, before Spark reports the loss.
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
-# What dllib says of such a task, which looks for the parameters where they never were.
+# dllib's messages for such a task, which finds no parameters on its executor.
 _PARAMETERS_LOST = re.compile(
     "initialize AllReduceParameter first|AllReduceParameter is not initialized"
 )
@@ -95,10 +94,10 @@ _PARAMETERS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A step as dllib reports it.
+    """dllib's report of a step.
 
     Attributes:
-        steps: Made in this part, including this one.
+        steps: Completed in this part, with this one.
         seconds: At the end of the step, since the part's optimiser was made.
         computing: Seconds of forward and backward passes, the mean over the workers.
     """
@@ -122,7 +121,7 @@ class WorkerLocations:
     Attributes:
         classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         names: Returns the lines of the class `GranulesReader` so far.
-        known: Host and port of each worker's executor; empty until all are known.
+        known: Host and port of each worker's executor; empty before the workers have begun.
     """
 
     context: SparkContext
@@ -134,14 +133,15 @@ class WorkerLocations:
     _checked: float = 0.0
 
     def find(self) -> None:
-        """Ask Spark where the workers are; they have begun."""
+        """Ask Spark for the places of the workers, which have begun."""
         locations = self.classes.Runs.locations(self.context._jsc, _MODELS, self.training.workers)
         self.known = locations.split("\n")[: self.training.workers]
 
     def check(self) -> None:
-        """Check, at most once a second, that the workers' executors are there.
+        """Check, at most once a second, for lost executors of workers.
 
-        Raises WorkerLostError where one is gone.
+        Raises:
+            WorkerLostError: An executor is silent or gone.
         """
         now = time.monotonic()
         if now - self._checked < CHECK_SECONDS:
@@ -151,20 +151,20 @@ class WorkerLocations:
             self.find()
         for executor, seconds in self.heartbeats.silent().items():
             raise self._lost(executor, f"nothing was heard of it for {seconds:.0f} s")
-        there = self.context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()
+        running = self.context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()
         for executor in self.known:
-            if executor and executor not in there:
+            if executor and executor not in running:
                 raise self._lost(executor, "its executor is gone")
 
     def _lost(self, executor: str, cause: str) -> WorkerLostError:
-        """Return the loss of an executor, whose worker is not known before it has begun."""
+        """Return the error for a lost executor, without a worker if none has begun."""
         where: dict[str, Any] = {"host": self._name(executor.rpartition(":")[0])}
         if executor in self.known:
             where = self.place(self.known.index(executor))
         return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
 
     def _name(self, address: str) -> str:
-        """Return a host's own name, or until it is known the driver's name for it."""
+        """Return a host's own name if known, or else the driver's name for it."""
         names = dict(line.split(" ", 1) for line in self.names())
         return names.get(address) or (name_of(address) if address else "")
 
@@ -177,12 +177,12 @@ class WorkerLocations:
     def error(self, error: Exception) -> EngineError:
         """Return the engine's error for that of a Spark job."""
         text = str(error)
-        # An error of reading lanes names its worker itself.
-        if said := re.search(r"engine bigdl, rank (\d+), host (\S+), lane (\d+): (.*)", text):
-            rank, host, lane, cause = said.groups()
+        # An error from reading lanes names its worker itself.
+        if reported := re.search(r"engine bigdl, rank (\d+), host (\S+), lane (\d+): (.*)", text):
+            rank, host, lane, cause = reported.groups()
             return EngineError("bigdl", cause, rank=int(rank), host=host, lane=int(lane))
         cause = f"the Spark job failed ({spark_cause(error)})"
-        # Tasks have the numbers of the workers.
+        # Task numbers are the ranks of the workers.
         place: dict[str, Any] = {}
         if lost := re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) exec", text):
             place = self.place(int(lost[1])) | {"host": self._name(lost[2])}

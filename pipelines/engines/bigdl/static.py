@@ -10,9 +10,9 @@ from pipelines.models.weights import WORDS
 
 
 def token_floats(spec: StaticSpec, tokens: int) -> int:
-    """Return the fp32 numbers that forward and backward keep of a token, amply.
+    """Return the count of fp32 numbers per token that forward and backward keep, amply.
 
-    They are vectors and gradients; `tokens` of the longest text does not count.
+    They are vectors and gradients, whatever the `tokens` of the longest text.
     """
     return 26 * spec.hidden
 

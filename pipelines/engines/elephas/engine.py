@@ -23,9 +23,10 @@ _AVERAGED = _NEEDS + "7 times the weights, and 3 times more for each worker."
 
 
 class ElephasEngine(SparkEngine):
-    """Trains in the tasks of a Spark job, which exchange arrays with the driver."""
+    """Trains in the tasks of a Spark job; these exchange arrays with the driver."""
 
     name = "elephas"
+    best_for = "slow networks; uneven executor speeds"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with one worker. More workers average weights and "
@@ -53,12 +54,12 @@ class ElephasEngine(SparkEngine):
 
     @override
     def with_any_workers(self, config: Config) -> bool:
-        # The mean of more workers' rounds is another one.
+        # More workers change the mean of a round, and so the result.
         return config.training.mode != "sync"
 
     @override
     def python_worker_role(self, config: Config) -> str:
-        # TensorFlow keeps the number of threads that a process began with.
+        # TensorFlow keeps a process's first number of threads.
         return f"{self.name}, {config.training.threads} threads"
 
     @override

@@ -1,7 +1,7 @@
-"""The worker, with a Keras that skips its imports for drawing and wrapping. Runs on executors.
+"""The worker, without Keras's imports for drawing and wrapping. Runs on executors.
 
-Matplotlib and scikit-learn take a quarter of a worker's start time. For Spark's Python daemons
-alone: on the driver a user's program may need what Keras does with them.
+Matplotlib and scikit-learn take a quarter of a worker's start time. Only for Spark's Python
+daemons: on the driver a user's program may need Keras with both.
 """
 
 from __future__ import annotations

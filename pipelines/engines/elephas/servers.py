@@ -1,4 +1,4 @@
-"""Elephas's parameter servers, made safe: threads of the driver that serve this run alone.
+"""Elephas's parameter servers, made safe: threads of the driver, for one run.
 
 Elephas forks its HTTP server off the driver, listens at a known port of a public address, and lets
 anybody read and write. Here the system chooses the port. A request must show the token of the run
@@ -39,20 +39,20 @@ with quiet_import():
 
 
 class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library has no types
-    """A worker's access to the server, once the connection is known; pickled on the driver."""
+    """A worker's access to the server, pickled on the driver with its connection."""
 
     connection: Client
 
     def __init__(self, client_class: type[Client]) -> None:
         self.client_class = client_class
 
-    # In place of the library's, which unpickle what arrives.
+    # These two replace the library's methods, which unpickle all received data.
     def get_parameters(self, request: Request) -> tuple[ResponseHeader, Weights | None]:
-        """Return the parameters, or None where they are not there yet."""
+        """Return the parameters, or None before there are any."""
         return self.connection.ask("parameters", request)
 
     def update_parameters(self, delta: Weights, request: Request) -> ResponseHeader:
-        """Send an update of the parameters; return when it is applied."""
+        """Send an update of the parameters; return after its application."""
         return self.connection.ask("update", request, delta)[0]
 
 
@@ -81,10 +81,13 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
     def listen(
         self, store: ParameterStore, bind: str, token: str, identity: Identity | None = None
     ) -> None:
-        """Take a port, and the arguments that the library's constructor lacks.
+        """Take a port, and the missing arguments of the library's constructor.
 
         Every request must show the token, of ``TOKEN_BYTES`` characters. The identity encrypts the
-        connections. Raises OSError where this machine does not have the address.
+        connections.
+
+        Raises:
+            OSError: `bind` is no address of this machine.
         """
         self.token = token
         self.identity = identity
@@ -92,8 +95,8 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         self.master_network = None
         reading, writing = store.reading.items(), store.writing.items()
         handlers: dict[str, Handler] = {
-            **{name: self.make_read_threadsafe_if_necessary(one) for name, one in reading},
-            **{name: self.make_write_threadsafe_if_necessary(one) for name, one in writing},
+            **{name: self.make_read_threadsafe_if_necessary(read) for name, read in reading},
+            **{name: self.make_write_threadsafe_if_necessary(write) for name, write in writing},
         }
         self.handler = RequestHandler(store.forms, handlers)
         self.server = self.make_server(bind)
@@ -101,7 +104,7 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
 
     @abstractmethod
     def make_server(self, bind: str) -> TokenServer:
-        """Return the server that accepts the transport's connections."""
+        """Return the server for the transport's connections."""
 
     def make_threadsafe_if_necessary(
         self, func: Handler, lock_aquire_callable: Callable[[], None]
@@ -137,7 +140,7 @@ class GranuleHttpServer(GranuleServer):
 
     @override
     def make_server(self, bind: str) -> TokenServer:
-        # Bound here, since Werkzeug would end the process if it could not bind.
+        # Bound here, since Werkzeug ends the process on a failed bind.
         with socket.create_server((bind, 0)) as listening:
             return _HttpTokenServer(
                 bind,
@@ -170,7 +173,7 @@ class GranuleHttpServer(GranuleServer):
         except ValueError as error:
             logger.warning("refused %s: %s", name, error)
             return Response(status=400)
-        # Werkzeug's types know bytes alone; it passes on any buffer.
+        # Werkzeug's types accept only bytes; it passes on any buffer.
         response = Response(chunks)  # type: ignore[arg-type]
         response.content_length = length
         return response
@@ -181,13 +184,13 @@ class _HttpTokenServer(TokenServer, BaseWSGIServer):
 
 
 class _Head:
-    """The lines of a head, up to `left` bytes; the library reads 6 MiB from anybody."""
+    """The lines of a head, up to `left` bytes; the library would read 6 MiB."""
 
     def __init__(self, stream: BufferedIOBase, left: int) -> None:
         self._stream, self._left = stream, left
 
     def readline(self, limit: int) -> bytes:
-        """Return a line for :mod:`http.client`, which refuses the request on LineTooLong."""
+        """Return a line for :mod:`http.client`; LineTooLong makes it refuse the request."""
         line = self._stream.readline(max(min(limit, self._left + 1), 0))
         self._left -= len(line)
         if self._left < 0:
@@ -196,9 +199,9 @@ class _Head:
 
 
 class _HttpConnection(WSGIRequestHandler):
-    """A connection that answers authenticated requests alone, and stays open for workers.
+    """A connection for authenticated requests only, which stays open for workers.
 
-    Werkzeug's own dispatching closes every connection, and reads whatever is sent.
+    Werkzeug's own dispatching closes every connection, and reads any amount of data.
     """
 
     server: _HttpTokenServer
@@ -206,7 +209,7 @@ class _HttpConnection(WSGIRequestHandler):
     disable_nagle_algorithm = True
 
     def parse_request(self) -> bool:
-        """Read the head of a request, of bounded size: nobody has shown the token yet."""
+        """Read the head of a request, of bounded size: it comes before the token."""
         body = self.rfile
         self.rfile = _Head(body, MAX_HEAD_BYTES - len(self.raw_requestline))  # type: ignore[assignment] # no more is read
         try:
@@ -221,7 +224,7 @@ class _HttpConnection(WSGIRequestHandler):
             return
         response = Response.from_app(self.server.app, self.make_environ())
         if response.status_code != 200:
-            # The body may not have been read, so the connection cannot go on.
+            # An unread body may follow, so the connection must end.
             self._refuse(response.status_code)
             return
         self.send_response_only(response.status_code)
@@ -231,11 +234,11 @@ class _HttpConnection(WSGIRequestHandler):
             self.wfile.write(chunk)
 
     def send_error(self, code: int, *_: Any) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse anything but HTTP."""
         self._refuse(code)
 
     def handle_expect_100(self) -> bool:
-        """Refuse clients that ask before they send the body; workers do not."""
+        """Refuse clients that ask before the body; workers do not ask."""
         self._refuse(417)
         return False
 

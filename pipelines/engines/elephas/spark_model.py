@@ -4,7 +4,7 @@ In the library's own synchronous mode every epoch is a Spark job, and all weight
 driver's JVM at its end. Its worker turns a partition into one array and calls Keras's ``fit`` on
 it, with a fresh optimiser each time. Here the workers of every mode live as long as the run, make
 their steps by the loops of this package, and send their arrays to the parameter server. The encoder
-is also a Keras model, since Elephas trains nothing else.
+is also a Keras model, the only kind that Elephas trains.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
 
 
 class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
-    """Trains one worker's share of the run; `json` is the model, as Elephas writes it.
+    """Trains one worker's share of the run; `json` is the model in Elephas's format.
 
     `task` belongs to rank 0; the others differ only by rank.
     """
@@ -89,8 +89,10 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
     def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
         """Train from the first step to the last, and yield nothing; the iterator holds the rank.
 
-        Losses and errors go to the driver's monitor. A PipelineError refuses a lost worker that
-        Spark has started again.
+        Losses and errors go to the driver's monitor.
+
+        Raises:
+            PipelineError: Spark has started a lost worker again.
         """
         (rank,) = data_iterator
         context = TaskContext.get()
@@ -125,7 +127,7 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
         self.set_weights([weights[name] for name in weight_shapes(self.spec)])
 
     def get_config(self) -> dict[str, Any]:
-        """Return what :meth:`from_config` reads."""
+        """Return the config for :meth:`from_config`."""
         return {"spec": self.spec.to_json()}
 
     @classmethod
@@ -135,9 +137,9 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
 
 
 def encoder_model(spec: EncoderSpec, weights: Weights, training: TrainingSettings) -> EncoderModel:
-    """Return a model with weights, compiled, since Elephas accepts no other.
+    """Return a compiled model with weights; Elephas accepts no other.
 
-    The optimiser stands for the workers' own; Keras does not run it.
+    Keras does not run its optimiser: the workers have their own.
     """
     model = EncoderModel(spec)
     model.take(weights)
@@ -197,7 +199,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
             parameter_server_mode=f"granules-{training.transport}",
             port=0,
         )
-        # The library's copies of the weights, which nothing reads.
+        # Frees the library's copies of the weights; nothing reads them.
         self.weights = self.serialized_model = None
         self._task = task
         self._first = checkpoint

@@ -23,18 +23,19 @@ class HorovodEngine(SparkEngine):
 
     Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection to
     one of them holds up the run, and they stay until the driver exits. Nor by
-    ``horovod.spark.run_elastic``: its driver does not end after a rank was killed, and it needs a
-    script that discovers hosts and a spare host.
+    ``horovod.spark.run_elastic``: its driver does not end after the death of a rank, and it needs a
+    spare host and a script to discover hosts.
     """
 
     name = "horovod"
+    best_for = "dynamic allocation; fp16 gradients"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers. With "
             "`training.compression: fp16` the curve is close to it.",
             choose_when="You use Horovod already, or want fp16 gradients on the network.",
-            needs="Horovod, compiled for the executors ([the environment](environment.md)). One "
-            "task slot per worker at once (executor cores / `spark.task.cpus`). A network that "
+            needs="Horovod, compiled for the executors (see [the environment](environment.md)). "
+            "One task slot per worker at once (executor cores / `spark.task.cpus`). A network that "
             "only the cluster reaches: the ranks do not authenticate one another. Horovod takes "
             "the interface that reaches the driver; `spark.executorEnv.HOROVOD_GLOO_IFACE` names "
             "another.",
@@ -54,7 +55,7 @@ class HorovodEngine(SparkEngine):
             raise EngineUnavailable(
                 "training.engine",
                 "horovod is not installed",
-                "`make horovod` builds it for driver and executors, "
+                "Run `make horovod`, which builds it for driver and executors, "
                 "see docs/reference/environment.md",
             )
 

@@ -1,7 +1,7 @@
 """The ranks of Horovod, each in a process of its own on an executor, and their exchange.
 
-Horovod starts once in a process, and Spark reuses its Python workers, so each rank is a child of
-one.
+Horovod starts only once in a process, and Spark reuses its Python workers. So each rank is a child
+process of a Python worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLLECTIVES = {
     "torch": ("pipelines.engines.horovod.torch", "TorchCollectives"),
 }
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-# With an interface given, Horovod looks no host's name up.
+# With this variable, Horovod looks up no host names.
 GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
 GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
@@ -42,7 +42,7 @@ def train_rank(client: RendezvousClient, task: WorkerTask) -> None:
 
 
 def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> HorovodCollectives:
-    """Start Horovod in this process, once all ranks are there; `afterwards` leaves it."""
+    """Wait for all ranks and start Horovod in this process; `afterwards` leaves it."""
     training = task.run.config.training
     module, name = COLLECTIVES[training.framework]
     try:
@@ -50,15 +50,15 @@ def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> 
             collectives_class = getattr(import_module(module), name)
     except ImportError as error:
         raise PipelineError(
-            f"Horovod for {training.framework} cannot be imported ({error}): install the wheel"
+            f"Horovod for {training.framework} cannot be imported ({error}). Install the wheel"
             " on every executor, see docs/reference/environment.md"
         ) from error
-    own = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
-    places = meet(client, task, own, training.start_seconds)
+    place = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
+    places = meet(client, task, place, training.start_seconds)
     os.environ |= environment(places, task.rank, gpus_given_by_spark()) | client.environment()
-    # Later than any deadline of the monitor's, which can tell the worker that is at fault.
+    # Later than any deadline of the monitor, since only the monitor can name the worker at fault.
     wait = training.stall_seconds + SILENCE_SECONDS
-    # What the cluster's administrator has set for its network stays.
+    # The settings of the cluster's administrator for its network stay.
     os.environ.setdefault(GLOO_TIMEOUT, str(int(wait)))
     os.environ.setdefault(GLOO_INTERFACE, interface_of(client.own_address))
     collectives: HorovodCollectives = collectives_class(training.compression)
@@ -91,16 +91,18 @@ class HorovodCollectives(ABC):
         """Return each tensor's mean over the workers; in TensorFlow, while a graph is traced."""
         if self._compression is self._exact:
             return self._mean("all", tensors, self._exact)
-        # The loss is a single number that people read: it is not rounded.
+        # The loss is one number for the user's eyes: it stays fp32.
         is_number = [len(tensor.shape) == 0 for tensor in tensors]
         groups = {}
         for name, numbers, compression in (
             ("gradients", False, self._compression),
             ("numbers", True, self._exact),
         ):
-            own = [one for one, is_one in zip(tensors, is_number, strict=True) if is_one == numbers]
-            groups[numbers] = iter(self._mean(name, own, compression) if own else [])
-        return [next(groups[is_one]) for is_one in is_number]
+            group = [
+                tensor for tensor, kind in zip(tensors, is_number, strict=True) if kind == numbers
+            ]
+            groups[numbers] = iter(self._mean(name, group, compression) if group else [])
+        return [next(groups[kind]) for kind in is_number]
 
     @abstractmethod
     def all_gather(self, tensor: Any) -> Any:
@@ -116,18 +118,18 @@ class HorovodCollectives(ABC):
 
     @abstractmethod
     def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
-        """Return the means, by a collective operation of a name that is the same on all workers."""
+        """Return the means, by one collective operation with the same name on all workers."""
 
 
 def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dict[str, str]:
-    """Return the variables from which Horovod and the frameworks read a rank's place.
+    """Return a rank's place as the variables of Horovod and the frameworks.
 
-    `given` are the addresses of the GPUs that Spark gave its task.
+    `given` are the addresses of Spark's GPUs for the task.
     """
     hosts = [place.host for place in places]
-    own = hosts[rank]
-    local = hosts[:rank].count(own)
-    # Hosts that have as many ranks, one of which is the counterpart of this one.
+    host = hosts[rank]
+    local = hosts[:rank].count(host)
+    # Hosts with a rank of this local number, the counterpart of this one.
     names = list(dict.fromkeys(hosts))
     counterparts = [name for name in names if hosts.count(name) > local]
     visible = [name for name in places[rank].devices.split(",") if name]
@@ -138,11 +140,11 @@ def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dic
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(len(hosts)),
         "HOROVOD_LOCAL_RANK": str(local),
-        "HOROVOD_LOCAL_SIZE": str(hosts.count(own)),
-        "HOROVOD_CROSS_RANK": str(counterparts.index(own)),
+        "HOROVOD_LOCAL_SIZE": str(hosts.count(host)),
+        "HOROVOD_CROSS_RANK": str(counterparts.index(host)),
         "HOROVOD_CROSS_SIZE": str(len(counterparts)),
-        # A part of the store's keys, in which a real name might be no valid path.
-        "HOROVOD_HOSTNAME": f"host-{names.index(own)}",
+        # A part of the store's keys: a real name might be no valid path.
+        "HOROVOD_HOSTNAME": f"host-{names.index(host)}",
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "LOCAL_RANK": str(local),

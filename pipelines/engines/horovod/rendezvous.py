@@ -1,7 +1,7 @@
-"""The store in which Horovod's ranks find one another. Runs on the driver.
+"""The store for the meeting of Horovod's ranks. Runs on the driver.
 
 Horovod's own server listens at every address, is unauthenticated, and stays until the driver exits.
-Its ranks speak HTTP to any given server address, so that a token can be a part of it: a request is
+Its ranks speak HTTP to any given server address, and the address can contain a token: a request is
 for ``/TOKEN:0/SCOPE/KEY``.
 """
 
@@ -27,7 +27,7 @@ RETRY_SECONDS = 0.3
 
 
 class Place(NamedTuple):
-    """Where a rank is, and its executor's GPUs, as ``CUDA_VISIBLE_DEVICES`` lists them."""
+    """A rank's host, and its executor's GPUs in the form of ``CUDA_VISIBLE_DEVICES``."""
 
     host: str
     devices: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 class RendezvousClient:
     """A rank's access to the driver's store; a connection for each request.
 
-    After a request, `own_address` is this host's address on the network that leads to the store.
+    After a request, `own_address` is this host's address on the network of the store.
     """
 
     def __init__(self, address: tuple[str, int], token: str) -> None:
@@ -49,15 +49,15 @@ class RendezvousClient:
         self._request("PUT", key, value)
 
     def get_all(self, scope: str) -> dict[str, str]:
-        """Return the values of all keys that begin with the scope, which ends in a slash."""
+        """Return the values of all keys in a scope; a scope ends in a slash."""
         values: dict[str, str] = json.loads(self._request("GET", scope))
         return values
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell Horovod where the store is.
+        """Return Horovod's variables for the address of the store.
 
-        The library appends ``:PORT/`` to the address when it builds a path, so the token becomes a
-        part of the path.
+        The library appends ``:PORT/`` to the address for a path, so the token becomes a part of the
+        path.
         """
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self._host}:{self._port}/{self._token}",
@@ -65,7 +65,7 @@ class RendezvousClient:
         }
 
     def _request(self, method: str, key: str, body: str | None = None) -> str:
-        """Send a request, and repeat it while the driver is too busy, as Horovod does."""
+        """Send a request, and repeat it for a busy driver, like Horovod."""
         for _ in range(REQUEST_ATTEMPTS - 1):
             with suppress(OSError, HTTPException):
                 return self._request_once(method, key, body)
@@ -87,21 +87,21 @@ Where = TypeVar("Where", bound=tuple[Any, ...])
 """A named tuple of JSON values."""
 
 
-def meet(client: RendezvousClient, task: WorkerTask, own: Where, seconds: float) -> list[Where]:
-    """Wait until all ranks have left their places in the store; return these by rank.
+def meet(client: RendezvousClient, task: WorkerTask, place: Where, seconds: float) -> list[Where]:
+    """Store this rank's place, and wait for those of all ranks; return them by rank.
 
     Raises:
         PipelineError: Some ranks are missing.
     """
     deadline = time.monotonic() + seconds
     keys = [f"places/{rank}" for rank in range(task.workers)]
-    client.put(keys[task.rank], json.dumps(own))
-    while len(there := client.get_all("places/")) < task.workers:
+    client.put(keys[task.rank], json.dumps(place))
+    while len(stored := client.get_all("places/")) < task.workers:
         if time.monotonic() > deadline:
-            late = [rank for rank, key in enumerate(keys) if key not in there]
-            raise PipelineError(f"ranks {late} have not come within {seconds:.0f} s")
+            late = [rank for rank, key in enumerate(keys) if key not in stored]
+            raise PipelineError(f"ranks {late} did not arrive within {seconds:.0f} s")
         time.sleep(RETRY_SECONDS)
-    return [type(own)(*json.loads(there[key])) for key in keys]
+    return [type(place)(*json.loads(stored[key])) for key in keys]
 
 
 MAX_VALUE_BYTES = 2**20
@@ -111,9 +111,11 @@ MAX_VALUE_BYTES = 2**20
 class Rendezvous(TokenServer):
     """The key-value store for one start of the ranks; a context manager.
 
-    The token is the store's own, since the library writes addresses to the executors' logs on
-    errors. The executors reach the driver by `host`; an OSError refuses one that is not of this
-    machine.
+    Its token is not the run's, since the library logs addresses with errors on the executors. The
+    executors reach the driver by `host`.
+
+    Raises:
+        OSError: `bind` is no address of this machine.
     """
 
     allow_reuse_address = True
@@ -136,7 +138,7 @@ class Rendezvous(TokenServer):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request per connection; unauthenticated ones are not answered."""
+    """One request per connection; unauthenticated ones get no answer."""
 
     server: Rendezvous
     raw_requestline: bytes
@@ -164,7 +166,7 @@ class _Request(BaseHTTPRequestHandler):
             return self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         value = self.rfile.read(size)
         if len(value) < size:
-            return None  # Its sender is gone.
+            return None  # Its sender is gone; half a value would mislead the others.
         with self.server.lock:
             self.server.values[self.path] = value
         return self._reply(HTTPStatus.OK)

@@ -13,7 +13,7 @@ from pipelines.engines.horovod.ranks import HorovodCollectives
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.quiet import import_without
 
-# Derives a layer from one of Keras, which no encoder has, and whose import takes as long as
+# Derives a layer, unused by any encoder, from one of Keras, whose import takes as long as
 # TensorFlow's.
 _LAYER = ModuleType("horovod.tensorflow.sync_batch_norm")
 _LAYER.SyncBatchNormalization = None  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ class TensorFlowCollectives(HorovodCollectives):
         return hvd.allgather(tf.convert_to_tensor(tensor), name="gather")
 
     def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
-        # Divided before it is summed: a sum could be more than fp16 holds.
+        # Divided before the sum, which could exceed fp16's range.
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0) / self.workers
         mean = hvd.allreduce(flat, op=hvd.Sum, name=name, compression=compression)
         pieces = tf.split(mean, [int(tensor.shape.num_elements()) for tensor in tensors])

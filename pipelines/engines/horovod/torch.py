@@ -24,14 +24,14 @@ class TorchCollectives(HorovodCollectives):
 
     def all_gather(self, tensor: Any) -> Any:
         """Return the workers' tensors joined along the first axis, in the order of the ranks."""
-        own = torch.as_tensor(tensor, device=self._device).detach().contiguous()
-        joined = hvd.allgather(own, name="gather")
+        local = torch.as_tensor(tensor, device=self._device).detach().contiguous()
+        joined = hvd.allgather(local, name="gather")
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
 
     def _mean(
         self, name: str, tensors: Sequence[torch.Tensor], compression: Any
     ) -> list[torch.Tensor]:
-        # Divided before it is summed: a sum could be more than fp16 holds.
+        # Divided before the sum, which could exceed fp16's range.
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(self.workers)
         flat, kind = compression.compress(flat)
         hvd.allreduce_(flat, op=hvd.Sum, name=name)

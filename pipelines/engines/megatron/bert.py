@@ -1,4 +1,4 @@
-"""BERT of Megatron-Core's layers; see :class:`pipelines.engines.megatron.form.MegatronForm`.
+"""BERT from Megatron-Core's layers; see :class:`pipelines.engines.megatron.form.MegatronForm`.
 
 Runs on executors.
 """
@@ -60,13 +60,14 @@ class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not follow
             self.weights[WORDS] = self._words.weight
         for layer in self.layers.values():
             self.weights |= layer.weights
-        others = {name: shape for name, shape in shapes.items() if name not in self.weights}
-        if RELATIVE_BIAS in others:
+        undivided = {name: shape for name, shape in shapes.items() if name not in self.weights}
+        if RELATIVE_BIAS in undivided:
             # The biases of a member's heads.
             members = config.tensor_model_parallel_size
-            others[RELATIVE_BIAS] = (spec.relative_buckets, spec.heads // members)
-        self.weights |= {name: _empty(shape) for name, shape in others.items()}
-        self._others = torch.nn.ParameterList(self.weights[name] for name in others)
+            undivided[RELATIVE_BIAS] = (spec.relative_buckets, spec.heads // members)
+        self.weights |= {name: _empty(shape) for name, shape in undivided.items()}
+        # A module must own its parameters, or its optimiser would not find them.
+        self._undivided = torch.nn.ParameterList(self.weights[name] for name in undivided)
 
     def first_states(self, batch: Batch, masks: DropoutMasks | None) -> torch.Tensor:
         """Return fp32 [tokens, hidden]."""
@@ -160,8 +161,8 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         query = self.query.product(entered) / math.sqrt(self._spec.hidden // heads)
         qkv = torch.cat([query, self.key.product(entered), self.value.product(entered)], 1)
         first, last = part_bounds(heads, self._members, self.query.tp_group.rank())
-        own = Heads(heads, first, last - first)
-        return attend(qkv, batch, own, masks, self._site, bias)
+        member_heads = Heads(heads, first, last - first)
+        return attend(qkv, batch, member_heads, masks, self._site, bias)
 
     def _norm(self, block: str, values: torch.Tensor) -> torch.Tensor:
         return layer_norm(self._spec, values, norm_weights(self.weights, f"{self._prefix}{block}"))

@@ -12,6 +12,7 @@ class MegatronEngine(BarrierEngine):
     """Divides the encoder between workers, and the optimiser's arrays between replicas."""
 
     name = "megatron"
+    best_for = "Megatron-Core layers and schedules"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with PyTorch, on any number of workers and in any "

@@ -60,7 +60,7 @@ class MegatronForm(Protocol):
         *,
         checkpointed: bool,
     ) -> MegatronEncode:
-        """Return the layers of a stage, whose weights are set later.
+        """Return the layers of a stage, without values of the weights.
 
         The spec and the shapes of the stage's weights describe the whole encoder; matrix products
         are of `dtype`. A checkpointed stage recomputes activations for their gradients.
@@ -108,9 +108,9 @@ class RowDivided(ColumnParallelLinear):  # type: ignore[misc] # the library has 
         output: torch.Tensor = self(states)[0]
         return output
 
-    def _forward_impl(self, input: Any, weight: Any, *, bias: Any, **others: Any) -> Any:
-        cast, of_output = weight.to(input.dtype), bias.to(input.dtype)
-        return super()._forward_impl(input, cast, bias=of_output, **others)
+    def _forward_impl(self, input: Any, weight: Any, *, bias: Any, **options: Any) -> Any:
+        weight, bias = weight.to(input.dtype), bias.to(input.dtype)
+        return super()._forward_impl(input, weight, bias=bias, **options)
 
 
 class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has no types
@@ -136,14 +136,14 @@ class ColumnDivided(RowParallelLinear):  # type: ignore[misc] # the library has 
         output: torch.Tensor = self(states)[0]
         return output
 
-    def _forward_impl(self, input: Any, weight: Any, **others: Any) -> Any:
-        return super()._forward_impl(input, weight.to(input.dtype), **others).float()
+    def _forward_impl(self, input: Any, weight: Any, **options: Any) -> Any:
+        return super()._forward_impl(input, weight.to(input.dtype), **options).float()
 
 
 class DividedWords(VocabParallelEmbedding):  # type: ignore[misc] # the library has no types
-    """The word embedding, divided by its rows, of which members may have one more or less.
+    """The word embedding, divided by its rows; members' counts may differ by one.
 
-    Megatron itself requires equal parts, and pads the vocabulary for that.
+    Megatron itself requires equal parts, and pads the vocabulary.
     """
 
     def __init__(self, shape: Sequence[int], config: TransformerConfig) -> None:
@@ -153,12 +153,12 @@ class DividedWords(VocabParallelEmbedding):  # type: ignore[misc] # the library 
         super().__init__(padded, width, init_method=_no_start, config=config)
         bounds = part_bounds(rows, members, self.tp_group.rank())
         self.vocab_start_index, self.vocab_end_index = bounds
-        own = torch.empty(bounds[1] - bounds[0], width)
-        self.weight = torch.nn.Parameter(own)
+        part = torch.empty(bounds[1] - bounds[0], width)
+        self.weight = torch.nn.Parameter(part)
 
 
 def _no_start(weight: torch.Tensor) -> None:
-    """Leave a weight as it is: it is set from a checkpoint."""
+    """Do nothing: a checkpoint sets the weight later."""
 
 
 class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
@@ -214,5 +214,6 @@ class MegatronStage(torch.nn.Module):  # type: ignore[misc] # torch is not follo
             for states, side in zip(after, sides, strict=True)
         ]
         return [
-            functional.normalize(finished(self._spec, self.weights, one), dim=-1) for one in pooled
+            functional.normalize(finished(self._spec, self.weights, states), dim=-1)
+            for states in pooled
         ]

@@ -4,7 +4,7 @@ Layers, schedules and the distributed optimiser are Megatron's. The optimiser sh
 moments: of the workers that hold the same part of the encoder, one of each replica, each keeps a
 contiguous range of it. The micro-batches of a step are the granules of a replica.
 
-The library assumes a GPU: some functions ask by name for tensors on it. On a machine without one,
+The library assumes a GPU: some functions ask by name for tensors on it. On a machine without a GPU,
 the modules with such functions see a substitute for PyTorch under its name; the rest of the process
 keeps PyTorch. Written against release 0.16.
 
@@ -61,7 +61,7 @@ _MODULES = (
 
 
 class _CudaOfCpu:
-    """The part of ``torch.cuda`` that those modules call."""
+    """``torch.cuda`` for those modules."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
@@ -89,25 +89,25 @@ class _TorchOfCpu:
 
 
 def run_on_cpu() -> None:
-    """Make the library compute on the CPU, over Gloo; once in a process that has no GPU."""
+    """Make the library compute on the CPU, over Gloo; once in a process without a GPU."""
     for module in _MODULES:
         module.torch = _TorchOfCpu()
-    # Gloo does not send several tensors as one, which is what this makes of operations inside.
+    # This would coalesce the operations inside into one, which Gloo does not support.
     param_and_grad_buffer._coalescing_manager = _one_by_one
-    # The library's looks for the name of a GPU's type.
+    # The library's version checks for the name of a GPU's tensor type.
     optimizer.clip_grad_by_total_norm_fp32 = _clip
 
 
 def pass_for_gpu(parameter: torch.nn.Parameter) -> None:
-    """Make the distributed optimiser, which checks the name of a weight's type, accept a weight."""
+    """Give a weight the type name of a GPU's, which the distributed optimiser checks."""
     parameter.type = lambda: "torch.cuda.FloatTensor"
 
 
-def _clip(parameters: Sequence[Any], max_norm: float, total_norm: float, **others: Any) -> None:
+def _clip(parameters: Sequence[Any], max_norm: float, total_norm: float, **options: Any) -> None:
     """Scale gradients in place down to the largest norm allowed."""
     share = max_norm / (total_norm + 1e-6)
     if share < 1:
-        torch._foreach_mul_([one.grad for one in parameters], share)
+        torch._foreach_mul_([parameter.grad for parameter in parameters], share)
 
 
 @contextmanager
@@ -158,26 +158,26 @@ class Moments:
                 state = self._optimiser.optimizer.state[piece.values]
                 state[kind].copy_(torch.from_numpy(flat[piece.numbers]))
 
-    def whole(self, key: str) -> torch.Tensor:
+    def gathered(self, key: str) -> torch.Tensor:
         """Return a moment of the part on the first replica; all replicas call it at once.
 
-        It is the sum of the pieces, padded with zeros, which is exact. `key` is the moment's kind,
-        a slash, and the name of the weight.
+        It is the sum of the zero-padded pieces, which is exact. `key` is the moment's kind, a
+        slash, and the name of the weight.
         """
         kind, name = kind_and_name(key)
-        whole = torch.zeros_like(self._weights[name])
+        moment = torch.zeros_like(self._weights[name])
         if (piece := self._pieces.get(name)) is not None:
-            whole.view(-1)[piece.numbers] = self._optimiser.optimizer.state[piece.values][kind]
-        processes.reduce(whole, dst=processes.get_global_rank(self._group, 0), group=self._group)
-        return whole
+            moment.view(-1)[piece.numbers] = self._optimiser.optimizer.state[piece.values][kind]
+        processes.reduce(moment, dst=processes.get_global_rank(self._group, 0), group=self._group)
+        return moment
 
     def _found(self) -> Iterator[tuple[torch.nn.Parameter, _Piece]]:
         """Yield parameters and their pieces, by the library's own records."""
         parameters = chain.from_iterable(self._optimiser.model_fp32_groups)
         pieces = chain.from_iterable(self._optimiser.shard_fp32_groups)
         for parameter, values in zip(parameters, pieces, strict=True):
-            own = self._optimiser._get_model_param_range_map(parameter)["param"]
-            yield parameter, _Piece(slice(own.start, own.end), values)
+            bounds = self._optimiser._get_model_param_range_map(parameter)["param"]
+            yield parameter, _Piece(slice(bounds.start, bounds.end), values)
 
 
 class MegatronStepper(StagedWork):
@@ -198,7 +198,7 @@ class MegatronStepper(StagedWork):
         self._weights = stage.weights
         for name, parameter in self._weights.items():
             parameter.data = torch.tensor(part.weights[name], device=self._device)
-            # By this mark its gradient counts in the norm on each member; else on the first alone.
+            # With this mark its gradient counts in the norm on each member, else only on the first.
             parameter.tensor_model_parallel = name in self._own.axes
             if self._device.type == "cpu":
                 pass_for_gpu(parameter)
@@ -222,7 +222,7 @@ class MegatronStepper(StagedWork):
     def checkpoint(self, step: int) -> Checkpoint:
         """Return the state before a step on rank 0; all workers call it at once."""
         return self._own.gathered(
-            step, self._weights.__getitem__, self._moments.whole, self._device
+            step, self._weights.__getitem__, self._moments.gathered, self._device
         )
 
     def _stage(self, shapes: dict[str, Sequence[int]]) -> MegatronStage:
@@ -271,30 +271,32 @@ class MegatronStepper(StagedWork):
         set_rate(self._optimiser, learning_rate)
         _, norm, _ = self._optimiser.step()
         self.gradient_norm = float(norm)
-        # The workers of the last stage have it, those of the others nothing.
+        # Only the workers of the last stage have a loss.
         (mean,) = self._everyone.all_reduce_mean([loss * self._own.placement.stages])
         return torch.as_tensor(mean)
 
-    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
-        inputs = [self._inputs(batch) for batch in some]
+    def _run(self, batches: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
+        inputs = [self._inputs(batch) for batch in batches]
         rows = max(sum(len(side.batch.token_ids) for side in sides) for sides in inputs)
 
         def forward(data: Any, model: Any) -> tuple[Any, Callable[..., Any]]:
             number, sides = next(data)
-            return model(sides, rows), partial(told, number)
+            return model(sides, rows), partial(loss_or_sides, number)
 
-        def told(number: int, sides: list[torch.Tensor], non_loss_data: bool = False) -> Any:
+        def loss_or_sides(
+            number: int, sides: list[torch.Tensor], non_loss_data: bool = False
+        ) -> Any:
             if loss_of is None:
                 return sides
             loss = loss_of(sides, number)
             # The schedule divides the first by the number of micro-batches, in place.
-            return loss * len(some), loss.detach()
+            return loss * len(batches), loss.detach()
 
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,
             data_iterator=iter(enumerate(inputs)),
             model=[self._model],
-            num_microbatches=len(some),
+            num_microbatches=len(batches),
             seq_length=rows,
             micro_batch_size=1,
             forward_only=loss_of is None,
@@ -305,7 +307,7 @@ class MegatronStepper(StagedWork):
 
 def _lay_out(task: WorkerTask, device: torch.device) -> None:
     """Make the library's groups of workers."""
-    # Of a stepper that this process had before.
+    # The groups of an earlier stepper in this process.
     parallel_state.destroy_model_parallel()
     if device.type == "cpu":
         run_on_cpu()

@@ -1,6 +1,6 @@
 """Mesh TensorFlow: an encoder in named dimensions, on a mesh of replicas and their members.
 
-The library's part: each worker's part of a product, and the exchange for it. TensorFlow's part: the
-servers that compute, and the session that drives them. Our part: how workers find one another, and
-all that is not the graph.
+The library contributes each worker's part of a product, and its exchange. TensorFlow contributes
+the computing servers and the session. This package contributes the meeting of the workers, and
+everything outside the graph.
 """

@@ -28,7 +28,7 @@ from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec
 from pipelines.models.weights import WORDS
 
 _ATTENTION_MASK = -1e9
-"""Added to the score of padding, whose probability then is exactly zero."""
+"""Added to the scores of padding: their probabilities are then exactly zero."""
 _MEMORY = "memory"
 """The tokens attended to; the attending ones are another dimension."""
 
@@ -49,39 +49,42 @@ class _Dimensions:
 
 def shapes(spec: BertSpec) -> Mapping[str, Shape]:
     """Return the dimensions of each weight."""
-    own = _Dimensions(spec)
+    dimensions = _Dimensions(spec)
     found: dict[str, Shape] = {
-        WORDS: [own.vocabulary, own.words],
-        POSITIONS: [own.positions, own.words],
-        "embeddings.LayerNorm.weight": [own.words],
-        "embeddings.LayerNorm.bias": [own.words],
+        WORDS: [dimensions.vocabulary, dimensions.words],
+        POSITIONS: [dimensions.positions, dimensions.words],
+        "embeddings.LayerNorm.weight": [dimensions.words],
+        "embeddings.LayerNorm.bias": [dimensions.words],
     }
     if spec.type_vocabulary:
-        found[SEGMENTS] = [own.segments, own.words]
+        found[SEGMENTS] = [dimensions.segments, dimensions.words]
     if spec.projects:
         found |= {
-            f"{PROJECTION}.weight": [own.hidden, own.words],
-            f"{PROJECTION}.bias": [own.hidden],
+            f"{PROJECTION}.weight": [dimensions.hidden, dimensions.words],
+            f"{PROJECTION}.bias": [dimensions.hidden],
         }
     for layer in range(spec.layers):
-        found |= _layer_shapes(own, layer_prefix(layer))
+        found |= _layer_shapes(dimensions, layer_prefix(layer))
     return found
 
 
-def _layer_shapes(own: _Dimensions, prefix: str) -> dict[str, Shape]:
+def _layer_shapes(dimensions: _Dimensions, prefix: str) -> dict[str, Shape]:
     matrices: dict[str, tuple[Shape, Shape]] = {
-        "attention.self.query": ([own.heads, own.head], [own.hidden]),
-        "attention.self.key": ([own.heads, own.head], [own.hidden]),
-        "attention.self.value": ([own.heads, own.head], [own.hidden]),
-        "attention.output.dense": ([own.hidden], [own.heads, own.head]),
-        "intermediate.dense": ([own.wide], [own.hidden]),
-        "output.dense": ([own.hidden], [own.wide]),
+        "attention.self.query": ([dimensions.heads, dimensions.head], [dimensions.hidden]),
+        "attention.self.key": ([dimensions.heads, dimensions.head], [dimensions.hidden]),
+        "attention.self.value": ([dimensions.heads, dimensions.head], [dimensions.hidden]),
+        "attention.output.dense": ([dimensions.hidden], [dimensions.heads, dimensions.head]),
+        "intermediate.dense": ([dimensions.wide], [dimensions.hidden]),
+        "output.dense": ([dimensions.hidden], [dimensions.wide]),
     }
     found: dict[str, Shape] = {}
     for name, (rows, columns) in matrices.items():
         found |= {f"{prefix}{name}.weight": [*rows, *columns], f"{prefix}{name}.bias": rows}
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-        found |= {f"{prefix}{name}.weight": [own.hidden], f"{prefix}{name}.bias": [own.hidden]}
+        found |= {
+            f"{prefix}{name}.weight": [dimensions.hidden],
+            f"{prefix}{name}.bias": [dimensions.hidden],
+        }
     return found
 
 
@@ -95,7 +98,7 @@ class _Pass:
 
     def __init__(self, spec: BertSpec, weights: Mapping[str, Any], side: Side) -> None:
         self._spec = spec
-        self._own = _Dimensions(spec)
+        self._dimensions = _Dimensions(spec)
         self._weights = weights
         self._side = side
         *self._texts, self._tokens = side.token_ids.shape
@@ -107,58 +110,64 @@ class _Pass:
         """Return fp32 [replica, examples, hidden]."""
         hidden_states = self._side.dropout(self._embedding_output())
         if self._spec.projects:
-            hidden_states = self._dense(PROJECTION, hidden_states, [self._own.hidden])
+            hidden_states = self._dense(PROJECTION, hidden_states, [self._dimensions.hidden])
         for number in range(self._spec.layers):
             hidden_states = self._layer(layer_prefix(number), hidden_states)
-        shape = [*self._texts, self._own.hidden]
+        shape = [*self._texts, self._dimensions.hidden]
         return mtf.einsum([hidden_states, self._side.pooled], output_shape=shape)
 
     def _embedding_output(self) -> Any:
         """Return the normalised sum of words, positions and segment."""
         words = look_up(self._weights[WORDS], self._side.token_ids)
         table = self._weights[POSITIONS]
-        positions = mtf.slice(table, 0, self._tokens.size, self._own.positions.name)
-        positions = mtf.rename_dimension(positions, self._own.positions.name, self._tokens.name)
+        positions = mtf.slice(table, 0, self._tokens.size, self._dimensions.positions.name)
+        positions = mtf.rename_dimension(
+            positions, self._dimensions.positions.name, self._tokens.name
+        )
         if self._spec.type_vocabulary:
-            # A single sentence is all of the first segment.
-            first = mtf.slice(self._weights[SEGMENTS], 0, 1, self._own.segments.name)
-            positions += mtf.reshape(first, [self._own.words])
+            # All tokens of a single sentence have the first segment.
+            first = mtf.slice(self._weights[SEGMENTS], 0, 1, self._dimensions.segments.name)
+            positions += mtf.reshape(first, [self._dimensions.words])
         return self._normalise("embeddings.", words + positions)
 
     def _layer(self, prefix: str, hidden_states: Any) -> Any:
         """Apply attention, then the feed-forward block, each with a residual connection."""
-        own, dropout = self._own, self._side.dropout
+        dimensions, dropout = self._dimensions, self._side.dropout
         context = self._attention(prefix, hidden_states)
-        output = dropout(self._dense(f"{prefix}attention.output.dense", context, [own.hidden]))
-        # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+        output = dropout(
+            self._dense(f"{prefix}attention.output.dense", context, [dimensions.hidden])
+        )
+        # Post-norm: the norm comes after the sum. Pre-norm weights would not fit.
         hidden_states = self._normalise(f"{prefix}attention.output.", hidden_states + output)
-        wide = self._dense(f"{prefix}intermediate.dense", hidden_states, [own.wide])
-        # GELU is of each number alone, so that the wide layer may be divided all the same.
-        wide = locally(_gelu, wide, whole=None)
-        output = dropout(self._dense(f"{prefix}output.dense", wide, [own.hidden]))
+        wide = self._dense(f"{prefix}intermediate.dense", hidden_states, [dimensions.wide])
+        # GELU works on single numbers, so the wide layer may be divided.
+        wide = locally(_gelu, wide, undivided=None)
+        output = dropout(self._dense(f"{prefix}output.dense", wide, [dimensions.hidden]))
         return self._normalise(f"{prefix}output.", hidden_states + output)
 
     def _attention(self, prefix: str, hidden_states: Any) -> Any:
         """Return the values mixed by softmax of query times key, [..., tokens, heads, head]."""
-        own = self._own
+        dimensions = self._dimensions
         seen = mtf.rename_dimension(hidden_states, self._tokens.name, _MEMORY)
-        by_head = [own.heads, own.head]
+        by_head = [dimensions.heads, dimensions.head]
         query = self._dense(f"{prefix}attention.self.query", hidden_states, by_head)
         key, value = (
             self._dense(f"{prefix}attention.self.{name}", seen, by_head)
             for name in ("key", "value")
         )
-        shape = [*self._texts, own.heads, self._tokens, self._memory]
-        scores = mtf.einsum([query * (1 / math.sqrt(own.head.size)), key], output_shape=shape)
-        probs = locally(tf.nn.softmax, scores + self._attention_bias, whole=self._memory)
-        # BERT drops probabilities and not scores: a text then misses a token.
+        shape = [*self._texts, dimensions.heads, self._tokens, self._memory]
+        scores = mtf.einsum(
+            [query * (1 / math.sqrt(dimensions.head.size)), key], output_shape=shape
+        )
+        probs = locally(tf.nn.softmax, scores + self._attention_bias, undivided=self._memory)
+        # BERT drops probabilities, not scores: the text then misses a token.
         probs = self._side.dropout(probs, attention=True)
         shape = [*self._texts, self._tokens, *by_head]
         return mtf.einsum([probs, value], output_shape=shape)
 
     def _dense(self, name: str, values: Any, after: Shape) -> Any:
         matrix = self._weights[f"{name}.weight"]
-        kept = [one for one in values.shape if one not in matrix.shape.dims]
+        kept = [dimension for dimension in values.shape if dimension not in matrix.shape.dims]
         product = mtf.einsum([values, matrix], output_shape=[*kept, *after])
         return product + self._weights[f"{name}.bias"]
 
@@ -171,7 +180,7 @@ class _Pass:
             return centred * tf.math.rsqrt(variance + self._spec.layer_norm_epsilon)
 
         scale, shift = (self._weights[f"{prefix}LayerNorm.{name}"] for name in ("weight", "bias"))
-        return locally(standard, values, whole=values.shape[-1]) * scale + shift
+        return locally(standard, values, undivided=values.shape[-1]) * scale + shift
 
 
 def _gelu(values: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The cluster of a mesh: how its workers meet, and their transport. Runs on executors."""
+"""The cluster of a mesh: the meeting of its workers, and their transport. Runs on executors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pipelines.training.loop import run_worker
 
 JOB = "mesh"
 _LOST = ("UnavailableError", "AbortedError", "CancelledError")
-"""TensorFlow's errors for a server that is gone, or that knows of one."""
+"""TensorFlow's errors for a lost server, also by way of another one."""
 
 
 class _Place(NamedTuple):
-    """Where a worker is.
+    """The addresses of a worker.
 
     Attributes:
-        host: The address by which it reaches the driver.
+        host: Its address on the route to the driver.
         ring: Port of its place in the ring.
         server: Port of its TensorFlow server.
-        fingerprint: Of its certificate in the ring; None where connections are not encrypted.
+        fingerprint: Of its certificate in the ring; None for unencrypted connections.
     """
 
     host: str
@@ -84,22 +84,23 @@ def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) 
     identity = None if task.fingerprint is None else make_identity()
     with _reserved(host) as ring_port, _reserved("") as server_port:
         ports = ring_port.getsockname()[1], server_port.getsockname()[1]
-        own = _Place(host, *ports, None if identity is None else identity.fingerprint)
-        places = meet(store, task, own, training.start_seconds)
-        # Both take their port while it is still held, so that no other process can have it.
+        place = _Place(host, *ports, None if identity is None else identity.fingerprint)
+        places = meet(store, task, place, training.start_seconds)
+        # The ring and the server take their ports before the reservation ends, so that no other
+        # process can.
         following = places[(task.rank + 1) % task.workers].fingerprint
-        addresses = [(one.host, one.ring) for one in places]
+        addresses = [(place.host, place.ring) for place in places]
         ring = Ring(task.rank, addresses, task.token, identity, following)
         afterwards.enter_context(ring)
         target = _server(task, places)
-    # Until all are ready, the chief may still give the others their weights.
+    # The chief may still hand out the weights after the workers have joined.
     wait_seconds = max(training.start_seconds, training.stall_seconds)
     ring.join(float(training.start_seconds), float(wait_seconds))
     return MeshRing(ring, target)
 
 
 def _reserved(host: str) -> socket.socket:
-    """Hold a free port at which a server of this process can still listen."""
+    """Hold a free port, open to a server of this process."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -113,8 +114,8 @@ def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
     from pipelines.engines.mesh.library import tf1
     from pipelines.engines.mesh.stepper import session_config
 
-    tasks = [f"[{one.host}]" if ":" in one.host else one.host for one in places]
-    addresses = [f"{host}:{one.server}" for host, one in zip(tasks, places, strict=True)]
+    hosts = [f"[{place.host}]" if ":" in place.host else place.host for place in places]
+    addresses = [f"{host}:{place.server}" for host, place in zip(hosts, places, strict=True)]
     server = tf1.train.Server(
         {JOB: addresses},
         job_name=JOB,

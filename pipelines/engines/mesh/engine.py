@@ -22,6 +22,7 @@ class MeshEngine(SparkEngine):
     """Trains tensor and data parallel in one graph, on the servers of all workers."""
 
     name = "mesh"
+    best_for = "Mesh TensorFlow layouts (unmaintained)"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with TensorFlow in fp32, dropout included, on any "
@@ -50,12 +51,12 @@ class MeshEngine(SparkEngine):
             raise EngineUnavailable(
                 "training.engine",
                 "mesh_tensorflow is not installed",
-                "`make mesh` installs it, on driver and executors; or training.engine: torch",
+                "Run `make mesh` for driver and executors, or set training.engine to torch",
             ) from None
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
-        # The library imports more than computes nothing for certain.
+        # Without the library: some of its imports may compute, which a preload must not.
         return ("pipelines.training.loop", "pipelines.lean_tensorflow")
 
     @override

@@ -22,7 +22,7 @@ DATA, MODEL = "data", "model"
 REPLICA, EXAMPLES, TOKENS, HIDDEN = "replica", "examples", "tokens", "hidden"
 VOCABULARY, HEADS, WIDE = "vocabulary", "heads", "wide"
 LAYOUT = f"{REPLICA}:{DATA};{VOCABULARY}:{MODEL};{HEADS}:{MODEL};{WIDE}:{MODEL}"
-"""The axis of the mesh that a dimension is divided along."""
+"""The axis of the mesh for each divided dimension."""
 
 Shape = Sequence[Any]
 """Dimensions of the library."""
@@ -36,7 +36,7 @@ def mesh_of(placement: Placement, devices: Sequence[str]) -> Any:
 
 
 def on_devices(mesh: Any, make: Callable[[int], Any]) -> Any:
-    """Return what each device makes for itself, by its number, as one value of the mesh."""
+    """Return one value of the mesh, from a part per device by its number."""
     parts = []
     for number, device in enumerate(mesh.devices):
         with tf1.device(device):
@@ -51,7 +51,7 @@ class Side:
     Attributes:
         token_ids: int32 [replica, examples, tokens].
         is_token: fp32 of the same shape, 0 for padding.
-        pooled: fp32 of the same shape, the share that a token has in the embedding.
+        pooled: fp32 of the same shape, the share of a token in the embedding.
         dropout: Applies the dropout of each site in turn.
     """
 
@@ -103,9 +103,9 @@ def forward(spec: EncoderSpec, weights: Mapping[str, Any], side: Side) -> Any:
         if layer.bias:
             embeddings += weights[dense_name(number, "bias")]
         if layer.activation == "tanh":
-            embeddings = locally(tf.tanh, embeddings, whole=after)
+            embeddings = locally(tf.tanh, embeddings, undivided=after)
     normalise = partial(tf.math.l2_normalize, axis=-1)
-    return locally(normalise, embeddings, whole=embeddings.shape[-1])
+    return locally(normalise, embeddings, undivided=embeddings.shape[-1])
 
 
 def pooling_shares(pooling: Pooling, lengths: tf.Tensor, width: int) -> tf.Tensor:
@@ -127,10 +127,12 @@ class _Local(mtf.SlicewiseOperation):  # type: ignore[misc] # the library has no
     """
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        (own,), (upstream,) = self.inputs, grad_ys
+        (values,), (upstream,) = self.inputs, grad_ys
         function = partial(_gradient, self._tf_fn)
-        splittable = [one for one in own.shape if one.name in self._splittable_dims]
-        return [mtf.slicewise(function, [own, upstream], splittable_dims=splittable)]
+        splittable = [
+            dimension for dimension in values.shape if dimension.name in self._splittable_dims
+        ]
+        return [mtf.slicewise(function, [values, upstream], splittable_dims=splittable)]
 
 
 def _gradient(function: TensorFunction, values: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
@@ -138,20 +140,19 @@ def _gradient(function: TensorFunction, values: tf.Tensor, upstream: tf.Tensor) 
     return found
 
 
-def locally(function: TensorFunction, values: Any, *, whole: Any) -> Any:
+def locally(function: TensorFunction, values: Any, *, undivided: Any) -> Any:
     """Apply a shape-preserving TensorFlow function to each device's part.
 
-    The dimension `whole` must not be divided.
+    The dimension `undivided` is whole on each device; None if any may be divided.
     """
-    splittable = [one for one in values.shape if one != whole]
+    splittable = [dimension for dimension in values.shape if dimension != undivided]
     return _Local(function, [values], [values.shape], [values.dtype], splittable).outputs[0]
 
 
 class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
-    """Rows of a table by number, where the rows are divided along an axis of the mesh.
+    """Rows of a table by number, with the rows divided along an axis of the mesh.
 
-    The library's own lookup multiplies with a one-hot row for each number, as wide as the table is
-    long.
+    The library's own lookup multiplies with one-hot rows, as wide as the table is long.
     """
 
     def __init__(self, table: Any, numbers: Any) -> None:
@@ -164,7 +165,7 @@ class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
         return [_LookupGradient(table, numbers, grad_ys[0]).outputs[0], None]
 
     def lower(self, lowering: Any) -> None:
-        """Look up on each device the rows that it has; their sum is every row."""
+        """Look up each device's own rows; the sum over devices is every row."""
         table, numbers = self.inputs
         mesh = lowering.mesh_impl(self)
         rows = mesh.slicewise(
@@ -174,7 +175,7 @@ class _Lookup(mtf.Operation):  # type: ignore[misc] # the library has no types
 
 
 class _LookupGradient(mtf.Operation):  # type: ignore[misc] # the library has no types
-    """The gradient of a table whose rows were looked up."""
+    """The gradient of a lookup's table."""
 
     def __init__(self, table: Any, numbers: Any, upstream: Any) -> None:
         super().__init__([table, numbers, upstream], name="lookup_gradient")
@@ -203,31 +204,31 @@ def _firsts(mesh: Any, table: Any) -> Any:
 
 
 def _sum_over(mesh: Any, parts: Any, dimensions: Shape) -> Any:
-    """Return the lazy sum over the axes of the mesh that dimensions are divided along."""
-    axes = [mesh.tensor_dimension_to_mesh_axis(one) for one in dimensions]
+    """Return the lazy sum over the axes of divided dimensions."""
+    axes = [mesh.tensor_dimension_to_mesh_axis(dimension) for dimension in dimensions]
     found = sorted(axis for axis in axes if axis is not None and mesh.shape[axis].size > 1)
     return mtf.LazyAllreduceSum(mesh, parts, found) if found else parts
 
 
 def _rows(table: tf.Tensor, numbers: tf.Tensor, first: int) -> tf.Tensor:
-    own = numbers - first
-    is_here = (own >= 0) & (own < table.shape[0])
-    found = tf.gather(table, tf.where(is_here, own, 0))
+    places = numbers - first
+    is_here = (places >= 0) & (places < table.shape[0])
+    found = tf.gather(table, tf.where(is_here, places, 0))
     return tf.where(is_here[..., None], found, 0.0)
 
 
 def _summed_rows(numbers: tf.Tensor, upstream: tf.Tensor, first: int, *, count: int) -> tf.Tensor:
-    own = numbers - first
-    # A negative number is nowhere.
-    own = tf.where((own >= 0) & (own < count), own, -1)
-    return tf.math.unsorted_segment_sum(upstream, own, count)
+    places = numbers - first
+    # TensorFlow ignores rows with a negative number.
+    places = tf.where((places >= 0) & (places < count), places, -1)
+    return tf.math.unsorted_segment_sum(upstream, places, count)
 
 
 class Dropout:
     """Dropout in one forward pass of a side; see :class:`.tensorflow.Dropout`.
 
     Args:
-        rates: Shares of the values that are dropped; None without dropout.
+        rates: Shares of dropped values; None without dropout.
         mask: Returns the factors at a site, from its number, the share, the dimensions of the
             values, and whether they are attention's probabilities.
     """

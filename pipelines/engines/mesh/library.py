@@ -1,7 +1,7 @@
-"""Mesh TensorFlow, and all that it needs to run with today's TensorFlow.
+"""Mesh TensorFlow, and its missing names for today's TensorFlow.
 
-The library is unmaintained since 2022; its last release, 0.1.21, is of TensorFlow 1. It has no
-types. We use its named dimensions, its gradients, and the lowering to devices.
+The library is unmaintained since 2022; its last release, 0.1.21, is for TensorFlow 1. It has no
+types. This package uses its named dimensions, its gradients, and the lowering to devices.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _ESTIMATOR = "tensorflow.compat.v1.estimator"
 def _estimators() -> Any:
     """Return a substitute for `tf.estimator`, which TensorFlow 2.16 removed.
 
-    While it is imported, the library derives two classes for checkpoints from it, which nothing
-    here uses.
+    The library's import derives two classes for checkpoints from it, unused here.
     """
     stand_in: Any = ModuleType(_ESTIMATOR)
     stand_in.CheckpointSaverListener = object
@@ -36,10 +35,10 @@ def _estimators() -> Any:
 
 @contextmanager
 def _lent_names() -> Iterator[None]:
-    """Provide the names that today's TensorFlow lacks while the library is imported.
+    """Provide TensorFlow's former names during the library's import.
 
-    They go afterwards, since other libraries look at them to see which TensorFlow they have. The
-    second name has moved; the library's TPU part, which it imports too, registers a type by it.
+    They go afterwards, since other libraries tell TensorFlow's release by them. The second name has
+    moved; the library also imports its TPU part, which registers a type by it.
     """
     from tensorflow.python.framework import ops, tensor_conversion_registry
 
@@ -57,5 +56,5 @@ with quiet_import(), _lent_names():
     import mesh_tensorflow as mtf
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
-# It logs the sizes of all variables for every graph, by TensorFlow's logger.
+# The library logs the sizes of all variables for every graph, by TensorFlow's logger.
 logging.getLogger("tensorflow").setLevel(logging.WARNING)

@@ -3,8 +3,8 @@
 Rank 0 is the chief: its session runs the graph on the servers of all workers. One worker of each
 other replica sends the chief its granules, and all wait for the loss. Weights and moments are
 variables on the devices of the mesh; the library's own variables keep a second, whole copy on one
-device. The library fixes dimensions when it builds a graph, so each combination of padded widths
-has its own graph.
+device. A graph of the library has fixed dimensions, so each combination of padded widths has its
+own graph.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from pipelines.training.steppers.tensorflow import target_specs
 
 
 class Sliced:
-    """Arrays of which each device of a mesh holds its part.
+    """Arrays in parts, one on each device of a mesh.
 
-    A transfer to or from a device is one message, which TensorFlow limits to 2 GB.
+    A transfer to or from a device is one message; TensorFlow's limit for it is 2 GB.
     """
 
     def __init__(self, mesh: Any, shapes: Mapping[str, Shape], placement: Placement) -> None:
@@ -92,7 +92,7 @@ class Sliced:
         return self._parts[name].tensor_list[device]
 
     def value(self, name: str, device: int) -> Any:
-        """Return the value that a variable has at the beginning of a session run."""
+        """Return a variable's value at the beginning of a session run."""
         return self._values[name].tensor_list[device]
 
     def imported(self, mesh: Any) -> dict[str, Any]:
@@ -130,10 +130,10 @@ class Sliced:
             for name, shape in canonical.items()
         }
 
-    def _named(self, name: str, whole: np.ndarray) -> np.ndarray:
+    def _named(self, name: str, canonical: np.ndarray) -> np.ndarray:
         shape = self._shapes[name]
         padded = np.zeros(shape.size, np.float32)
-        padded[: whole.size] = whole.reshape(-1)
+        padded[: canonical.size] = canonical.reshape(-1)
         return padded.reshape(shape.to_integer_list)
 
     def is_divided(self, name: str) -> bool:
@@ -142,9 +142,9 @@ class Sliced:
         return bool(math.prod(self._mesh.slice_shape(shape)) < shape.size)
 
     def _bounds(self, name: str, number: int) -> tuple[slice, ...]:
-        first = self._mesh.slice_begin(self._shapes[name], number)
-        size = self._mesh.slice_shape(self._shapes[name])
-        return tuple(slice(one, one + some) for one, some in zip(first, size, strict=True))
+        starts = self._mesh.slice_begin(self._shapes[name], number)
+        sizes = self._mesh.slice_shape(self._shapes[name])
+        return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 class MeshState:
@@ -194,9 +194,9 @@ class MeshState:
     def update(self, session: Any, rate: float, number: int, granules: int) -> float:
         """Apply and clear the gradients of update `number`; return their norm before clipping.
 
-        Each replica has accumulated `granules`, by which the gradients are divided.
+        Each replica has accumulated `granules`; the update divides the gradients by their number.
         """
-        # A rate beyond single precision is infinite, of which the state that comes out tells.
+        # A rate beyond single precision becomes infinite, and shows in the updated state.
         with np.errstate(over="ignore"):
             fed = {
                 self._rate: np.float32(rate),
@@ -208,7 +208,7 @@ class MeshState:
         return float(norm)
 
     def _updating(self) -> tuple[Any, Any]:
-        """Return the gradient norm, and the operation that updates every device's part."""
+        """Return the gradient norm, and the operation for the update of every device's part."""
         norms, updates = [], []
         squares = [self._squares(number) for number in range(self._mesh.size)]
         for number, device in enumerate(self._mesh.devices):
@@ -219,7 +219,7 @@ class MeshState:
         return norms[0], tf1.group(*updates)
 
     def _squares(self, number: int) -> tuple[Any, Any]:
-        """Return a device's sums of squared gradients: of divided weights, and of whole ones."""
+        """Return a device's sums of squared gradients: of divided and of undivided weights."""
         with tf1.device(self._mesh.devices[number]):
             sums: dict[bool, list[Any]] = {True: [tf1.zeros([])], False: [tf1.zeros([])]}
             for name in self._canonical:
@@ -252,7 +252,7 @@ class MeshState:
                 epsilon=EPSILON * tf1.sqrt(1 - self._beta_2_power),
                 grad=gradient,
             )
-        # Every device reads the others' sums of squares before its own are gone.
+        # No device clears its gradients before it has read the others' sums of squares.
         with tf1.control_dependencies([applied, norm]):
             return gradients.assign(tf1.zeros_like(gradient), read_value=False)
 
@@ -262,7 +262,7 @@ _NARROWEST = 8
 
 
 class SideInputs(NamedTuple):
-    """One side of a granule, as the session is fed with it.
+    """One side of a granule, as the session's input.
 
     Attributes:
         token_ids: int32 [examples, width].
@@ -278,7 +278,7 @@ class SideInputs(NamedTuple):
 
 
 class GranuleInputs(NamedTuple):
-    """A granule as the session is fed with it: embedded sides, and the objective's targets."""
+    """A granule as the session's input: embedded sides, and the objective's targets."""
 
     sides: list[SideInputs]
     targets: list[Any]
@@ -292,7 +292,7 @@ def graph_width(width: int, positions: int) -> int:
 
 
 class GranuleGraph:
-    """The graph that accumulates in the state the gradients of one granule per replica.
+    """The graph of one granule per replica; it accumulates gradients in the state.
 
     The spec's vocabulary must be divisible among the members.
     """
@@ -315,13 +315,16 @@ class GranuleGraph:
             mtf.Dimension(EXAMPLES, examples),
         ]
         self._widths = widths
-        self._inputs = [self._placeholders(objective, one) for one in range(placement.replicas)]
+        self._inputs = [
+            self._placeholders(objective, replica) for replica in range(placement.replicas)
+        ]
         graph = mtf.Graph()
         self._library_mesh = mtf.Mesh(graph, "mesh")
         weights = state.weights.imported(self._library_mesh)
         embeddings = [forward(spec, weights, self._side(number)) for number in range(len(widths))]
         targets = [
-            tf.nest.pack_sequence_as(target_specs(objective), one.targets) for one in self._inputs
+            tf.nest.pack_sequence_as(target_specs(objective), granule.targets)
+            for granule in self._inputs
         ]
         compared = _Loss(objective.loss, embeddings, [targets[n] for n in self._replicas])
         losses, *pulls = compared.outputs
@@ -346,9 +349,9 @@ class GranuleGraph:
         fed = {}
         for placeholders, granule in zip(self._inputs, granules, strict=True):
             sides = zip(placeholders.sides, granule.sides, self._widths, strict=True)
-            for (ids, *others), (own_ids, *own_others), width in sides:
-                fed[ids] = np.pad(own_ids, [(0, 0), (0, width - own_ids.shape[1])])
-                fed |= dict(zip(others, own_others, strict=True))
+            for (ids, *fields), (ids_value, *field_values), width in sides:
+                fed[ids] = np.pad(ids_value, [(0, 0), (0, width - ids_value.shape[1])])
+                fed |= dict(zip(fields, field_values, strict=True))
             fed |= dict(zip(placeholders.targets, granule.targets, strict=True))
         losses, _ = session.run([self._losses, self._added], fed)
         return [float(loss) for loss in losses]
@@ -397,8 +400,8 @@ class GranuleGraph:
 class _Masks:
     """The dropout of a side, the same as in a single process.
 
-    Each device draws the mask of its whole granule, as the TensorFlow form does for its rows and
-    heads, and takes its part: nothing is sent.
+    Each device draws the mask of its whole granule, in the order of the TensorFlow form, and takes
+    its part without any exchange.
     """
 
     def __init__(
@@ -418,7 +421,7 @@ class _Masks:
         def make(device: int) -> tf.Tensor:
             seed = tf.random.fold_in(self._inputs[device].seed, site, alg="philox")
             part = draw(device, seed, share, shape)
-            # One granule for each replica.
+            # A device has one granule: that of its replica.
             return tf.ensure_shape(part[None], self._mesh.slice_shape(shape))
 
         parts = on_devices(self._mesh, make)
@@ -428,11 +431,11 @@ class _Masks:
         """Return [examples, heads of the member, tokens, tokens]."""
         _, examples, heads, tokens, _ = shape.to_integer_list
         width = self._inputs[device].width
-        whole = _drawn([examples, heads, width, width], share, seed)
+        mask = _drawn([examples, heads, width, width], share, seed)
         first = self._mesh.slice_begin(shape, device)[2]
-        own = whole[:, first : first + self._mesh.slice_shape(shape)[2]]
-        more = [0, tokens - width]
-        return tf.pad(own, [[0, 0], [0, 0], more, more])
+        part = mask[:, first : first + self._mesh.slice_shape(shape)[2]]
+        padding = [0, tokens - width]
+        return tf.pad(part, [[0, 0], [0, 0], padding, padding])
 
     def _of_rows(self, device: int, seed: tf.Tensor, share: float, shape: Any) -> tf.Tensor:
         """Return [examples, tokens, hidden], drawn for rows of tokens without padding."""
@@ -451,8 +454,8 @@ def _drawn(shape: Sequence[Any], share: float, seed: tf.Tensor) -> tf.Tensor:
 class _Loss(mtf.Operation):  # type: ignore[misc] # the library has no types
     """The loss of each replica's granule, and the gradients of the mean loss at its embeddings.
 
-    The project's TensorFlow loss computes it on the device that has the granule: along the data
-    axis a part of a mesh tensor is a whole granule.
+    The package's TensorFlow loss computes it on the granule's device: along the data axis, a part
+    of a mesh tensor is a whole granule.
     """
 
     has_gradient = False
@@ -461,18 +464,20 @@ class _Loss(mtf.Operation):  # type: ignore[misc] # the library has no types
         super().__init__(list(embeddings), name="loss")
         self._loss, self._targets = loss, targets
         self._replica = embeddings[0].shape[0]
-        shapes = [mtf.Shape([self._replica]), *(one.shape for one in embeddings)]
+        shapes = [mtf.Shape([self._replica]), *(side.shape for side in embeddings)]
         self._outputs = [mtf.Tensor(self, shape, tf.float32) for shape in shapes]
 
     def lower(self, lowering: Any) -> None:
         """Compute the loss and its gradients on each device."""
         mesh = lowering.mesh_impl(self)
-        sides = [lowering.tensors[one].to_laid_out_tensor().tensor_list for one in self.inputs]
+        sides = [
+            lowering.tensors[tensor].to_laid_out_tensor().tensor_list for tensor in self.inputs
+        ]
 
         def make(device: int) -> list[tf.Tensor]:
-            own = [side[device][0] for side in sides]
-            loss = self._loss(own, self._targets[device])
-            pulls = tf1.gradients(loss / self._replica.size, own)
+            granule = [side[device][0] for side in sides]
+            loss = self._loss(granule, self._targets[device])
+            pulls = tf1.gradients(loss / self._replica.size, granule)
             return [loss[None], *(pull[None] for pull in pulls)]
 
         by_device = on_devices(mesh, make).tensor_list
@@ -498,7 +503,7 @@ class MeshStepper:
 
     sharded = True
     precision = "fp32"
-    # The library's exchange is a part of the graph.
+    # Unknown, since the library's exchange is a part of the graph.
     exchange_seconds = None
 
     def __init__(
@@ -523,11 +528,11 @@ class MeshStepper:
         """Make one update from the replicas' granules; return the loss over all of them."""
         objective = self._objectives[work.source]
         is_first = self._task.place.member == 0
-        own = [self._inputs(one, objective, work.noise_epoch) for one in work.granules]
+        granules = [self._inputs(granule, objective, work.noise_epoch) for granule in work.granules]
         gathered = gather_bytes(
-            self._collectives.all_gather, _packed(own) if is_first else _NOTHING
+            self._collectives.all_gather, _packed(granules) if is_first else _NOTHING
         )
-        # A row from the chief, and none from the others.
+        # One row from the chief, and none from the other workers.
         result = np.empty([0, 2], np.float64)
         if self._chief is not None:
             replicas = _unpacked(gathered, len(objective.sides))
@@ -552,7 +557,7 @@ class MeshStepper:
 
 
 class _Chief:
-    """The session that computes on all workers."""
+    """The session for the computation on all workers."""
 
     def __init__(
         self,
@@ -564,7 +569,7 @@ class _Chief:
         self._training = task.run.config.training
         self._placement, self._objectives = task.placement, known
         members = self._placement.members
-        # Each member has as many rows of the words: the last ones may be nobody's.
+        # The library divides only evenly, so padding rows follow the vocabulary.
         rows = -(-checkpoint.spec.vocabulary // members) * members
         self._spec = replace(checkpoint.spec, vocabulary=rows)
         self._graph = tf1.Graph()
@@ -579,7 +584,7 @@ class _Chief:
                 self._placement,
             )
         config = session_config(self._training.threads)
-        # As long as the driver waits for a step.
+        # The driver's deadline for a step.
         config.operation_timeout_in_ms = 1000 * self._training.stall_seconds
         self._session = tf1.Session(collectives.target, self._graph, config)
         self._state.load(self._session, checkpoint.weights, checkpoint.moments)
@@ -603,10 +608,10 @@ class _Chief:
 
     def _granule_graph(self, source: int, granules: Sequence[GranuleInputs]) -> GranuleGraph:
         """Return the graph for the widths of these granules, one per replica."""
-        by_side = zip(*(one.sides for one in granules), strict=True)
+        by_side = zip(*(granule.sides for granule in granules), strict=True)
         positions = self._spec.positions  # type: ignore[attr-defined] # specs that have a form have it
         widths = [
-            graph_width(max(one.token_ids.shape[1] for one in sides), positions)
+            graph_width(max(side.token_ids.shape[1] for side in sides), positions)
             for sides in by_side
         ]
         examples = len(granules[0].sides[0].lengths)
@@ -643,7 +648,9 @@ def _packed(granules: Sequence[GranuleInputs]) -> np.ndarray:
     """Return granules as bytes, behind their number."""
     buffer = io.BytesIO()
     arrays = [
-        array for one in granules for array in (*chain.from_iterable(one.sides), *one.targets)
+        array
+        for granule in granules
+        for array in (*chain.from_iterable(granule.sides), *granule.targets)
     ]
     np.savez(buffer, np.array([len(granules)]), *arrays)
     data = np.frombuffer(buffer.getvalue(), np.uint8)
@@ -661,9 +668,9 @@ def _unpacked(data: np.ndarray, sides: int) -> Iterator[list[GranuleInputs]]:
         fields = len(SideInputs._fields)
         granules = []
         for start in range(0, len(arrays), each):
-            own = arrays[start : start + each]
-            inputs = [SideInputs(*own[n * fields : (n + 1) * fields]) for n in range(sides)]
-            granules.append(GranuleInputs(inputs, own[sides * fields :]))
+            values = arrays[start : start + each]
+            inputs = [SideInputs(*values[n * fields : (n + 1) * fields]) for n in range(sides)]
+            granules.append(GranuleInputs(inputs, values[sides * fields :]))
         yield granules
 
 

@@ -23,9 +23,10 @@ NO_GPUS = ConfRule(
 
 
 class OrcaEngine(SparkEngine):
-    """Engine `bigdl` where PyTorch computes: Orca is a part of BigDL, chosen by the framework."""
+    """Engine `bigdl` with PyTorch: the framework chooses Orca, a part of BigDL."""
 
     name = "bigdl"
+    best_for = "BigDL clusters, with PyTorch on CPUs"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` on any number of workers.",

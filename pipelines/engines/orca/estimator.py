@@ -1,11 +1,11 @@
-"""Orca's Estimator, with its workers watched by the monitor. Runs on the driver.
+"""Orca's Estimator under the watch of the monitor. Runs on the driver.
 
-Three things are replaced. The Estimator asks the JVM for the number of nodes, which takes BigDL's
-jars and its own kind of Spark context, and makes a worker of each: here the number is
-``training.workers``. Its store, at which workers meet, listens at every address, on a port that may
-have been taken since it was chosen: here it listens at the driver's address. It trains in Spark's
-Python workers, where its process group would stay and prevent the next run, and where Spark would
-restart all after an error: here each worker is a child process.
+It differs from the library in three ways. The Estimator starts a worker on each node, and asks the
+JVM for their number with BigDL's jars and its own kind of Spark context; the number here is
+``training.workers``. The workers' store listens at every address, on a port that another process
+may have taken; the store here listens at the driver's address. The Estimator trains in Spark's
+Python workers. There its process group would stay and prevent the next run, and Spark would restart
+all workers after an error; each worker here is a child process.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from pipelines.engines.spark_engine import DriverSide
 
-# Of what the library reads from its own module while an Estimator is made.
+# Guards the function that the library reads from its module while it makes an Estimator.
 _patching = threading.Lock()
 
 
 class MonitoredEstimator:
-    """Trains a run once; `task` is that of rank 0."""
+    """Trains a run once; `task` belongs to rank 0."""
 
     def __init__(self, task: WorkerTask, driver: DriverSide) -> None:
         training = task.run.config.training
@@ -51,32 +51,31 @@ class MonitoredEstimator:
                 optimizer=no_optimizer,
                 backend="spark",
                 log_level=logging.WARNING,
-                # It would start a server that prints whatever anybody sends to it.
+                # With True, it would start an open server that prints any message.
                 log_to_driver=False,
             )
         self._examples = task.run.examples_per_step
         self._bind = driver.bind
         self._estimator.worker_init_params["driver_ip"] = driver.host
         self._estimator.create_tcpstore_server = self._open_store
-        # It would find the ranks by one more job: here a rank is the number of its task.
+        # Spares one more job for the ranks: a rank is the number of its task.
         self._estimator._get_cluster_info = lambda context: ()
-        # Not Orca's, which is many times as many partitions, shuffled together first.
+        # Orca's own RDD has many more partitions, and shuffles them first.
         self._estimator.workerRDD = _ChildTasks(driver.ranks(task.workers), task)
 
     def fit(self) -> None:
-        """Start the workers, and return when all are gone."""
+        """Start the workers, and return after their end."""
         try:
             self._estimator.fit(
                 granules_of_worker, epochs=1, batch_size=self._examples, callbacks=[StepByStep()]
             )
         except BaseException as error:
-            # The frames that it passed through hold the store, which would listen until somebody
-            # has forgotten the error.
+            # The traceback's frames hold the store, which would listen as long as the error lives.
             traceback.clear_frames(error.__traceback__)
             raise
 
     def _open_store(self) -> processes.TCPStore:
-        """Return the store where the workers meet; it listens as long as ``fit`` refers to it."""
+        """Return the workers' store; it listens while ``fit`` refers to it."""
         listener = socket.create_server((self._bind, 0))
         port = listener.getsockname()[1]
         self._estimator.worker_init_params["driver_tcp_store_port"] = port
@@ -90,24 +89,24 @@ class MonitoredEstimator:
 
 
 class _ChildTasks:
-    """The RDD of Orca's workers, which runs its function in a child process of each task."""
+    """The RDD of Orca's workers; it runs its function in a child process of each task."""
 
     def __init__(self, workers: RDD[Any], task: WorkerTask) -> None:
         self._workers = workers
         self._task = task
 
     def barrier(self) -> _ChildTasks:
-        """Return itself: there is a barrier."""
+        """Return itself: the job has a barrier already."""
         return self
 
     def mapPartitions(self, function: Callable[[Iterator[Any]], Any]) -> RDD[Any]:  # noqa: N802 - Spark's name
-        """Run the workers, without results: they write their checkpoints themselves."""
+        """Run the workers, without results: they write their own checkpoints."""
         return self._workers.barrier().mapPartitions(partial(run_in_task, function, self._task))
 
 
 @contextmanager
 def _cluster_size(workers: int, threads: int) -> Iterator[None]:
-    """Make an Estimator built inside take this for the number of nodes and their cores."""
+    """Give an Estimator built inside these numbers of nodes and of their cores."""
     with _patching:
         original = pytorch_pyspark_estimator.get_node_and_core_number
         pytorch_pyspark_estimator.get_node_and_core_number = lambda: (workers, threads)

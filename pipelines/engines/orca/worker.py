@@ -29,14 +29,14 @@ from pipelines.training.steppers.base import Stepper, StepperFactory, StepWork
 
 OrcaWorker = Callable[[Iterator[Any]], Any]
 
-# Of this process: makes its steps; called once Orca has joined the process group.
+# Makes the steps of this process; Orca calls it after it has joined the process group.
 _make_steps: ContextVar[Callable[[GroupCollectives], SharedSteps]] = ContextVar("make_steps")
 
 
 def run_in_task(function: OrcaWorker, task: WorkerTask, items: Iterator[Any]) -> Iterator[Any]:
     """Run Orca's worker in a child process, and wait for its end. Runs in a Spark task.
 
-    Orca's function makes its worker and trains. The task is that of rank 0; items are ignored.
+    Orca's function makes its worker and trains. The task belongs to rank 0; the items do not count.
     """
     context = TaskContext.get()
     assert context is not None
@@ -45,7 +45,7 @@ def run_in_task(function: OrcaWorker, task: WorkerTask, items: Iterator[Any]) ->
 
 
 def _work(function: OrcaWorker, task: WorkerTask) -> None:
-    # Orca's process group is of Gloo, for CPUs.
+    # Orca's process group uses Gloo, for CPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with process_group_cleanup():
         loop = partial(_train_in_orca, function)
@@ -61,7 +61,7 @@ def _train_in_orca(
     reporter: Reporter,
 ) -> None:
     """Run Orca's loop as that of the run; see :func:`pipelines.training.loop.train_worker`."""
-    # Orca compares how addresses begin, and takes 10.0.0.1 and 10.0.0.12 for one host.
+    # Orca compares prefixes of addresses, and takes 10.0.0.1 and 10.0.0.12 for one host.
     pytorch_pyspark_worker.get_rank = lambda cluster_info: task.rank
     prefer_interface_to(task.monitor)
     _make_steps.set(
@@ -77,7 +77,7 @@ class Batches:
     steps: SharedSteps
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, StepWork]]:
-        """Yield a step behind an array with as many rows as its examples, which Orca counts."""
+        """Yield an array and a step; Orca counts its examples by the rows of the array."""
         for work in self.steps:
             yield np.empty((sum(granule.examples for granule in work.granules), 0)), work
 

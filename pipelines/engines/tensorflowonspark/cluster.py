@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class GuardedContext:
-    """The SparkContext without the calls by which the library would end the user's session.
+    """The SparkContext without the library's calls that end the user's session.
 
-    The nodes' job, which the library starts on a thread of its own, runs in a job group, so it can
-    be cancelled without touching other jobs. `job_ended` is set while the job does not run, and
-    `cancelled` once it is to end.
+    The library starts the nodes' job on a separate thread. It runs in a job group, so a
+    cancellation ends no other job. `job_ended` is set unless the job runs, and `cancelled` from its
+    cancellation on.
     """
 
     def __init__(self, context: SparkContext, group: str, profile: ResourceProfile | None) -> None:
@@ -62,7 +62,7 @@ class GuardedContext:
         self._context.cancelJobGroup(self._group)
 
     def places(self) -> list[TaskPlace]:
-        """Return the places of the nodes that Spark has started."""
+        """Return the places of the started nodes."""
         return task_places(self._context, self._group)
 
     def stop(self) -> None:
@@ -73,7 +73,7 @@ class GuardedContext:
 
 
 class _GroupedNodes:
-    """The nodes as an RDD, of which the library uses this one call."""
+    """The nodes as an RDD, with the only call that the library uses."""
 
     def __init__(self, context: GuardedContext, nodes: RDD[int], group: str) -> None:
         self._context = context
@@ -81,7 +81,7 @@ class _GroupedNodes:
         self._group = group
 
     def foreachPartition(self, function: Callable[[Iterable[int]], None]) -> None:  # noqa: N802
-        """Start the nodes, in the job group of the run; the library prints what is raised."""
+        """Start the nodes, in the job group of the run; the library prints errors."""
         self._context.setJobGroup(self._group, "TensorFlow nodes", interruptOnCancel=True)
         self._context.job_ended.clear()
         try:
@@ -96,16 +96,17 @@ class _GroupedNodes:
 def start_nodes(
     context: GuardedContext, arguments: NodeArguments, server: RegistrationServer
 ) -> TFCluster.TFCluster:
-    """Start the cluster; return when all nodes have registered at the server.
+    """Start the cluster; return after the registration of all nodes at the server.
 
     Raises:
-        EngineError: The deadline is over, or a node could not be started.
+        EngineError: The deadline is over, or the start of a node failed.
     """
     training = arguments.run.config.training
     # Module state of the library: the error of an earlier run must not end this one.
     TFCluster.tf_status = {}
-    # Its parameter servers keep their executors from every other task, and so do spare nodes.
-    beside = arguments.servers + arguments.spares
+    # The library's parameter servers block their executors for other tasks. Spare nodes must do the
+    # same, so they are parameter servers to the library.
+    further = arguments.servers + arguments.spares
     modes = TFCluster.InputMode
     try:
         with registering_at(server, training.start_seconds):
@@ -113,8 +114,8 @@ def start_nodes(
                 context,
                 run_node,
                 arguments,
-                num_executors=training.workers + beside,
-                num_ps=beside,
+                num_executors=training.workers + further,
+                num_ps=further,
                 input_mode=modes.SPARK if training.feed == "spark" else modes.TENSORFLOW,
                 master_node="chief",
                 reservation_timeout=training.start_seconds,
@@ -124,7 +125,7 @@ def start_nodes(
         cause = spark_cause(TFCluster.tf_status.get("error", "no error was given"))
         raise EngineError(NAME, f"the nodes' Spark job failed ({cause})") from None
     except Exception as error:
-        # The library raises nothing more specific.
+        # The library raises a plain Exception.
         cause = (
             f"the nodes did not start within training.start_seconds ({training.start_seconds} s)"
         )
@@ -132,7 +133,7 @@ def start_nodes(
         silent = silent_node(context.places(), registered)
         if silent is None:
             raise EngineError(NAME, f"{cause}: {error}") from error
-        rank, host = silent.partition - beside, name_of(silent.host)
+        rank, host = silent.partition - further, name_of(silent.host)
         if rank < 0:
             cause += ": a node beside the workers (a parameter server) has not registered"
             raise EngineError(NAME, f"{cause} ({error})", host=host) from error
@@ -141,11 +142,11 @@ def start_nodes(
 
 
 def silent_node(places: Iterable[TaskPlace], registered: Collection[int]) -> TaskPlace | None:
-    """Return the first node that Spark has started and that has not registered.
+    """Return the first started node without a registration.
 
     `registered` are numbers of nodes; the library's numbers begin with non-workers.
     """
-    return min((one for one in places if one.partition not in registered), default=None)
+    return min((place for place in places if place.partition not in registered), default=None)
 
 
 def wait_feeding(
@@ -158,11 +159,11 @@ def wait_feeding(
 ) -> TrainingOutcome:
     """Feed the granules through Spark while the monitor watches.
 
-    `should_stop`, of :meth:`Monitor.wait`, is asked beside the feed. The profile is that of the
-    tasks, which run where the nodes are.
+    The monitor asks `should_stop` too, see :meth:`Monitor.wait`. The profile belongs to the feeding
+    tasks, which run on the executors of the nodes.
     """
     workers = run.config.training.workers
-    # The library's deadline is for the whole queue, the monitor's for a step.
+    # The library's deadline covers the whole queue, the monitor's a step.
     timeout = run.config.training.stall_seconds * (QUEUE_BOUND + 1)
     feed = partial(feed_partition, run=run, workers=workers, nodes=cluster.cluster_info)
     granules = ranks_of(context, workers, profile).mapPartitionsWithIndex(feed)
@@ -170,6 +171,6 @@ def wait_feeding(
     def feed_all() -> None:
         cluster.train(granules, num_epochs=1, feed_timeout=timeout)
 
-    # The workers' managers must live until the feeding tasks have seen their queues empty.
+    # A feeding task ends after its queue is empty, and needs the worker's manager until then.
     with SparkJob(context, NAME, "the feed", "granules for TensorFlowOnSpark", feed_all) as job:
         return monitor.wait(lambda: job.failure() or should_stop())

@@ -1,9 +1,9 @@
 """The engine: its modes, its requirements of the cluster, and a run. Runs on the driver.
 
-Nodes, queues and feed are the library's. Four things differ. Nodes register with the token of the
-run. The driver's monitor replaces the library's waits, which are long and poll. A node's function
-never raises, since the library would then stop the SparkContext and the driver. And the library's
-manager processes, which it leaves behind, end with the run.
+Nodes, queues and feed are the library's, with four differences. Nodes register with the token of
+the run. The driver's monitor replaces the library's long waits. A node's function never raises,
+since the library would then stop the SparkContext and the driver. The library leaves its manager
+processes behind; here they end with the run.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
     """Trains on one TensorFlow node per executor."""
 
     name = NAME
+    best_for = "TensorFlow; clusters that encrypt"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers.",
@@ -75,7 +76,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
             key="spark.python.worker.reuse",
             value="true",
             default="true",
-            why="finds its nodes again in Python workers that Spark keeps",
+            why="finds its nodes again in reused Python workers",
         ),
     )
 
@@ -91,14 +92,14 @@ class TensorFlowOnSparkEngine(SparkEngine):
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         _check_master(session, config, self.executors(config))
         wanted, seconds = config.training.workers, config.spark.wait_seconds
-        there = self.room(session, config, wanted, seconds)
-        if there < wanted:
+        places = self.room(session, config, wanted, seconds)
+        if places < wanted:
             servers = _parameter_servers(config)
             nodes = f"{wanted} workers" + (f" and {servers} parameter servers" if servers else "")
             raise EngineUnavailable(
                 "training.workers",
-                f"{nodes} need {wanted + servers} executors and there are {there + servers}",
-                "give the cluster more executors (spark.executor.instances, or the first number "
+                f"{nodes} need {wanted + servers} executors, and there are {places + servers}",
+                "Give the cluster more executors (spark.executor.instances, or the first number "
                 f"of local-cluster[...] in spark.master), or ask for fewer; {if_late(config)}",
             )
         _check_one_task(session, config)
@@ -110,10 +111,10 @@ class TensorFlowOnSparkEngine(SparkEngine):
         session = self._required(session)
         servers, stage = _parameter_servers(config), resources_in(session, config, "train")
         if stage.dynamic:
-            there = await_slots(session, wanted + servers, seconds, stage)
+            places = await_slots(session, wanted + servers, seconds, stage)
         else:
-            there = await_room(session, wanted + servers, lambda: executor_count(session), seconds)
-        return max(there - servers, 0)
+            places = await_room(session, wanted + servers, lambda: executor_count(session), seconds)
+        return max(places - servers, 0)
 
     @override
     def attempt(
@@ -134,8 +135,8 @@ class TensorFlowOnSparkEngine(SparkEngine):
         if servers > run.manifest.vocabulary:
             raise InputError(
                 "training.parameter_servers",
-                f"{servers} servers cannot share {run.manifest.vocabulary} rows",
-                f"at most {run.manifest.vocabulary}",
+                f"{servers} servers cannot share {run.manifest.vocabulary} rows of the vocabulary",
+                f"Use at most {run.manifest.vocabulary}",
             )
         fed = run.config.training.feed == "spark"
         stage = resources_in(session, run.config, "train")
@@ -172,9 +173,9 @@ class TensorFlowOnSparkEngine(SparkEngine):
             guarded.cancel()
             raise
         finally:
-            # The nodes have left; their Spark job ends a moment later, before the session may.
+            # Their Spark job ends a moment after the nodes, and must not outlast the session.
             if not guarded.job_ended.wait(NODE_EXIT_SECONDS):
-                logger.warning("the Spark job of the nodes has not ended; it is cancelled")
+                logger.warning("the Spark job of the nodes has not ended and is cancelled")
                 guarded.cancel()
 
 
@@ -189,20 +190,20 @@ def _check_master(session: SparkSession, config: Config, executors: int) -> None
         raise EngineUnavailable(
             "spark.master",
             f"engine {NAME} needs {executors} executors and `{master}` has none",
-            f"for example local-cluster[{executors},{threads},1024]",
+            f"Use a cluster, for example local-cluster[{executors},{threads},1024]",
         )
 
 
 def _check_one_task(session: SparkSession, config: Config) -> None:
-    """Refuse executors that run several tasks at once: the library knows one."""
+    """Refuse executors with several tasks at once: the library supports one."""
     conf = resources_in(session, config, "train").conf
     cores = conf.get("spark.executor.cores")
-    # Unset, it means all cores of a machine on some clusters, which only the sum then tells.
+    # Unset means all cores of a machine on some clusters; only the total shows their number.
     total = session.sparkContext.defaultParallelism
     per_executor = int(cores) if cores else total // executor_count(session)
     if per_executor // int(conf.get("spark.task.cpus", "1") or 1) > 1:
         raise EngineUnavailable(
             "spark.task.cpus",
             f"engine {NAME} needs one task at a time on an executor of {per_executor} cores",
-            f"set it to {per_executor}, or spark.executor.cores to 1",
+            f"Set it to {per_executor}, or spark.executor.cores to 1",
         )

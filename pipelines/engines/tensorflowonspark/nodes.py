@@ -1,13 +1,13 @@
-"""The nodes of the cluster: workers, parameter servers, and how they find one another.
+"""The nodes of the cluster: workers, parameter servers, and their registration.
 
 The library's registration server is unauthenticated: it listens at every address of the driver,
 unpickles any message, and reveals the nodes' addresses and the keys of their queues. Here a
-connection begins with the token of the run, and messages are Python literals. Where the cluster
-encrypts, a node registers the fingerprint of its certificate, by which the others recognise it.
+connection begins with the token of the run, and messages are Python literals. On a cluster with
+encryption, a node also registers the fingerprint of its certificate for the other nodes.
 
-Nor do workers exchange anything by TensorFlow's own servers, which listen at every address and read
-and write files for anybody. Synchronous workers form an authenticated ring. Asynchronous ones use
-parameter servers, which are nodes too and demand the token.
+Workers do not use TensorFlow's own servers: these listen at every address, and read and write files
+for anybody. Synchronous workers form an authenticated ring. Asynchronous workers use parameter
+servers, also nodes, which demand the token.
 """
 
 from __future__ import annotations
@@ -86,23 +86,23 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True)
 class NodePlace:
-    """A node's address, and its certificate's fingerprint; None where connections are plain.
+    """A node's address, and its certificate's fingerprint; None for plain connections.
 
-    The host differs from the library's, which is the one on the route to the public internet.
+    The library's own host is the one on the route to the public internet, and may differ.
     """
 
     address: tuple[str, int]
     fingerprint: str | None
 
 
-# Of a node: every node of the run, once all have registered.
+# In a node's process: all nodes of the run, after the registration.
 _places: dict[int, NodePlace] = {}
 _own_identity: Identity | None = None
 
 
 @contextmanager
 def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]:
-    """Make the cluster that the library starts register at a server. Runs on the driver.
+    """Make the library's new cluster register at a server. Runs on the driver.
 
     Raises:
         TimeoutError: Another run takes longer than `seconds` to start its cluster.
@@ -120,8 +120,8 @@ def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]
 class RegistrationServer(reservation.Server):  # type: ignore[misc] # the library has no types
     """The server of the nodes' registrations; a context manager. Runs on the driver.
 
-    Nodes poll it until all have registered, so it lives as long as the run. `host` is the address
-    by which the executors reach the driver; `identity` encrypts the connections.
+    Nodes poll it until all have registered; it lives as long as the run. `host` is the driver's
+    address for the executors; `identity` encrypts the connections.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
         return self._host, self._server.server_address[1]
 
     def stop(self) -> None:
-        """End all connections; nothing listens when it returns."""
+        """End all connections and close the port."""
         self._server.close()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -172,7 +172,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         self.sock.sendall(token.encode())
 
     def register(self, reservation: dict[str, Any]) -> Any:
-        """Register a node, with the address by which it has reached the driver."""
+        """Register a node, with its address on the route to the driver."""
         global _own_identity  # noqa: PLW0603 - the library hands nothing from here to the node
         _own_identity = make_identity() if self._encrypts else None
         known = {
@@ -182,11 +182,11 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         return super().register(reservation | known)
 
     def get_reservations(self) -> list[dict[str, Any]]:
-        """Return the nodes that have registered."""
+        """Return the registered nodes."""
         nodes: list[dict[str, Any]] = super().get_reservations()
-        for one in nodes:
-            address = (one["address"], one["port"])
-            _places[one["executor_id"]] = NodePlace(address, one["fingerprint"])
+        for node in nodes:
+            address = (node["address"], node["port"])
+            _places[node["executor_id"]] = NodePlace(address, node["fingerprint"])
         return nodes
 
     def _request(self, msg_type: str, msg_data: Any = None) -> Any:
@@ -197,21 +197,21 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 def join_run(token: str, fingerprint: str | None = None) -> None:
     """Make the library of this process register with a run. Runs on an executor.
 
-    The fingerprint belongs to the driver's certificate; None where connections are plain.
+    The fingerprint belongs to the driver's certificate; None for plain connections.
     """
     reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
     TFManager.start = _start_local_manager
 
 
 def node_place(number: int) -> NodePlace:
-    """Return a node's place, once all have registered. Runs on an executor."""
+    """Return a node's place, after the registration of all nodes. Runs on an executor."""
     return _places[number]
 
 
 def own_identity() -> Identity | None:
-    """Return the identity with which this node's server encrypts, if any. Runs on an executor.
+    """Return the identity of this node's server, if it encrypts. Runs on an executor.
 
-    The process that registered the node made it: this one, or the one that this was forked from.
+    The node's registration made it, in this process or before the fork of this process.
     """
     return _own_identity
 
@@ -232,7 +232,11 @@ def _send(connection: socket.socket, message: Any) -> None:
 
 
 def _receive(readinto: ReadInto) -> Any:
-    """Return the values of the next message; a long or foreign one raises ValueError."""
+    """Return the values of the next message.
+
+    Raises:
+        ValueError: The message is too long, or no literal.
+    """
     (size,) = _LENGTH.unpack(read_exactly(readinto, _LENGTH.size))
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes")
@@ -246,16 +250,16 @@ def ring_collectives(
 
     Raises:
         TimeoutError: A worker is missing after ``training.start_seconds``.
-        OSError: The port that the library reserved is taken, or another worker is out of reach.
+        OSError: The library's reserved port is taken, or another worker is out of reach.
         PipelineError: Another process answers in the next worker's place.
     """
     if task.workers == 1:
         _release_port(node)
         return SingleProcess()
-    # The library numbers nodes that are no workers first.
+    # The library's numbers begin with the parameter servers.
     first = node.executor_id - task.rank
     places = [node_place(first + rank) for rank in range(task.workers)]
-    # At the port that the library still holds, so that no other process can have taken it.
+    # The library still holds this port, so no other process can have taken it.
     ring = Ring(
         task.rank,
         [place.address for place in places],
@@ -266,15 +270,15 @@ def ring_collectives(
     afterwards.enter_context(ring)
     _release_port(node)
     training = task.run.config.training
-    # Until all are ready, one may still read its checkpoint while the others wait for it in the
-    # first step; the driver's monitor counts training.stall_seconds from then on.
+    # A worker may still read its checkpoint while the others wait for it in the first step. The
+    # monitor counts training.stall_seconds only after all are ready.
     wait_seconds = max(training.start_seconds, training.stall_seconds)
     ring.join(float(training.start_seconds), float(wait_seconds))
     return TensorRing(ring)
 
 
 def _release_port(node: TFSparkNode.TFNodeContext) -> None:
-    """Close the socket by which the library holds a port for this node, if it still does."""
+    """Close the library's socket for this node's reserved port, if it is open."""
     if node.tmp_socket is not None:
         node.release_port()
 
@@ -310,9 +314,9 @@ class TensorRing(RingCollectives):
         return tf.convert_to_tensor(super().reduce_scatter(tensor))
 
 
-# Granules that may wait in a worker's queue, which itself has no bound.
+# The most granules in a worker's queue, which itself has no bound.
 QUEUE_BOUND = 64
-# Stand for the step in a message that is no granule: a partition's number, or the feed's error.
+# In place of the step, in messages without a granule: a partition's number, or the feed's error.
 PARTITION, FAILED = -1, -2
 
 Message: TypeAlias = tuple[int, int, int, bytes]
@@ -329,13 +333,13 @@ def feed_partition(
     """Yield one worker's granules in the order of the plan. Runs on an executor.
 
     The partition number comes first; then, for each granule, step, epoch, granule number and an
-    Arrow message. Spark chooses which worker gets which partition. That is harmless: the granules
+    Arrow message. Spark assigns partitions to workers in any order. That is harmless: the granules
     of a step stay the same, and the noise belongs to the granule.
     """
     task = TaskContext.get()
     assert task is not None, "runs in a Spark task"
     if task.attemptNumber() > 0:
-        # The first attempt's granules are used up; Spark would feed them once more.
+        # Spark would feed granules again that the first attempt has fed.
         raise PipelineError(f"the task that fed worker {index} was lost")
     manager = TFSparkNode._get_manager(nodes, util.get_ip_address(), util.read_executor_id())
     queue = manager.get_queue("input")
@@ -348,20 +352,20 @@ def feed_partition(
             try:
                 message = reader.message(address).to_pybytes()
             except (OSError, PipelineError) as error:
-                # Through the queue, since a task that fails is started again by Spark.
+                # Through the queue, since Spark starts a failed task again.
                 yield FAILED, 0, 0, str(error).encode()
                 return
             yield step.index, step.epoch, reader.number(address), message
 
 
 def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
-    """Yield a worker's steps, from the partition that it got. Runs on an executor.
+    """Yield a worker's steps from its partition. Runs on an executor.
 
     Raises:
-        PipelineError: The other end failed, or something else than the next step arrived.
+        PipelineError: The other end failed, or the next step did not arrive.
     """
     run = task.run
-    wanted = [(one.sides, one.teacher) for one in run.by_source]
+    wanted = [(source.sides, source.teacher) for source in run.by_source]
     partition = _take(queue, 1)[0][2]
     for step, addresses in replace(task, rank=partition).steps():
         items = _take(queue, len(addresses))
@@ -380,7 +384,7 @@ def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
 
 
 def _take(queue: Any, count: int) -> Sequence[Message]:
-    """Return the next messages, unless one says that the feed failed."""
+    """Return the next messages; raise the feed's error if one has it."""
     items: Sequence[Message] = queue.next_batch(count)
     for step, _, _, message in items:
         if step == FAILED:
@@ -396,19 +400,19 @@ def parameter_server(
 ) -> ParameterServer:
     """Return this node's share of the parameters, listening. Runs on an executor.
 
-    Raises OSError where the port that the library has reserved is taken.
+    Raises:
+        OSError: The library's reserved port is taken.
     """
     rows = rows_of(node.task_index, run.config.training.parameter_servers)
     store = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
-    # At the port that the library still holds, which it does at every address: no other process
-    # can have taken it.
+    # The library still holds this port, at every address, so no other process can have taken it.
     server = ParameterServer(store, node_place(node.executor_id).address, token, own_identity())
     _release_port(node)
     return server
 
 
 def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> ShardedParameters:
-    """Return a worker's connections to all servers, once they are there. Runs on an executor.
+    """Wait for all servers; return a worker's connections to them. Runs on an executor.
 
     Raises:
         TimeoutError: A server is missing after ``training.start_seconds``.
@@ -420,13 +424,13 @@ def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Sha
     deadline = time.monotonic() + training.start_seconds
     parts = []
     for server in range(training.parameter_servers):
-        own = shard_shapes(shapes, server, training.parameter_servers)
-        # The library numbers what it takes for parameter servers first.
+        shard = shard_shapes(shapes, server, training.parameter_servers)
+        # The library's numbers begin with the parameter servers.
         place = node_place(server)
         client = SocketClient(
             place.address,
             task.token,
-            forms(training.mode, own),
+            forms(training.mode, shard),
             float(training.stall_seconds),
             place.fingerprint,
         )
@@ -450,9 +454,9 @@ def _await(part: ServedParameters, address: tuple[str, int], deadline: float, se
             return
 
 
-# The library checks once a second whether its wait for a parameter server may end.
+# The library looks once a second for the end of its wait for a parameter server.
 RELEASE_SECONDS = 5.0
-# For the response to its last call, without which Spark would start the server a second time.
+# For the response to its last call; without it, Spark would start the server a second time.
 ANSWER_SECONDS = 1.0
 
 
@@ -462,9 +466,9 @@ class NodeArguments(argparse.Namespace):
     Attributes:
         monitor: Host and port of the driver's monitor.
         token: Of the run.
-        fingerprint: Of the driver's certificate; None where the cluster does not encrypt.
-        servers: Nodes that hold parameters.
-        spares: Nodes that only keep Spark from feeding an executor that has no worker.
+        fingerprint: Of the driver's certificate; None without encryption.
+        servers: Nodes with parameters.
+        spares: Nodes that block executors without a worker for Spark's feeding tasks.
     """
 
     run: TrainingRun
@@ -475,9 +479,9 @@ class NodeArguments(argparse.Namespace):
     spares: int
 
     def __contains__(self, key: str) -> bool:
-        # The library asks for `num_gpus` first thing on a node, before it registers, and before
-        # it looks at the manager that an earlier run left in this Python worker; one that has
-        # ended must be forgotten, or the look fails.
+        # The library looks for `num_gpus` first on a node, before the registration, and before its
+        # look at an earlier run's manager in this Python worker. That look fails on an ended
+        # manager, which must go.
         join_run(self.token, self.fingerprint)
         manager = TFSparkNode.TFSparkNode.mgr
         if manager is not None:
@@ -491,9 +495,8 @@ class NodeArguments(argparse.Namespace):
 def run_node(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     """Run a node in its role: worker, parameter server or spare. Runs on an executor.
 
-    The library calls it in a separate process for nodes that it takes for parameter servers, and
-    for workers that Spark feeds. Errors go to the driver's monitor: an exception would make the
-    library end the driver.
+    For its parameter servers and for workers fed by Spark, the library calls it in a separate
+    process. Errors go to the driver's monitor: after an exception the library would end the driver.
     """
     if node.job_name == "ps":
         _serve(arguments, node)
@@ -517,7 +520,7 @@ def _task(arguments: NodeArguments, node: TFSparkNode.TFNodeContext, rank: int) 
 
 def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     """Train as a worker until the run ends."""
-    # The library numbers what it takes for parameter servers first.
+    # The library's numbers begin with the parameter servers, spare nodes among them.
     task = _task(arguments, node, node.executor_id - arguments.servers - arguments.spares)
     fed = arguments.run.config.training.feed == "spark"
     feed = (lambda: spark_feed(task, node.get_data_feed())) if fed else None
@@ -535,12 +538,12 @@ def _train_in_child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -
 
     TensorFlow's cluster state lasts as long as its process, and Spark reuses the Python worker.
     """
-    # fork, since a Python worker of Spark has no main module that a new interpreter could load.
+    # fork, since a Python worker of Spark has no main module for a new interpreter.
     child = multiprocessing.get_context("fork").Process(target=_child, args=(arguments, node))
     child.start()
     if node.tmp_socket is not None:
         node.tmp_socket.close()
-    # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
+    # Without a timeout: the monitor has the deadlines and ends the child.
     child.join()
     node.mgr.shutdown()
 
@@ -554,7 +557,8 @@ def _child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     """Hold parameters, or nothing on a spare node, until the driver ends the run.
 
-    The library has started this process; its parent waits for a message of the library's driver.
+    The library has started this process, and its parent waits for a message from the library's
+    driver.
     """
     end_with_parent()
     _after_this_process(partial(_release_parent, node))
@@ -571,7 +575,7 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _release_parent(node: TFSparkNode.TFNodeContext) -> None:
-    """End the library's wait for a parameter server, and then the manager where it waits."""
+    """End the library's wait for a parameter server, and then its manager."""
     with suppress(OSError, EOFError):
         control = node.mgr.get_queue("control")
         control.put(None)
@@ -589,7 +593,7 @@ def _end_manager_with_this_process(node: TFSparkNode.TFNodeContext) -> None:
 def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
     with suppress(ProcessLookupError):
         os.kill(node.mgr._process.pid, signal.SIGTERM)
-    # The folder of its socket, which it removes at an end of its own choice only.
+    # A killed manager leaves the folder of its socket behind.
     folder = Path(node.mgr.address).parent
     if folder.name.startswith("pymp-"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -598,7 +602,7 @@ def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
 def _after_this_process(act: Callable[[], None]) -> None:
     """Run a function when this process ends, in whatever way.
 
-    A small child waits for the end of a pipe that only this process holds.
+    A small child waits for the end of a pipe; only this process holds its other end.
     """
     reading, writing = os.pipe()
     if os.fork():

@@ -38,9 +38,9 @@ def family_member(
     check_settings: Callable[[EncoderSettings], None] = spec.check_settings,
     without: tuple[str, ...] = (),
 ) -> Architecture:
-    """Return an architecture with BERT's forms, except ``without``, which lack its additions.
+    """Return an architecture with BERT's forms, except ``without``: these lack its additions.
 
-    ``models`` are models that start from it, for people. ``check_settings`` refuses settings of a
+    ``models`` are well-known models of it, for people. ``check_settings`` refuses settings of a
     random start.
     """
     return Architecture(
@@ -68,10 +68,10 @@ BERT = family_member(
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaSpec(BertSpec):
-    """BERT whose positions count from after the padding token's id.
+    """BERT with positions that count from after the padding token's id.
 
-    The weights here leave out the earlier rows of the position table. A text that spells the
-    padding token out uses the last of them, which training leaves at zero.
+    The weights here leave out the earlier rows of the position table. A padding token spelled out
+    in a text uses the last of them; training leaves it at zero.
 
     Sources: Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019,
     arXiv:1907.11692; Conneau et al., "Unsupervised Cross-lingual Representation Learning at Scale",
@@ -85,7 +85,7 @@ class RobertaSpec(BertSpec):
 
     @property
     def placeless_token(self) -> int | None:
-        """The padding token, which a text may spell out."""
+        """The padding token: a text may spell it out."""
         return self.pad_token_id
 
 
@@ -157,7 +157,7 @@ DISTILBERT = family_member(
 
 @dataclass(frozen=True, kw_only=True)
 class ElectraSpec(BertSpec):
-    """BERT whose words may be narrower than its layers.
+    """BERT with a width of its own for words, often narrower than the layers.
 
     Source: Clark, Luong, Le and Manning, "ELECTRA: Pre-training Text Encoders as Discriminators
     Rather Than Generators", ICLR 2020, arXiv:2003.10555.
@@ -189,7 +189,7 @@ MPNET_SKIPPED_ROWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MPNetSpec(BertSpec):
-    """BERT without segments, whose attention also depends on the distance of two tokens.
+    """BERT without segments, and with attention that also depends on distances of tokens.
 
     Source: Song, Tan, Qin, Lu and Liu, "MPNet: Masked and Permuted Pre-training for Language
     Understanding", NeurIPS 2020, arXiv:2004.09297.
@@ -204,7 +204,7 @@ class MPNetSpec(BertSpec):
 
     @property
     def placeless_token(self) -> int | None:
-        """The token that MPNet takes for padding, which a text may spell out."""
+        """MPNet's padding token: a text may spell it out."""
         return MPNET_SKIPPED_ROWS - 1
 
 

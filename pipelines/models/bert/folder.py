@@ -25,7 +25,7 @@ from pipelines.models.sentence_modules import (
     check_size,
     read_head,
     refuse,
-    told_length,
+    stored_length,
     transformer_home,
     whole_weights,
     write_head,
@@ -40,13 +40,13 @@ _OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "Layer
 
 
 def folder_format(layout: Layout) -> FolderFormat:
-    """Return how a member of the family is read from and written to folders."""
+    """Return the reader and the writer of a family member's folders."""
     return FolderFormat(
         recognises=partial(_recognises, layout),
         read=partial(_read, layout),
         write=partial(_write, layout),
         lengths=partial(_lengths, layout),
-        stored_name=layout.own_name,
+        stored_name=layout.stored_name,
         to_embed=partial(_to_embed, layout),
     )
 
@@ -64,13 +64,13 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
     home = transformer_home(folder, modules)
     config = _config(home)
     if model_type(config) not in layout.classes:
-        refuse(folder, f"has `model_type: {model_type(config)}`")
+        refuse(folder, f"has the unsupported `model_type: {model_type(config)}`")
     for key, value in layout.unknown(config).items():
-        refuse(folder, f"has `{key}: {value}`")
+        refuse(folder, f"has the unsupported `{key}: {value}`")
     fields = _fields(layout, home, config)
     spec = layout.spec(
         **fields,
-        max_length=told_length(home, fields["positions"]),
+        max_length=stored_length(home, fields["positions"]),
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
@@ -87,24 +87,24 @@ def _write(
     """Write the transformer and the modules after it; return class and path of each."""
     storage.write_json(folder / CONFIG_FILE, layout.to_config(spec))
     copy_tokenizer(tokenizer_folder, folder, spec.max_length)
-    own = {layout.own_name(name): weights[name] for name in weight_shapes(spec)}
+    stored = {layout.stored_name(name): weights[name] for name in weight_shapes(spec)}
     skipped = layout.skipped_rows(spec.pad_token_id)
-    positions = layout.own_name(POSITIONS)
-    own[positions] = np.pad(own[positions], ((skipped, 0), (0, 0)))
-    save_weights(folder / WEIGHT_FILE, {**own, **_unused_pooler(layout, spec)})
+    positions = layout.stored_name(POSITIONS)
+    stored[positions] = np.pad(stored[positions], ((skipped, 0), (0, 0)))
+    save_weights(folder / WEIGHT_FILE, {**stored, **_unused_pooler(layout, spec)})
     return write_head(folder, spec, spec.pooling, weights)
 
 
 def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
-    """Return how many tokens the model in a folder reads, and its positions."""
+    """Return the length of the model in a folder, and its positions."""
     key = layout.keys["positions"]
     home = transformer_home(folder, modules)
     path = home / CONFIG_FILE
     config = records.read_object(path) if path.is_file() else {}
     if config.get(key) is None:
-        raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "a transformer")
+        raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "Name a transformer")
     positions = _fields(layout, home, config)["positions"]
-    return Lengths(told_length(home, positions), positions)
+    return Lengths(stored_length(home, positions), positions)
 
 
 def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
     check_numbers(folder, config)
     for key in ("pruned_heads", "quantization_config"):
         if config.get(key):
-            refuse(folder, f"has `{key}: {config[key]}`")
+            refuse(folder, f"has the unsupported `{key}: {config[key]}`")
     for name, key in layout.keys.items():
         least = 0 if name in ("type_vocabulary", "pad_token_id") else 1
         if config.get(key) is not None and name != "layer_norm_epsilon":
@@ -125,7 +125,11 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
     check_size(folder, layout.keys["positions"], fields["positions"])
     check_heads(folder, layout.keys["heads"], fields["heads"], fields["hidden"])
     if (padding := layout.pad_token_id(config)) >= fields["vocabulary"]:
-        refuse(folder, f"has `pad_token_id: {padding}`, which is no token", WHOLE_COPY)
+        refuse(
+            folder,
+            f"has `pad_token_id: {padding}`, which is no token of its vocabulary",
+            WHOLE_COPY,
+        )
     return fields
 
 
@@ -144,14 +148,14 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
     for old, new in _OLD_NAMES:
         found = {name.replace(old, new): value for name, value in found.items()}
     prefix = _prefix(layout, folder, found)
-    # Their shapes are listed layer by layer.
+    # Before anything lists the shapes layer by layer: a damaged file may name 1e8 layers.
     names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     check_layers(folder, layout.keys["layers"], spec.layers, names)
     weights: Weights = {}
     for name in weight_shapes(spec):
-        own = f"{prefix}{layout.own_name(name)}"
-        if own in found:
-            weights[name] = np.ascontiguousarray(found[own], dtype=np.float32)
+        stored = f"{prefix}{layout.stored_name(name)}"
+        if stored in found:
+            weights[name] = np.ascontiguousarray(found[stored], dtype=np.float32)
     if POSITIONS in weights:
         skipped = layout.skipped_rows(spec.pad_token_id)
         weights[POSITIONS] = np.ascontiguousarray(weights[POSITIONS][skipped:])
@@ -161,14 +165,15 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
 def _to_embed(
     layout: Layout, folder: Path, modules: Modules, spec: BertSpec, weights: Weights
 ) -> Weights:
-    """Add the padding token's position, which texts may spell out, to its own vector.
+    """Add the padding token's position to its vector, for texts that spell the token out.
 
     Training leaves it at zero. Objectives that predict words read the vectors unchanged.
     """
     token = spec.placeless_token
     if token is None:
         return weights
-    rows = checkpoint_rows(transformer_home(folder, modules), layout.own_name(POSITIONS), token)
+    # Models written here have zeros in this row.
+    rows = checkpoint_rows(transformer_home(folder, modules), layout.stored_name(POSITIONS), token)
     if len(rows) != 1 or not rows[0].any() or rows[0].shape != weights[WORDS][token].shape:
         return weights
     words = weights[WORDS].copy()
@@ -178,18 +183,18 @@ def _to_embed(
 
 def _prefix(layout: Layout, folder: Path, found: Weights) -> str:
     """Return the prefix of the encoder's names: empty, or that of a model with a head."""
-    words = layout.own_name(WORDS)
-    there = sorted(name.removesuffix(words) for name in found if name.endswith(words))
+    words = layout.stored_name(WORDS)
+    prefixes = sorted(name.removesuffix(words) for name in found if name.endswith(words))
     for usual in ("", layout.prefix):
-        if usual in there:
+        if usual in prefixes:
             return usual
-    if len(there) > 1:
-        refuse(folder, f"holds several encoders: {', '.join(there)}")
-    return there[0] if there else ""
+    if len(prefixes) > 1:
+        refuse(folder, f"holds several encoders: {', '.join(prefixes)}")
+    return prefixes[0] if prefixes else ""
 
 
 def _unused_pooler(layout: Layout, spec: BertSpec) -> Weights:
-    """Return zeros that no embedding depends on, which transformers would miss."""
+    """Return zeros for the unused pooler; transformers would miss them."""
     if not layout.pooler:
         return {}
     return {

@@ -22,10 +22,10 @@ def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, le
     positions = positions_of(token_ids)
     column, length = op.unsqueeze(positions, integer(0)), op.unsqueeze(lengths, integer(1))
     is_token = op.convert(op.less(column, length), "f32")
-    one, mask = op.constant(np.float32(1)), op.constant(np.float32(_ATTENTION_MASK))
+    unit, mask = op.constant(np.float32(1)), op.constant(np.float32(_ATTENTION_MASK))
     # [batch, 1, 1, tokens]: the same for every head and every query.
     attention_bias = op.unsqueeze(
-        op.multiply(op.subtract(one, is_token), mask), op.constant(np.array([1, 2], np.int32))
+        op.multiply(op.subtract(unit, is_token), mask), op.constant(np.array([1, 2], np.int32))
     )
     hidden_states = _embedding_output(spec, weights, token_ids, positions)
     for number in range(spec.layers):
@@ -106,6 +106,7 @@ def _attention(
         )
         for part in ("weight", "bias")
     )
+    # With `special_zero`, a 0 keeps the length of an axis.
     shape = op.constant(np.array([0, 0, len(scales), spec.heads, size], np.int64))
     split = op.transpose(
         op.reshape(linear(hidden_states, weight, bias), shape, special_zero=True),

@@ -60,10 +60,10 @@ class BertSpec(EncoderSpec):
         heads: Attention heads, a divisor of ``hidden``.
         intermediate: Width between the two matrices of the feed-forward block.
         positions: Rows of the position embedding: the places that a text can have.
-        type_vocabulary: Rows of the segment embedding, of which the first is used; 0 without one.
+        type_vocabulary: Rows of the segment embedding, 0 without one; only the first is used.
         embedding_size: Width of words and positions; None: that of the layers. A dense layer leads
             from any other width to theirs.
-        relative_buckets: Distances that attention tells apart by a learnt bias; 0 without one.
+        relative_buckets: Distances with a learnt bias in attention; 0 without one.
         hidden_dropout: The encoder's own dropout of hidden states.
         attention_dropout: The same of attention's probabilities.
         model_type: Its name in config.json.
@@ -87,13 +87,13 @@ class BertSpec(EncoderSpec):
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """The dropout that the encoder is meant to be trained with; None without."""
+        """The encoder's own dropout in training; None without."""
         rates = DropoutRates(self.hidden_dropout, self.attention_dropout, own=True)
         return rates if rates.hidden or rates.attention else None
 
     @property
     def placeless_token(self) -> int | None:
-        """The token that counts no position where a text holds it; None if all count one."""
+        """The token without a position in a text; None if all tokens have one."""
         return None
 
     @property
@@ -113,7 +113,7 @@ def check_settings(encoder: EncoderSettings) -> None:
         raise InputError(
             "encoder.heads",
             f"{encoder.heads} does not divide encoder.hidden",
-            f"{encoder.hidden} is to be divided",
+            f"Choose a divisor of {encoder.hidden}",
         )
 
 
@@ -123,12 +123,12 @@ def refuse_random(encoder: EncoderSettings) -> None:
         raise InputError(
             "encoder.kind",
             f"`{encoder.kind}` starts from a checkpoint only",
-            "name its folder in encoder.start, or encoder.kind: bert",
+            "Name its folder in encoder.start, or set encoder.kind to bert",
         )
 
 
 def shape(encoder: EncoderSettings) -> dict[str, Any]:
-    """Return the fields of a random start's spec that not all architectures have."""
+    """Return BERT's own fields of a random start's spec."""
     return {
         "layers": encoder.layers,
         "heads": encoder.heads,
@@ -175,20 +175,19 @@ def model_type(config: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How one member of the family stands in a folder.
+    """The folders of one member of the family.
 
     Attributes:
-        spec: Its spec, whose defaults stand for keys that config.json lacks.
+        spec: Its spec, with the defaults for keys missing in config.json.
         classes: Classes of `transformers` by config.json's ``model_type``.
         keys: config.json's keys by fields of the spec; other fields have their defaults.
-        accepted: Values of config.json that the forward pass assumes; writes the first, the
-            default.
+        accepted: Supported values of config.json; the first is the default, and written.
         dropout: config.json's keys for the dropout of hidden states and of attention.
         names: Parts of canonical names, and their replacements in the file of weights.
-        prefix: What checkpoints with a head put before the names.
-        skipped_rows: First rows of the position table, which no text uses, by the padding token's
-            id. They are dropped in reading and written as zeros.
-        pooler: Whether a model without a head has a layer that no embedding depends on.
+        prefix: Of the names in checkpoints with a head.
+        skipped_rows: Unused first rows of the position table, by the padding token's id: dropped in
+            reading, written as zeros.
+        pooler: Whether a model without a head has a pooler, which no embedding depends on.
     """
 
     spec: type[BertSpec]
@@ -201,10 +200,10 @@ class Layout:
     skipped_rows: Callable[[int], int] = lambda pad_token_id: 0
     pooler: bool = True
 
-    def own_name(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Return the name in the file of weights of a canonical name."""
-        for canonical, own in self.names:
-            name = name.replace(canonical, own)
+        for canonical, stored in self.names:
+            name = name.replace(canonical, stored)
         return name
 
     def to_config(self, spec: BertSpec) -> dict[str, Any]:
@@ -224,29 +223,29 @@ class Layout:
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a spec from config.json; a KeyError names a missing key."""
         optional = {"type_vocabulary", "layer_norm_epsilon", "pad_token_id", "embedding_size"}
-        told = {
+        stated = {
             name: config[key]
             for name, key in self.keys.items()
             if not (name in optional and config.get(key) is None)
         }
-        told["positions"] -= self.skipped_rows(self.pad_token_id(config))
+        stated["positions"] -= self.skipped_rows(self.pad_token_id(config))
         hidden, attention = (config.get(key, _USUAL_DROPOUT) for key in self.dropout)
         return {
             "model_type": model_type(config),
             "hidden_dropout": hidden,
             "attention_dropout": attention,
-            **told,
+            **stated,
         }
 
     def pad_token_id(self, config: Mapping[str, Any]) -> int:
         """Return the padding token of config.json, or the spec's default."""
-        told = config.get("pad_token_id")
-        return self.spec.pad_token_id if told is None else int(told)
+        token = config.get("pad_token_id")
+        return self.spec.pad_token_id if token is None else int(token)
 
     def unknown(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of config.json that the forward pass does not support."""
-        told = {key: config.get(key, values[0]) for key, values in self.accepted.items()}
-        return {key: value for key, value in told.items() if value not in self.accepted[key]}
+        """Return the entries of config.json without support in the forward pass."""
+        stated = {key: config.get(key, values[0]) for key, values in self.accepted.items()}
+        return {key: value for key, value in stated.items() if value not in self.accepted[key]}
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -265,6 +264,7 @@ def layer_prefix(number: int) -> str:
 def weight_shapes(spec: BertSpec) -> Shapes:
     """Return the shape of every weight, in canonical order; matrices are [out, in] as in torch."""
     hidden, width = spec.hidden, spec.word_width
+    # Fresh weights are drawn in this order, so a change of it changes every random start.
     shapes: Shapes = {WORDS: (spec.vocabulary, width), POSITIONS: (spec.positions, width)}
     if spec.type_vocabulary:
         shapes[SEGMENTS] = (spec.type_vocabulary, width)

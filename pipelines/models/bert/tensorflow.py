@@ -1,7 +1,7 @@
 """BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
 
 Only attention needs the rectangle of texts x width. Matrix products, norms and activations take the
-tokens alone, text after text, and one or a few rows that stand for all padding. So every product
+tokens alone, text after text, and one or a few rows in place of all padding. So every product
 with a weight is one plain ``matmul``. The rows that move between the two layouts are contiguous, so
 a move is one ``gather``, and so is its gradient. TensorFlow's gradient of a gather, and its
 ``transpose``, go number by number.
@@ -155,10 +155,10 @@ _LEAST_STEP = 16
 
 
 class Packing:
-    """Where the tokens of a batch are in the rectangle and among the rows.
+    """The places of a batch's tokens in the rectangle and among the rows.
 
-    The gradients of padding must be zero, as they are where it has no part in the loss. Lengths are
-    int32 [texts]. ``places`` is int32 [rows], the slot of each row in the rectangle.
+    The gradients of padding must be zero: it has no part in the loss. Lengths are int32 [texts].
+    ``places`` is int32 [rows], the slot of each row in the rectangle.
     """
 
     def __init__(self, lengths: tf.Tensor, texts: tf.Tensor, width: tf.Tensor) -> None:
@@ -191,34 +191,35 @@ class Packing:
         part = tf.range(parts)
         head = tf.range(heads)
         rows = tf.reshape(self._sources, [1, self._texts, 1, self._width]) * (parts * heads)
-        there = rows + part[:, None, None, None] * heads + head[None, None, :, None]
+        to_heads = rows + part[:, None, None, None] * heads + head[None, None, :, None]
         text, place = self.places // self._width, self.positions
         rectangles = (part[None, :, None] * self._texts + text[:, None, None]) * heads + head
-        back = rectangles * self._width + place[:, None, None]
+        to_rows = rectangles * self._width + place[:, None, None]
         shape = [parts, self._texts, heads, self._width]
-        return Heads(tf.reshape(there, [-1]), tf.reshape(back, [-1]), shape)
+        return Heads(tf.reshape(to_heads, [-1]), tf.reshape(to_rows, [-1]), shape)
 
 
 class Heads:
     """Moves between rows [rows, parts x heads x size] and [parts, texts, heads, width, size].
 
-    ``there`` is int32 [parts x texts x heads x width], the source of each among the rows; ``back``,
-    int32 [rows x parts x heads], is the inverse. ``shape`` is parts, texts, heads and width.
+    ``to_heads`` is int32 [parts x texts x heads x width], the source of each among the rows;
+    ``to_rows``, int32 [rows x parts x heads], is the inverse. ``shape`` is parts, texts, heads and
+    width.
     """
 
-    def __init__(self, there: tf.Tensor, back: tf.Tensor, shape: list[Any]) -> None:
-        self._there, self._back, self._shape = there, back, shape
+    def __init__(self, to_heads: tf.Tensor, to_rows: tf.Tensor, shape: list[Any]) -> None:
+        self._to_heads, self._to_rows, self._shape = to_heads, to_rows, shape
 
     def split(self, rows: tf.Tensor) -> tf.Tensor:
         """Move rows to heads."""
         size = rows.shape[-1] // (self._shape[0] * self._shape[2])
-        moved = _moved(tf.reshape(rows, [-1, size]), self._there, self._back)
+        moved = _moved(tf.reshape(rows, [-1, size]), self._to_heads, self._to_rows)
         return tf.reshape(moved, [*self._shape, size])
 
     def joined(self, split: tf.Tensor) -> tf.Tensor:
         """Move heads to rows."""
         size = split.shape[-1]
-        moved = _moved(tf.reshape(split, [-1, size]), self._back, self._there)
+        moved = _moved(tf.reshape(split, [-1, size]), self._to_rows, self._to_heads)
         return tf.reshape(moved, [-1, self._shape[0] * self._shape[2] * size])
 
 
@@ -230,13 +231,13 @@ def _rounded(count: tf.Tensor) -> tf.Tensor:
 
 
 @_with_gradient
-def _moved(values: tf.Tensor, there: tf.Tensor, back: tf.Tensor) -> tuple[tf.Tensor, Function]:
-    """Return rows of ``values`` by number; ``back`` are the numbers for the gradient."""
+def _moved(values: tf.Tensor, sources: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, Function]:
+    """Return rows of ``values`` by number; ``inverse`` has the numbers for the gradient."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-        return tf.gather(upstream, back), None, None
+        return tf.gather(upstream, inverse), None, None
 
-    return tf.gather(values, there), gradient
+    return tf.gather(values, sources), gradient
 
 
 _ATTENTION_MASK = -1e9
@@ -306,8 +307,8 @@ class _Pass:
             # A single sentence is all of the first segment: its one vector is added to the
             # positions, and not to every token.
             positions += tf.gather(self._weights[SEGMENTS], 0)
-        own = tf.gather(positions, self._places(token_ids))
-        return self._add_and_normalise("embeddings.", words, own)
+        addends = tf.gather(positions, self._places(token_ids))
+        return self._add_and_normalise("embeddings.", words, addends)
 
     def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
         """Return position table rows, int32 [rows]; the row after the last for placeless ones."""
@@ -316,14 +317,14 @@ class _Pass:
             return self._packing.positions
         is_placeless = tf.cast(tf.equal(self._token_ids, token), tf.int32)
         before = tf.cumsum(is_placeless, axis=1, exclusive=True)
-        own = tf.gather(tf.reshape(before, [-1]), self._packing.places)
-        places = self._packing.positions - own
+        skipped = tf.gather(tf.reshape(before, [-1]), self._packing.places)
+        places = self._packing.positions - skipped
         return tf.where(tf.equal(token_ids, token), self._spec.positions, places)
 
     def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
         """Run attention, then the feed-forward block, each with a residual.
 
-        Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
+        Hidden states and layer norms are fp32 even with bf16 matrix products: rounding would
         add up over the layers, and a norm's mean and variance are sums over the whole width.
         """
         context = self._attention(prefix, tf.cast(hidden_states, self._dtype))
@@ -365,7 +366,7 @@ class _Pass:
             for name in ("query", "key", "value")
         )
         scale = 1 / math.sqrt(self._spec.hidden // self._spec.heads)
-        return tf.concat([tf.cast(one, dtype) for one in (query * scale, key, value)], 0)
+        return tf.concat([tf.cast(array, dtype) for array in (query * scale, key, value)], 0)
 
     def _multiply(self, name: str, values: tf.Tensor) -> tf.Tensor:
         matrix = tf.cast(self._weights[f"{name}.weight"], self._dtype)

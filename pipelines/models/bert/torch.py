@@ -1,4 +1,4 @@
-"""BERT in PyTorch: attention, encoder, decoder, and modules that are gathered layer by layer.
+"""BERT in PyTorch: attention, encoder, decoder, and modules gathered layer by layer.
 
 An encoder may be whole, or one worker's part of it. :mod:`pipelines.models.frameworks.torch` and
 :mod:`pipelines.models.frameworks.torch_module` call these classes.
@@ -82,9 +82,9 @@ def attend(
     """Mix the values in the fastest form for the device; [tokens, hidden] in the type of ``qkv``.
 
     On a CPU thread, batched matrix products are fastest for short texts. Milliseconds forward and
-    back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24 tokens a text, 15
-    and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and 48, 26 and 92 at 24,
-    64 and 128 in bf16, on a CPU without bf16 units. On one with them the fused operation was the
+    back, of 1,536 tokens and 12 heads of 32, explicit and fused, in fp32: 9 and 13 at 24 tokens a
+    text, 15 and 17 at 64, 26 and 27 at 128, 45 and 42 at 256. In bf16, on a CPU without bf16 units:
+    9 and 25 at 24, 15 and 48 at 64, 26 and 92 at 128. With bf16 units the fused operation was the
     slow choice for 24 tokens too. It never holds the scores of all heads, which counts for long
     texts.
 
@@ -117,8 +117,8 @@ def attend(
 def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
     """Return fp32 [texts, heads, width, width]: each head has the mask of the undivided encoder."""
     shape = (batch.texts, heads.total, batch.width, batch.width)
-    whole = masks.mask(site, shape, attention=True)
-    return whole.narrow(1, heads.first, heads.count).contiguous()
+    undivided = masks.mask(site, shape, attention=True)
+    return undivided.narrow(1, heads.first, heads.count).contiguous()
 
 
 def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
@@ -373,7 +373,7 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Run one layer: attention, then the feed-forward block, each with a residual.
 
-        Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
+        Hidden states and layer norms are fp32 even with bf16 matrix products: rounding would
         add up over the layers, and a norm's mean and variance are sums over the whole width. The
         states, fp32 [tokens, hidden], are the same on all members. The bias is that of
         :func:`relative_bias`, for this member's heads.
@@ -454,9 +454,9 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Run one layer, with attention to the vectors between its halves."""
         states = self._run_attention(number, states, batch, masks, bias)
-        told = linear(linear(vectors, *cross.value), *cross.output).index_select(0, of_tokens)
-        told = dropped(masks, _CROSS_SITES + first_dropout_site(number), told)
-        states = layer_norm(self._spec, states + told, cross.norm)
+        addend = linear(linear(vectors, *cross.value), *cross.output).index_select(0, of_tokens)
+        addend = dropped(masks, _CROSS_SITES + first_dropout_site(number), addend)
+        states = layer_norm(self._spec, states + addend, cross.norm)
         return self._run_feed_forward(number, states, masks)
 
     def _causal_bias(self, batch: Batch) -> torch.Tensor:
@@ -508,7 +508,7 @@ def embedded_inputs(
 ) -> torch.Tensor:
     """Return the first layer's input, fp32 [tokens, hidden]: normalised, with places and segment.
 
-    The words are fp32 [tokens, width of words]: their vectors, or others in their place.
+    The words are fp32 [tokens, width of words]: their vectors, or replacements.
     """
     positions, places = weights[POSITIONS][: batch.width], batch.positions
     if spec.placeless_token is not None:
@@ -580,7 +580,7 @@ class EmbeddingUnit(Unit):
 
 
 class LayerUnit(Unit):
-    """A layer of an encoder that members may hold together."""
+    """A layer of an encoder, whole or one member's part of it."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _NORM_FLOOR = 1e-12
 
 
 class Form(Protocol):
-    """What an architecture registers for `openvino`: its part of the graph."""
+    """An architecture's form for `openvino`: its part of the graph."""
 
     def __call__(
         self, spec: Any, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
@@ -35,6 +35,7 @@ class Form(Protocol):
 
 def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Model:
     """Return the encoder over token ids int32 [batch, tokens] and lengths int32 [batch]."""
+    # Free axes: batches differ in texts and in width.
     token_ids = op.parameter([-1, -1], np.int32, name="token_ids")
     lengths = op.parameter([-1], np.int32, name="lengths")
     encode: Form = form_of(spec, "openvino")
@@ -117,6 +118,7 @@ def open_backend(
     With ``bf16`` the library keeps the activations between matrix products in bf16 too.
     """
     assert device == "cpu", "GPUs are for torch"
+    # One request at a time: a second stream would have nothing to do.
     compiled = ov.Core().compile_model(
         encoder_graph(spec, weights),
         "CPU",

@@ -50,7 +50,7 @@ class Dropout:
 
 
 class Form(Protocol):
-    """What an architecture registers for `tensorflow`: its forward pass."""
+    """An architecture's form for `tensorflow`: its forward pass."""
 
     def __call__(
         self,
@@ -82,7 +82,7 @@ def configure_threads(threads: int) -> None:
         threading.set_intra_op_parallelism_threads(threads)
         threading.set_inter_op_parallelism_threads(threads)
     except RuntimeError:
-        logger.warning("TensorFlow has begun with %s threads, not %d", numbers, threads)
+        logger.warning("TensorFlow already runs with %s threads, not %d", numbers, threads)
 
 
 def limit_gpus(device: str) -> None:
@@ -95,13 +95,13 @@ def limit_gpus(device: str) -> None:
     if not gpus:
         return
     kind, _, number = device.partition(":")
-    own = gpus[int(number) :][:1] if kind == "cuda" else []
+    visible = gpus[int(number) :][:1] if kind == "cuda" else []
     try:
-        tf.config.set_visible_devices(own, "GPU")
-        for gpu in own:
+        tf.config.set_visible_devices(visible, "GPU")
+        for gpu in visible:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
-        logger.warning("TensorFlow has begun before it was told to compute on %s", device)
+        logger.warning("TensorFlow already runs, and may not keep to %s", device)
 
 
 def forward(

@@ -182,14 +182,14 @@ def linear(
 def summed_linear(
     members: Members, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply by a matrix whose columns are divided among members; the result is the same on all.
+    """Multiply by a matrix with columns divided among members; the result is the same on all.
 
     The sum over members is in fp32. The bias is added once, after it.
     """
     if members.size == 1:
         return linear(states, weight, bias)
-    whole = members.add_up(linear(states, weight))
-    return whole if bias is None else whole + bias
+    total = members.add_up(linear(states, weight))
+    return total if bias is None else total + bias
 
 
 def multiplied(
@@ -203,6 +203,7 @@ def multiplied(
 
 def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
     is_fp32 = left.dtype == right.dtype == torch.float32 and left.numel() > 0
+    # Under autocast PyTorch itself chooses the type of a product.
     is_own = right.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     return is_fp32 and is_own and _prefers_onednn()
 
@@ -227,7 +228,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """See :func:`linear`; keep only what the requested gradients need."""
+        """See :func:`linear`; keep only the arrays for the requested gradients."""
         needs_states, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
         return _by_onednn(states, weight, bias)
@@ -249,12 +250,12 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 
 class DropoutMasks:
-    """Dropout masks that depend only on the seed and the number of the place.
+    """Dropout masks by nothing but the seed and the number of the place.
 
     PyTorch's global generators play no part. A granule gets the same masks on any worker, and when
     its layers are recomputed. Masks differ between CPU and GPU, and may between kinds of GPU.
 
-    Rates are shares of dropped values, in steps of 1/65536 where masks are drawn before use.
+    Rates are shares of dropped values, in steps of 1/65536 for masks drawn before use.
     """
 
     def __init__(self, rates: DropoutRates, seed: Sequence[int], device: torch.device) -> None:
@@ -308,6 +309,7 @@ class DropoutMasks:
         generator = torch.Generator(self._device).manual_seed(self.state(site))
         count = math.prod(shape)
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self._device)
+        # All 64 bits are random: a word decides about four values.
         words.random_(-(2**63), None, generator=generator)
         kept = words.view(torch.int16)[:count].view(*shape) >= dropped - 2**15
         return kept.to(torch.float32).mul_(2**16 / (2**16 - dropped))
@@ -334,7 +336,7 @@ def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torc
 
 
 def _own_generator(device: torch.device) -> Any:
-    """Return the generator that PyTorch's operations draw from."""
+    """Return the generator of PyTorch's operations."""
     if device.type == "cpu":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -462,7 +464,7 @@ class Encoder:
 def configure_threads(threads: int) -> None:
     """Set PyTorch's threads in this process, and flush denormal numbers to zero.
 
-    The moments of words not seen for long pass through them, and CPUs are slow there.
+    The moments of words not seen for long become denormal, and CPUs are slow there.
     """
     # Threads take this over from the one that starts them, so it comes first.
     torch.set_flush_denormal(True)
@@ -520,7 +522,7 @@ def embed(
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
         dropout: Share of dropped activations; None: the encoder's own.
-        seed: Two numbers that the masks follow from; needed with dropout.
+        seed: Two numbers, the only source of the masks; needed with dropout.
         activation_checkpointing: Keep only the input of each layer, and recompute the layer, with
             the same masks, for its gradient.
         sparse_words: Make the gradient of the word embeddings a sparse tensor.

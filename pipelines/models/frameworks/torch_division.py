@@ -1,4 +1,4 @@
-"""The parts of workers that hold an encoder together, and their exchanges. Runs on executors.
+"""The parts of an encoder divided among workers, and their exchanges. Runs on executors.
 
 Each member of a stage computes with its part of the matrices, as plain tensors and by the kernels
 of the undivided encoder. The input of divided matrices is the same on all members. The output of
@@ -24,7 +24,7 @@ from pipelines.models.weights import part_bounds
 
 
 class Members:
-    """The workers that hold a stage together.
+    """The workers of one stage.
 
     Without a process group, one worker holds it alone. ``seconds`` is the time in their exchanges
     so far, waiting included; a GPU only queues them.
@@ -45,7 +45,7 @@ class Members:
         return parts if self.size == 1 else _AddUp.apply(parts.float(), self)
 
     def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """Return this member's part of a tensor that all members hold."""
+        """Return this member's part of a tensor held by all members."""
         first, last = part_bounds(tensor.shape[axis], self.size, self.member)
         return tensor.narrow(axis, first, last - first)
 
@@ -66,7 +66,7 @@ class Members:
         sparse: bool,
         padding: int | None = None,
     ) -> torch.Tensor:
-        """Return rows [n, width] of a table of ``total`` rows, which are divided among members.
+        """Return rows [n, width] of a table of ``total`` rows, divided among members.
 
         Args:
             rows: This member's rows.
@@ -77,17 +77,17 @@ class Members:
         if self.size == 1:
             return functional.embedding(ids, rows, padding_idx=padding, sparse=sparse)
         first, last = part_bounds(total, self.size, self.member)
-        own = torch.nonzero((ids >= first) & (ids < last)).flatten()
+        places = torch.nonzero((ids >= first) & (ids < last)).flatten()
         # A negative number would be taken for one from the end.
         held = None if padding is None or not first <= padding < last else padding - first
         found = functional.embedding(
-            ids.index_select(0, own) - first,
+            ids.index_select(0, places) - first,
             rows,
             padding_idx=held,
             sparse=sparse,
         )
         empty = rows.new_zeros(len(ids), rows.shape[1])
-        return self.add_up(empty.index_copy(0, own, found))
+        return self.add_up(empty.index_copy(0, places, found))
 
 
 class _Enter(torch.autograd.Function):  # type: ignore[misc]
@@ -99,14 +99,15 @@ class _Enter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # In fp32 also where what the states go into is in bf16: a sum is rounded once.
-        whole = ctx.members.add_up_in_place(grad_output.float().contiguous().clone())
-        return whole.to(grad_output.dtype), None
+        # In fp32 even for bf16 products: the sum is rounded once.
+        total = ctx.members.add_up_in_place(grad_output.float().contiguous().clone())
+        return total.to(grad_output.dtype), None
 
 
 class _AddUp(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, members: Members) -> torch.Tensor:
+        # A copy: the sum takes its place, and the caller may still hold the parts.
         return members.add_up_in_place(parts.contiguous().clone())
 
     @staticmethod

@@ -67,7 +67,7 @@ class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not 
         self.finish = FinishingUnit(spec)
 
     def units(self) -> Iterator[torch.nn.Module]:
-        """Yield the modules that are gathered as one, in the order of a forward pass.
+        """Yield the modules to gather, each as one, in the order of a forward pass.
 
         Parameters outside of them are gathered for the whole pass.
         """
@@ -118,7 +118,7 @@ class WholeUnit(Unit):
 
 
 class WholeModule(EncoderModule):
-    """An encoder that is gathered at once, for architectures without a module of their own."""
+    """An encoder gathered at once, for architectures without a module of their own."""
 
     def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
         super().__init__(spec)
@@ -161,8 +161,11 @@ def encoder_module(
 
 def allocate(module: torch.nn.Module, device: torch.device) -> None:
     """Give memory on a device to parameters without any; their values are undefined."""
-    # What `to_empty` does to all tensors; libraries that split parameters know of it.
-    module._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
+    # As `to_empty`, but without the tensors that have memory; libraries that split parameters know
+    # of `_apply`.
+    module._apply(
+        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+    )
 
 
 def copy_weights(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> None:

@@ -1,7 +1,6 @@
 """Encoders of the library `transformers`: their shape, their folders, and their division.
 
-The library's plan of a model's type divides it: it names the matrices that are divided by rows and
-those by columns.
+The library's plan for a model's type divides it: some matrices by rows, others by columns.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
     read_head,
-    told_length,
+    stored_length,
     transformer_home,
     whole_weights,
     write_head,
@@ -56,10 +55,10 @@ _OF_A_FILE = (
 
 @dataclass(frozen=True, kw_only=True)
 class HfSpec(EncoderSpec):
-    """An encoder of `transformers`, or a decoder that is used as one.
+    """An encoder of `transformers`, or a decoder used as one.
 
-    Its config.json is JSON text with sorted keys. ``largest_dropout`` is the largest one, at any
-    place, that it is meant to be trained with.
+    Its config.json is JSON text with sorted keys. ``largest_dropout`` is the largest of its own
+    dropout at any place.
     """
 
     kind: ClassVar[str] = "hf"
@@ -70,7 +69,7 @@ class HfSpec(EncoderSpec):
 
     @property
     def own_dropout(self) -> DropoutRates | None:
-        """The dropout that the encoder is meant to be trained with; None without."""
+        """The encoder's own dropout in training; None without."""
         share = self.largest_dropout
         return DropoutRates(share, share, own=True) if share else None
 
@@ -87,7 +86,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def recognises(folder: Path, modules: Modules) -> bool:
-    """Return whether a folder holds a transformer whose config.json has a type."""
+    """Return whether a folder holds a transformer with a type in config.json."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
@@ -110,7 +109,7 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
         hidden=shape.hidden,
         pad_token_id=shape.pad_token_id,
         largest_dropout=shape.dropout,
-        max_length=told_length(home, shape.positions or UNLIMITED),
+        max_length=stored_length(home, shape.positions or UNLIMITED),
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
@@ -131,11 +130,11 @@ def write(
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
-    """Return how many tokens the model in a folder reads, and its positions."""
+    """Return the length of the model in a folder, and its positions."""
     home = transformer_home(folder, modules)
     config = records.read_object(home / CONFIG_FILE)
     positions = _library(folder).read_shape(home, config).positions or UNLIMITED
-    return Lengths(told_length(home, positions), positions)
+    return Lengths(stored_length(home, positions), positions)
 
 
 def weight_shapes(spec: HfSpec) -> Shapes:
@@ -144,11 +143,12 @@ def weight_shapes(spec: HfSpec) -> Shapes:
 
 
 def division_axes(spec: HfSpec) -> Mapping[str, int]:
-    """Return the axis along which each divided weight is divided."""
+    """Return the axis of each divided weight."""
     axes: Mapping[str, int] = _of_library("division_axes", spec.config)
     return axes
 
 
+# Each of these functions builds a model of the library.
 @lru_cache(maxsize=16)
 def _of_library(function: str, config: str) -> Any:
     """Return the cached result of a function of the library's module for a config.json."""
@@ -162,8 +162,8 @@ def _library(folder: Path = Path()) -> Any:
     except ImportError as error:
         raise InputError(
             KEY,
-            f"the model in {folder} is for transformers, which is not installed ({error})",
-            'pip install "sentence-pipelines[transformers]" on the driver and every executor',
+            f"the model in {folder} needs transformers, which is not installed ({error})",
+            'Run `pip install "sentence-pipelines[transformers]"` on the driver and every executor',
         ) from None
 
 
@@ -172,7 +172,7 @@ def _refuse_random(*unused: Any) -> NoReturn:
     raise InputError(
         "encoder.kind",
         "`hf` starts from a checkpoint only",
-        "name its folder in encoder.start, or encoder.kind: bert",
+        "Name its folder in encoder.start, or set encoder.kind to bert",
     )
 
 
@@ -186,16 +186,17 @@ def _check_division(spec: HfSpec, key: str, training: TrainingSettings) -> None:
         raise InputError(
             key,
             why,
-            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+            "Leave it at 1; `training.sharding: parameters` shards the weights of any encoder",
         )
     if spec.dropout(training.dropout) is not None:
         raise InputError(
             key,
-            "transformers draws dropout, which would not be that of a whole model",
-            "leave it 1, or training.dropout: 0",
+            "transformers draws dropout itself, and a divided model would get other masks",
+            "Leave it at 1, or set training.dropout to 0",
         )
 
 
+# Functions, and no values: only a divided training has to import the library.
 DIVISION = Division(
     axes=division_axes,
     evenly=lambda spec: _library().divided_numbers(spec.config),

@@ -1,11 +1,11 @@
-"""Encoders of `transformers` in PyTorch, as functions and as modules that are gathered by layer.
+"""Encoders of `transformers` in PyTorch, as functions and as modules gathered by layer.
 
 See :class:`pipelines.models.frameworks.torch.Form`. As modules, each layer of the library's model
-is gathered alone. The library runs its layers itself, so all sides of a granule are one batch: a
-layer that computed side after side would have its whole gradient kept until the last.
+is gathered alone. The library runs its layers itself, so all sides of a granule are one batch: side
+after side, a layer's whole gradient would be kept until the last.
 
-Padding has no influence, but noise has: with dropout, and for models with weights that no embedding
-depends on, the encoder is gathered at once.
+With dropout the encoder is gathered at once, since padding has no influence, but noise has. So are
+models with weights unused by embeddings.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from pipelines.settings import TrainingSettings
 class HfEncoder(Encode):
     """Forward passes of a model, or of a part of it; see :class:`.Encode`.
 
-    Casts are those of ``torch.autocast``. Dropout is the library's, from PyTorch's generator, which
-    is seeded for each forward pass and restored after it.
+    ``torch.autocast`` does the casts. Dropout is the library's, from PyTorch's generator; each
+    forward pass seeds the generator and restores it afterwards.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ def empty_on(
 ) -> Any:
     """Return a model with this package's linear layers, without memory for its weights.
 
-    ``config`` is the text of a config.json; a dropout of None is as it says. The device is that of
-    buffers. Of a model that members hold together, this one's part is returned.
+    ``config`` is the text of a config.json; a dropout of None is its own. The device is that of
+    buffers. With several members the model is this one's part.
     """
     model = empty_model(config, dropout)
     if members.size > 1:
@@ -123,7 +123,7 @@ class _Model:
         device: torch.device,
         members: Members,
     ) -> None:
-        # Its buffers take part in gradients too, whoever asked for it first.
+        # Models are cached: embedding may build this one, and training use its buffers later.
         with torch.inference_mode(False):
             self.module = empty_on(config, dropout, device, members)
         self.words = self.module.get_input_embeddings()
@@ -176,7 +176,7 @@ class _Model:
             raise InputError(
                 "training.activation_checkpointing",
                 f"{type(self.module).__name__} of transformers keeps all activations",
-                "leave it out",
+                "Leave it out",
             ) from None
 
     def _run_checkpointed(self, layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -233,11 +233,11 @@ class HfModule(EncoderModule):
         self._names = own_names(model)
         self._layers = list(dict.fromkeys(filter(None, map(_layer_path, self._names.values()))))
         self.model = model
-        # Nothing is dropped: there is no difference but for what the library computes again.
+        # Nothing is dropped, so training mode would only let the library recompute layers itself.
         model.eval()
         if training.activation_checkpointing:
             for layer in self.own_units():
-                # Within the hooks of those who split parameters, which the library's own is not.
+                # Inside the hooks that split parameters, unlike the library's own checkpointing.
                 layer.forward = partial(_checkpointed, layer.forward)
 
     def own_units(self) -> Iterator[torch.nn.Module]:
@@ -264,8 +264,8 @@ class HfModule(EncoderModule):
             output = self.model(input_ids=torch.cat(ids), attention_mask=torch.cat(masks))
         states = output.last_hidden_state.float().split([side.batch.texts for side in sides])
         return [
-            pool(self._spec.pooling, side.batch.tokens(own[:, : side.batch.width]), side.batch)
-            for own, side in zip(states, sides, strict=True)
+            pool(self._spec.pooling, side.batch.tokens(of_side[:, : side.batch.width]), side.batch)
+            for of_side, side in zip(states, sides, strict=True)
         ]
 
 

@@ -2,8 +2,8 @@
 
 Code from a checkpoint's folder is never run. The library's tensor parallel plans divide the models.
 By module path, a plan divides a linear layer by rows (``colwise``: its output is divided) or by
-columns (``rowwise``: its input is divided). It also names other weights of whose gradient each
-member sees a part. A member's model is the library's with a part of each matrix: attention derives
+columns (``rowwise``: its input is divided). It also names weights with a gradient in parts, one a
+member. A member's model is the library's with a part of each matrix: attention derives
 its number of heads from its input.
 
 Source: ``base_model_tp_plan`` of the library's configurations, and "Megatron-LM", see
@@ -60,7 +60,7 @@ UNUSED = "pooler."
 
 
 class Shape(NamedTuple):
-    """What other parts must know of a model.
+    """The facts about a model for other modules.
 
     The vocabulary is the number of word embeddings, hidden the width of the states. Positions are
     None without a bound. Dropout is the largest share in training.
@@ -80,6 +80,7 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
         InputError: With the key ``encoder.start``: the library knows no such text model.
     """
     found = _config(folder, config)
+    # Models of texts and images have the sizes of their text model here.
     text = found.get_text_config()
     pad = getattr(text, "pad_token_id", None)
     return Shape(
@@ -100,29 +101,29 @@ def _positions(config: Any) -> int | None:
 def _config(folder: Path, config: Mapping[str, Any]) -> Any:
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
-        own = " but by code in its folder, which is never run" if "auto_map" in config else ""
+        code = "; sentence-pipelines never runs a folder's code" if "auto_map" in config else ""
         version = transformers.__version__
-        refuse(folder, f"has `model_type: {model_type}`, unknown to transformers {version}{own}")
+        refuse(folder, f"has `model_type: {model_type}`, unknown to transformers {version}{code}")
     check_implementations(folder, config)
     check_numbers(folder, config)
     try:
         found = config_of(config_text(config))
     except Exception as error:
         # Each type has errors of its own for what it does not like.
-        told = f"has a config.json that is refused: {_line(error)}"
-        raise refusal(folder, told, WHOLE_COPY) from error
+        problem = f"has a config.json that transformers refuses: {_line(error)}"
+        raise refusal(folder, problem, WHOLE_COPY) from error
     if type(found) not in MODEL_MAPPING:
-        refuse(folder, f"has `model_type: {model_type}`, which transformers has no AutoModel for")
+        refuse(folder, f"has `model_type: {model_type}`, which has no AutoModel in transformers")
     if getattr(found, "is_encoder_decoder", False):
         refuse(folder, f"has `model_type: {model_type}`, an encoder with a decoder")
     if config.get("quantization_config"):
-        refuse(folder, "is quantised: its weights cannot be trained")
+        refuse(folder, "has quantised weights, which training cannot change")
     _check_sizes(folder, found.get_text_config())
     return found
 
 
 def _check_sizes(folder: Path, config: Any) -> None:
-    """Refuse sizes that a folder's weights do not have, before a model is built."""
+    """Refuse sizes beyond a folder's weights, before a model is built."""
     shapes = checkpoint_shapes(folder)
     for key in ("hidden_size", "vocab_size", "num_attention_heads"):
         check_size(folder, key, getattr(config, key, 1))
@@ -139,16 +140,18 @@ def config_of(text: str) -> Any:
 
 
 def empty_model(text: str, dropout: float | None = 0.0) -> Any:
-    """Return a model of a config.json whose parameters have no memory and whose buffers have.
+    """Return a model of a config.json, with memory for its buffers but not for its parameters.
 
     The share of dropout applies wherever the model drops anything; None keeps its own.
     """
     config = config_of(text)
+    # An encoder reads a text once, and needs no cache of keys and values.
     config.use_cache = False
     if dropout is not None:
         for key in _dropouts(config):
             # Dropping whole layers is no dropout of activations.
             setattr(config, key, 0.0 if "layer" in key else dropout)
+    # Buffers need memory: the library computes their values when it builds a model.
     with init_empty_weights(include_buffers=False):
         return AutoModel.from_config(config, trust_remote_code=False)
 
@@ -169,19 +172,19 @@ _SEE_ALL = frozenset({"bert-generation", "cpmant", "xlnet"})
 def is_decoder(text: str) -> bool:
     """Return whether each token of the model of a config.json sees only earlier ones."""
     config = config_of(text)
-    kind, own = type(config), config.get_text_config()
-    # The library has encoders as language models too, if they are told that they are decoders.
+    kind, text_config = type(config), config.get_text_config()
+    # The library has encoders as causal language models too, by a setting of their config.json.
     is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
     sees_all = (
         config.model_type in _SEE_ALL
-        or getattr(own, "use_bidirectional_attention", False)
-        or getattr(own, "is_causal", None) is False
+        or getattr(text_config, "use_bidirectional_attention", False)
+        or getattr(text_config, "is_causal", None) is False
     )
     return is_causal and not sees_all
 
 
 def own_names(model: Any) -> dict[str, str]:
-    """Return the model's names of the weights that embeddings depend on, by canonical names.
+    """Return the model's names of the weights behind embeddings, by canonical names.
 
     Only the word embedding, which comes first, has another name.
     """
@@ -205,31 +208,31 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
         InputError: With the key ``encoder.start``: weights are missing, or of another shape.
     """
     if not any(folder.glob("*.safetensors")):
-        logger.warning("%s has no safetensors: it is read by torch.load(weights_only=True)", folder)
+        logger.warning("%s has no safetensors, so torch.load(weights_only=True) reads it", folder)
     try:
-        model, told = _loaded(folder, spec)
+        model, loading = _loaded(folder, spec)
     except Exception as error:
-        # Nothing narrower is promised by the library, or by those that it reads files with.
+        # Neither the library nor its readers of files promise a narrower error.
         problem = f"cannot be read by transformers: {_line(error)}"
         if isinstance(error, UnpicklingError) or "weights_only" in problem:
             # The advice of that message is to run what the pickle holds.
             problem = f"has a pickle that {NOT_WEIGHTS_ALONE}"
         raise refusal(folder, problem, WHOLE_COPY) from error
-    missing = sorted(name for name in told["missing_keys"] if not name.startswith(UNUSED))
+    missing = sorted(name for name in loading["missing_keys"] if not name.startswith(UNUSED))
     if missing:
         problem = f"does not fit its config.json: the weight {missing[0]} is missing"
         refuse(folder, problem, WHOLE_COPY)
-    own = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    arrays = {name: value.detach().numpy() for name, value in model.named_parameters()}
     for name, value in model.state_dict().items():
-        if name not in own and value.is_floating_point():
-            refuse(folder, f"keeps {name} beside its weights, which would be lost")
-    return {canonical: own[name] for canonical, name in own_names(model).items()}
+        if name not in arrays and value.is_floating_point():
+            refuse(folder, f"keeps {name} beside its weights, and a trained model would lose it")
+    return {canonical: arrays[name] for canonical, name in own_names(model).items()}
 
 
 def write_weights(folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray]) -> str:
     """Write the weights under the library's names; return the class of the model.
 
-    Weights that no embedding depends on become zeros, since the library would miss them.
+    Weights unused by embeddings become zeros: the library would miss them.
     """
     model = empty_model(spec.config)
     names = own_names(model)
@@ -237,6 +240,7 @@ def write_weights(folder: Path, spec: HfSpec, weights: Mapping[str, np.ndarray])
     for name, value in model.named_parameters():
         if name not in state:
             state[name] = torch.zeros(value.shape)
+    # Not strict: the state has no buffers.
     model.load_state_dict(state, strict=False, assign=True)
     with _quiet():
         model.save_pretrained(folder)
@@ -296,13 +300,13 @@ def why_undivided(text: str) -> str | None:
     plan = getattr(config, "base_model_tp_plan", None) or {}
     kind = f"`model_type: {config.model_type}`"
     if not plan:
-        return f"transformers has no plan by which {kind} is divided"
+        return f"transformers has no tensor-parallel plan for {kind}"
     if config.model_type not in DIVIDED_TYPES:
-        return f"{kind} is none of the types that are divided: {', '.join(DIVIDED_TYPES)}"
+        return f"{kind} is none of the divisible types: {', '.join(DIVIDED_TYPES)}"
     model = empty_model(text)
     styles = _styles(config, model)
     if {*plan} != {_generic(path) for path in styles} or {*styles.values()} - _STYLES:
-        return f"this release of transformers has another plan by which {kind} is divided"
+        return f"this release of transformers has another tensor-parallel plan for {kind}"
     if any(name.startswith(UNUSED) for name, _ in model.named_parameters()):
         return f"{kind} has weights that no embedding depends on"
     if beside := sorted(_beside(model, styles)):
@@ -311,7 +315,7 @@ def why_undivided(text: str) -> str | None:
 
 
 def division_axes(text: str) -> dict[str, int]:
-    """Return the axis along which each divided weight is divided, by canonical names."""
+    """Return the axis of each divided weight, by canonical name."""
     model = empty_model(text)
     return _axes(model, _styles(config_of(text), model))
 
@@ -329,7 +333,7 @@ def _axes(model: Any, styles: Mapping[str, str]) -> dict[str, int]:
 
 
 def divided_numbers(text: str) -> dict[str, int]:
-    """Return the numbers that members must share evenly, by what they are called."""
+    """Return the numbers for members to share evenly, by name."""
     config = config_of(text).get_text_config()
     heads = config.num_attention_heads
     return {
@@ -365,7 +369,7 @@ def divide(model: Any, text: str, members: Members) -> None:
 
 
 class _Enter:
-    """Passes states to what members compute together; a hook of a block of divided layers.
+    """A hook of a block of divided layers: it passes states to the members' joint computation.
 
     One exchange serves the whole block: the gradients of its layers are added up first.
     """
@@ -376,6 +380,7 @@ class _Enter:
     def __call__(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # The library's types pass states by place or by name.
         if inputs:
             return (self._members.enter(inputs[0]), *inputs[1:]), named
         return inputs, named | {"hidden_states": self._members.enter(named["hidden_states"])}
@@ -418,24 +423,24 @@ class _EnteredWeights:
         """Run the layer with weights whose gradient is the sum of the members'."""
         before = dict(self._parameters)
         try:
-            for name, own in before.items():
-                if own is not None:
-                    self._parameters[name] = self.members.enter(own)
+            for name, weight in before.items():
+                if weight is not None:
+                    self._parameters[name] = self.members.enter(weight)
             return super().forward(*inputs, **named)  # type: ignore[misc]
         finally:
-            # Those who split parameters find theirs again when the layer has computed.
+            # Libraries that split parameters look for their own after the layer has computed.
             self._parameters.update(before)
 
 
 def _styles(config: Any, model: Any) -> dict[str, str]:
-    """Return the plan's entries by the paths of the modules that they name."""
+    """Return the plan's entries by the paths of modules."""
     plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     paths = (path for path, _ in model.named_modules())
     return {path: plan[_generic(path)] for path in paths if _generic(path) in plan}
 
 
 def _generic(path: str) -> str:
-    """Return a path as plans write it, for all layers."""
+    """Return a path in the notation of plans, for all layers."""
     return _NUMBER.sub(".*.", path)
 
 
@@ -446,7 +451,7 @@ def _blocks(styles: Mapping[str, str]) -> list[str]:
 
 
 def _beside(model: Any, styles: Mapping[str, str]) -> set[str]:
-    """Return layers in those blocks that have weights and are not in the plan."""
+    """Return the layers of the blocks with weights but without an entry in the plan."""
     return {
         f"{path}.{inner}"
         for path in _blocks(styles)

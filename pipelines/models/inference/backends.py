@@ -52,7 +52,7 @@ def token_embedder(
 
 
 def choose_backend(name: str, kind: str | None = None) -> str:
-    """Return the backend of a name; for ``auto`` the first that is installed and has a form.
+    """Return the named backend; for ``auto`` the first installed one with a form.
 
     The kind is the model's architecture; None if its fit is known.
 
@@ -69,16 +69,17 @@ def choose_backend(name: str, kind: str | None = None) -> str:
         if not wanted:
             raise InputError(
                 BACKENDS.key,
-                f"architecture {kind} has no form in any backend",
-                f"write one, in {' or '.join(BACKENDS)}",
+                f"architecture {kind} has no implementation in any backend",
+                f"Write one, in {' or '.join(BACKENDS)}",
             )
     for package in wanted:
         if is_installed(package):
             return package
     raise InputError(
         BACKENDS.key,
-        f"{' or '.join(wanted)} is not installed",
-        f'pip install "sentence-pipelines[{EXTRAS[wanted[0]]}]" on the driver and every executor',
+        f"no {' or '.join(wanted)} is installed here",
+        f'Run `pip install "sentence-pipelines[{EXTRAS[wanted[0]]}]"` '
+        "on the driver and every executor",
     )
 
 

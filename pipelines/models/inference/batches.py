@@ -38,6 +38,7 @@ class TokenRows:
         found = encoded.ids.dictionary_encode()
         different = found.dictionary
         _, offsets, data = different.buffers()
+        # Offsets count bytes, four to an id, and the array may be a slice of its buffers.
         bounds = np.frombuffer(offsets, np.int32, len(different) + 1, 4 * different.offset)
         ids = np.frombuffer(data, "<i4", (bounds[-1] - bounds[0]) // 4, int(bounds[0]))
         return cls(ids, np.diff(bounds) // 4), found.indices.to_numpy()
@@ -64,6 +65,7 @@ def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarra
     """
     lengths = rows.lengths[places]
     column = np.arange(int(lengths.max()))
+    # Padding reads the last token of its text, since nothing may follow the last text.
     sources = starts[places][:, None] + np.minimum(column, lengths[:, None] - 1)
     return np.where(column < lengths[:, None], rows.ids[sources], 0).astype(np.int32, copy=False)
 

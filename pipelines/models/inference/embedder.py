@@ -60,12 +60,12 @@ class TextEmbedder:
         encoder = PromptedEncoder(self._encoder, self.prompts.before(prompt_name))
         embeddings = np.empty((len(column), self.hidden), np.float32)
         for start in range(0, len(column), TEXTS_AT_ONCE):
-            some = column.slice(start, TEXTS_AT_ONCE)
-            rows, numbers = TokenRows.distinct(encoder.encode(some))
+            chunk = column.slice(start, TEXTS_AT_ONCE)
+            rows, numbers = TokenRows.distinct(encoder.encode(chunk))
             found = embed_rows(
                 self._embed_tokens, rows, hidden=self.hidden, batch_tokens=self._batch_tokens
             )
-            embeddings[start : start + len(some)] = found[numbers]
+            embeddings[start : start + len(chunk)] = found[numbers]
         return embeddings
 
     def queries(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:

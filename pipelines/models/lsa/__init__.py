@@ -1,8 +1,8 @@
 """Latent semantic analysis beside an encoder: numbers of an embedding that depend on words only.
 
 An encoder trained on general text confuses the words of a field that it seldom saw. The corpus adds
-numbers after the encoder's own: each token has a direction, by the tokens that share its documents,
-and a text has the mean of its tokens' directions, weighted by rareness.
+numbers after the encoder's own. Each token has a direction, by the other tokens of its documents. A
+text has the mean of its tokens' directions, weighted by rareness.
 """
 
 LIMIT = (

@@ -40,25 +40,29 @@ _LEAST = 1e-9
 
 
 def check_terms(config: Config, spec: EncoderSpec) -> None:
-    """Refuse terms that an encoder cannot have, and a corpus without texts."""
+    """Refuse terms beside an unfit encoder, and a corpus without texts."""
     dimensions = config.encoder.lsa.dimensions
     if not dimensions:
         return
     if not hasattr(spec, "pooling"):
-        raise InputError(KEY, f"architecture {spec.kind} pools no layers", "0, or a transformer")
+        raise InputError(
+            KEY,
+            f"architecture {spec.kind} pools no layers",
+            "Set it to 0, or name a transformer in encoder.start",
+        )
     if (spec.embedding_width + dimensions) % 2:
         raise InputError(
             KEY,
-            f"{spec.embedding_width} numbers and {dimensions} are an odd number of them",
-            f"{dimensions + 1}, for example",
+            f"the embedding's width, {spec.embedding_width} + {dimensions}, is odd",
+            f"Set it to {dimensions + 1}, for example",
         )
     pairs = PreparedFolder.of(config).corpus.pairs
     if not find_files(pairs):
-        raise InputError(KEY, f"there are no texts in {pairs}", "prepare the corpus again")
+        raise InputError(KEY, f"there are no texts in {pairs}", "Prepare the corpus again")
 
 
 def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSettings) -> np.ndarray:
-    """Return the vectors of a corpus's terms, which are tokens, fp32 [vocabulary, dimensions].
+    """Return the vectors of a corpus's terms, its tokens, fp32 [vocabulary, dimensions].
 
     At most :data:`MOST_TEXTS` pairs are sampled.
     """
@@ -67,7 +71,7 @@ def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSetti
     rows = [_ids(encoder, batch) for batch in sampled_pairs(prepared, MOST_TEXTS)]
     lengths = [pc.binary_length(ids).to_numpy(zero_copy_only=False) // 4 for ids in rows]
     flat = b"".join(text for ids in rows for text in ids.to_pylist())
-    # A prompt stands before every text and says nothing of any.
+    # A prompt is in every text, so its tokens tell no text from another.
     prompts = pa.array(list(dict(spec.prompts.to_json()["prompts"]).values()), pa.string())
     of_prompts = np.frombuffer(b"".join(encoder.encode(prompts).ids.to_pylist()), "<i4")
     special = read_special_ids(tokenizer).special
@@ -106,12 +110,13 @@ def find_term_vectors(
     counts = sparse.csr_matrix(
         (ones, rows.ids.astype(np.int64), ends), shape=(len(rows.lengths), vocabulary)
     )
+    # The ones of a repeated id become its count.
     counts.sum_duplicates()
     texts_with = np.bincount(counts.indices, minlength=vocabulary)
     texts_with[list(left_out)] = 0
-    there = texts_with > 0
+    used = texts_with > 0
     rareness = np.zeros(vocabulary)
-    rareness[there] = np.log1p(counts.shape[0] / texts_with[there])
+    rareness[used] = np.log1p(counts.shape[0] / texts_with[used])
     vectors = _directions(counts, rareness, dimensions) * rareness[:, None] ** POWER
     means = (counts @ vectors) / rows.lengths[:, None]
     squared = float(np.mean(np.sum(means**2, axis=1)))

@@ -51,10 +51,10 @@ def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
     """
 
     def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        own = embed(token_ids, lengths)
+        encoded = embed(token_ids, lengths)
         share = (np.arange(token_ids.shape[1]) < lengths[:, None]) / lengths[:, None]
         means = np.matmul(share[:, None].astype(np.float32), vectors[token_ids])[:, 0]
-        both = np.hstack([own, means])
+        both = np.hstack([encoded, means])
         scaled: np.ndarray = both / np.linalg.norm(both, axis=1, keepdims=True)
         return scaled
 
@@ -66,9 +66,9 @@ def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
 
     Other libraries look for a model in the root. They know only the transformer and its pooling,
     and would compute embeddings without the terms. Without a config.json in the root they find
-    nothing. The folder holds a transformer and what follows it, and nothing else.
+    nothing. The folder holds only a transformer and the modules after it.
     """
-    (kind, path), *others = modules
+    (kind, path), *later_modules = modules
     if path:
         return list(modules)
     files = [file for file in folder.iterdir() if file.is_file()]
@@ -76,7 +76,7 @@ def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
     home.mkdir()
     for file in files:
         file.rename(home / file.name)
-    return [(kind, home.name), *others]
+    return [(kind, home.name), *later_modules]
 
 
 def part_modules(modules: Modules) -> tuple[Modules, Modules]:

@@ -52,10 +52,10 @@ _ROWS, _FACTORS = "mapping", "weights"
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSpec(EncoderSpec):
-    """Static token embeddings, whose only weights are the word embedding.
+    """Static token embeddings, with the word embedding as their only weights.
 
-    A text is embedded as the mean of its tokens' vectors without the first and the last token's
-    ([CLS] and [SEP]), and a text of no other tokens as zeros. Source: Wieting, Bansal, Gimpel and
+    A text's embedding is the mean of its tokens' vectors without the first and the last token's
+    ([CLS] and [SEP]). A text of no other tokens has zeros. Source: Wieting, Bansal, Gimpel and
     Livescu, "Towards Universal Paraphrastic Sentence Embeddings", ICLR 2016, arXiv:1511.08198.
     """
 
@@ -74,8 +74,8 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
         InputError: With the key ``encoder.start``: further modules than Normalize, weights other
             than one matrix, or a tokenizer without a special token at either end.
     """
-    (_, path), *others = modules
-    kinds = [kind for kind, _ in others]
+    (_, path), *later_modules = modules
+    kinds = [kind for kind, _ in later_modules]
     if kinds not in ([], [NORMALISING]):
         raise _refusal(folder, f"has the modules {', '.join([STATIC_MODULE, *kinds])}")
     home = folder / path
@@ -103,6 +103,7 @@ def write(
     home = folder / _FOLDER
     home.mkdir()
     copy_tokenizer(tokenizer_folder, home, spec.max_length)
+    # The module has no length of its own: it is the tokenizer's.
     tokenizer = load_tokenizer(home)
     if spec.max_length < UNLIMITED:
         tokenizer.enable_truncation(spec.max_length - ENDS)
@@ -112,17 +113,17 @@ def write(
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
-    """Return how many tokens the model in a folder reads; it may read any number."""
+    """Return the length of the model in a folder; it may read any number of tokens."""
     return Lengths(_length(folder / dict(modules)[STATIC_MODULE]), UNLIMITED)
 
 
 def _word_rows(folder: Path, weights: Weights) -> np.ndarray:
     """Return each token's vector, as sentence-transformers makes it of the stored arrays."""
-    own, quantised = _NAMES
-    found = {own: (), quantised: (_ROWS, _FACTORS)}
-    name = next((one for one in found if one in weights), "")
-    if not name or weights.keys() - {name, *found[name]}:
-        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {own} alone")
+    plain, quantised = _NAMES
+    known = {plain: (), quantised: (_ROWS, _FACTORS)}
+    name = next((name for name in known if name in weights), "")
+    if not name or weights.keys() - {name, *known[name]}:
+        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not only {plain}")
     words = np.asarray(weights[name], dtype=np.float32)
     if _ROWS in weights:
         words = words[weights[_ROWS]]
@@ -136,13 +137,15 @@ def _length(home: Path) -> int:
     path = home / TOKENIZER_FILE
     truncation = records.read_object(path).get("truncation") if path.is_file() else None
     if truncation and truncation.get("direction") == "Left":
-        raise _refusal(home, f"cuts texts on the left by its {TOKENIZER_FILE}")
+        raise _refusal(home, f"truncates texts on the left by its {TOKENIZER_FILE}")
     return truncation["max_length"] + ENDS if truncation else UNLIMITED
 
 
 def _refusal(folder: Path, problem: str) -> InputError:
     return InputError(
-        "encoder.start", f"{folder} {problem}", "a StaticEmbedding that sentence-transformers saved"
+        "encoder.start",
+        f"{folder} {problem}",
+        "Name a StaticEmbedding that sentence-transformers saved",
     )
 
 

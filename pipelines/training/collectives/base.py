@@ -1,7 +1,7 @@
-"""Collective operations between the workers of a step: the part that differs between engines.
+"""Collective operations between the workers of a step: the engine-specific part.
 
-Also checks that all workers hold the same state after the first step: a worker whose gradients are
-not averaged trains alone, and its loss falls all the same. Runs on executors.
+Also compares the workers' states after the first step. A worker without averaged gradients trains
+alone, and its loss falls all the same. Runs on executors.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Collectives(Protocol):
     def reduce_scatter(self, tensor: Any) -> Any:
         """Return this worker's rows of the sum of the workers' tensors [workers x rows, ...].
 
-        The sum is exact, whatever gradients are compressed to. Its first rows go to rank 0, and so
-        on, as :meth:`all_gather` takes them.
+        The sum is exact, also with compressed gradients. Its first rows go to rank 0, and so on, in
+        the order of :meth:`all_gather`.
         """
         ...
 
@@ -63,10 +63,10 @@ class SingleProcess:
 
 
 class TimedCollectives:
-    """Collectives that measure their time, in `seconds`.
+    """Collectives with a clock, in `seconds`.
 
-    Waiting for slower workers inside an operation counts too: it is a cost of synchronous training.
-    Operations that only queue work, as a GPU's do, are not timed by this.
+    The wait for slower workers inside an operation counts too: it is a cost of synchronous
+    training. The clock misses queued work, as on a GPU.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -105,24 +105,23 @@ different texts differ by about their norm."""
 def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str = "ranks") -> None:
     """Compare weights and moments by two numbers of each, after a step; all workers call it.
 
-    The first moments hold the gradients of the step, so they differ even where a small learning
-    rate has hardly changed the weights. `among` names the ranks in errors, if they are not the
-    run's.
+    The first moments hold the gradients of the step. So they differ even if a small learning rate
+    has hardly changed the weights. `among` names the ranks in errors, if they are not the run's.
 
     Raises:
-        FloatingPointError: A worker's state is not finite, so it cannot be compared.
-        RuntimeError: They differ; names the ranks and the first array that differs.
+        FloatingPointError: A worker's state has infinity or NaN, so a comparison is impossible.
+        RuntimeError: They differ; names the ranks and the first different array.
     """
     arrays = {**checkpoint.weights, **checkpoint.moments}
-    own = np.array([[_numbers(array) for array in arrays.values()]])
+    numbers = np.array([[_numbers(array) for array in arrays.values()]])
     # [workers, arrays, 2]
-    everywhere = np.asarray(collectives.all_gather(own))
+    everywhere = np.asarray(collectives.all_gather(numbers))
     finite = np.isfinite(everywhere).all(axis=(0, 2))
     if not finite.all():
         name = list(arrays)[int(np.flatnonzero(~finite)[0])]
         raise FloatingPointError(
-            f"after step {checkpoint.step} {name} holds numbers that are not finite:"
-            " lower training.learning_rate"
+            f"after step {checkpoint.step} {name} holds infinity or NaN."
+            " Lower training.learning_rate"
         )
     allowed = TOLERANCE * everywhere[:1, :, 1:]
     agree = (np.abs(everywhere - everywhere[:1]) <= allowed).all(axis=2)
@@ -131,8 +130,8 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
     ranks = np.flatnonzero(~agree.all(axis=1)).tolist()
     name = list(arrays)[int(np.flatnonzero(~agree.all(axis=0))[0])]
     raise RuntimeError(
-        f"after step {checkpoint.step} the state of {among} {ranks} is not that of 0, first in"
-        f" {name}: the workers did not exchange their gradients"
+        f"after step {checkpoint.step} the state of {among} {ranks} differs from that of 0, first"
+        f" in {name}. The workers did not exchange their gradients"
     )
 
 
@@ -140,6 +139,6 @@ def _numbers(array: np.ndarray) -> tuple[float, float]:
     """Return sum and norm."""
     # Squares of second moments leave the range of fp32.
     flat = array.reshape(-1).astype(np.float64)
-    # Infinities of both signs add up to no number.
+    # Infinities of both signs add up to NaN, with a warning of numpy.
     with np.errstate(invalid="ignore"):
         return float(flat.sum()), math.sqrt(float(np.dot(flat, flat)))

@@ -1,6 +1,6 @@
-"""The address and the network interface at which other workers reach a worker.
+"""A worker's address and network interface for connections from other workers.
 
-They are those by which the worker reaches the driver. A host's own name is less reliable: Debian's
+The worker uses its address on the route to the driver. A host's own name is less reliable: Debian's
 installer writes it as 127.0.1.1, some hosts do not know theirs, and with two network cards it may
 be on the wrong one. Runs on executors.
 """
@@ -27,39 +27,41 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def own_address(server: tuple[str, int]) -> str:
-    """Return the address by which this host reaches a server; send nothing to it.
+    """Return this host's address on the route to a server; send nothing to it.
 
     Raises:
         OSError: There is no route to it.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(*server, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
+        # A datagram socket only chooses its route: it sends no packet to connect.
         probe.connect(address)
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has an address of this host.
+    """Return the network interface with an address of this host.
 
     Raises:
-        PipelineError: None has.
+        PipelineError: No interface has it.
     """
     wanted = ipaddress.ip_address(address.partition("%")[0])
     addresses = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses()
-    for name, one in addresses:
-        if one == wanted or (wanted.is_loopback and one.is_loopback):
+    for name, known in addresses:
+        # The loopback interface answers at all of 127.0.0.0/8, and lists one address.
+        if known == wanted or (wanted.is_loopback and known.is_loopback):
             return name
     raise PipelineError(f"no network interface has the address {address}")
 
 
 def prefer_interface_to(server: tuple[str, int]) -> None:
-    """Have this process's Gloo groups listen on the interface by which it reaches the driver.
+    """Have this process's Gloo groups listen on the interface on the route to the driver.
 
-    An interface that the cluster's administrator has set for PyTorch stays.
+    An interface set for PyTorch by the cluster's administrator stays.
 
     Raises:
         OSError: There is no route to the driver's server.
-        PipelineError: No interface has the address by which it is reached.
+        PipelineError: No interface has the address of that route.
     """
     if GLOO_INTERFACE not in os.environ:
         os.environ[GLOO_INTERFACE] = interface_of(own_address(server))

@@ -19,10 +19,10 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.devices import worker_device
 
 BUCKET_BYTES = 25 * 2**20
-"""Bytes of an exchange, as in DistributedDataParallel: enough for the network, and few enough that
-one bucket is gathered in memory while the one before it travels."""
+"""Bytes of an exchange, as in DistributedDataParallel: enough for the network, and few enough to
+gather one bucket in memory while the one before it travels."""
 
-# Releases before 2.13 have them under their earlier names alone, which warn since.
+# PyTorch before 2.13 knows only the earlier names; from 2.13 on these warn.
 _SINGLE = hasattr(processes, "all_gather_single")
 all_gather_single = processes.all_gather_single if _SINGLE else processes.all_gather_into_tensor
 reduce_scatter_single = (
@@ -43,14 +43,14 @@ _PEER_LOST = (
 class GroupCollectives:
     """Collective operations of a group; see :class:`.base.Collectives`.
 
-    Gradients are averaged in flat buckets as in DistributedDataParallel, but not by it. That would
-    overlap the exchange with the last granule's backward pass, but needs a module whose ``forward``
-    precedes each ``backward``, dense gradients of the words, of which a granule touches few rows,
-    and a gradient of every parameter in order. Two passes over the granules (``negatives: step``)
-    fit none of these.
+    The exchange averages gradients in flat buckets like DistributedDataParallel, but without it.
+    That class would overlap the exchange with the last granule's backward pass. But it needs a
+    ``forward`` of one module before each ``backward``, a gradient of every parameter in order, and
+    dense word gradients, although a granule touches few of their rows. Two passes over the granules
+    (``negatives: step``) fit none of these.
 
     Args:
-        device: Where the worker computes, and from where the joined group can send.
+        device: The worker's device; the joined group can send from it.
         group: None for all workers.
     """
 
@@ -74,27 +74,28 @@ class GroupCollectives:
 
     def all_gather(self, tensor: Any) -> Any:
         """Return the workers' tensors joined along the first axis, in the order of the ranks."""
-        own = torch.as_tensor(tensor, device=self.device).contiguous()
-        joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
-        all_gather_single(joined, own, group=self.group)
+        # NCCL sends only contiguous tensors in a GPU's memory.
+        part = torch.as_tensor(tensor, device=self.device).contiguous()
+        joined = part.new_empty(self.workers * part.shape[0], *part.shape[1:])
+        all_gather_single(joined, part, group=self.group)
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :meth:`.base.Collectives.reduce_scatter`."""
-        own = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
-        reduce_scatter_single(own, tensor.contiguous(), group=self.group)
-        return own
+        part = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
+        reduce_scatter_single(part, tensor.contiguous(), group=self.group)
+        return part
 
 
 class ProcessGroupCollectives(GroupCollectives):
-    """Joins the group that torchrun's environment variables describe.
+    """Joins the group of torchrun's environment variables.
 
-    It uses NCCL where the worker has a GPU, Gloo otherwise.
+    It uses NCCL if the worker has a GPU, Gloo otherwise.
 
     Args:
         settings: The deadlines, of the start and of a step.
-        listener: Of rank 0: the socket of the store at which the workers meet, which takes it over;
-            None listens at every address of the host.
+        listener: Of rank 0: the socket of the workers' common store, which takes it over; None
+            listens at every address of the host.
     """
 
     def __init__(self, settings: TrainingSettings, listener: socket.socket | None = None) -> None:
@@ -121,7 +122,7 @@ class ProcessGroupCollectives(GroupCollectives):
 
 
 def means_peer_lost(error: Exception) -> bool:
-    """Return whether an error means that another worker, or the connection to it, is gone.
+    """Return whether an error is the loss of another worker, or of the connection to it.
 
     Gloo has no error class for that; NCCL's errors name the remote process.
     """
@@ -132,7 +133,7 @@ def means_peer_lost(error: Exception) -> bool:
 
 @contextmanager
 def process_group_cleanup() -> Iterator[None]:
-    """Leave the process group, if one was joined inside."""
+    """Leave a process group joined inside, if any."""
     try:
         yield
     finally:
@@ -141,11 +142,11 @@ def process_group_cleanup() -> Iterator[None]:
 
 
 def exit_without_finalization(code: int = 0) -> NoReturn:
-    """End a process that was started for one worker, as a forked one ends.
+    """End the process of one worker, as a forked one ends.
 
     Gloo's threads outlive the process group while anything refers to it, as device meshes do, and
-    release a tensor only after its waiters have gone on. An interpreter that is finalized meanwhile
-    is aborted: https://github.com/pytorch/pytorch/issues/190489.
+    release a tensor only after its waiters have gone on. If the interpreter finalizes meanwhile, it
+    aborts: https://github.com/pytorch/pytorch/issues/190489.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""Collective operations over a ring of connections that the run's token authenticates.
+"""Collective operations over a ring of connections, authenticated by the run's token.
 
-Runs on executors. Each worker sends to the next and receives from the one before. Arrays are cut
-into one part per worker, so a sum crosses every connection less than twice, whatever the number of
-workers. Each part is summed in one order and passed on as bytes, so all workers have the same
-result, and every run repeats it.
+Runs on executors. Each worker sends to the next and receives from the one before. Arrays have one
+part per worker, so a sum crosses every connection less than twice, for any number of workers. Each
+part has one order of summation and travels on as bytes, so all workers have the same result, and
+every run repeats it.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69 (2009).
@@ -34,9 +34,9 @@ from pipelines.training.parameter_server.server import fill, read_exactly
 PAUSE_SECONDS = 0.1
 BROKEN = "the ring to worker"
 """Part of every error of a broken ring; it survives when a framework wraps the error."""
-# What is received before it is added: it stays in the processor's cache.
+# Received before the addition, and small enough for the processor's cache.
 BLOCK_ELEMENTS = 1 << 18
-# What another worker gathers is much like one's own: each has its part of the same step.
+# Workers gather arrays of similar sizes, since each has its part of the same step.
 MOST_TIMES = 64
 ALWAYS_BYTES = 1 << 24
 _NUMBER = struct.Struct("!Q")
@@ -50,7 +50,7 @@ class Ring:
     It listens from the beginning, at its own address alone; :meth:`join` makes the ring.
 
     Args:
-        addresses: Host and port of every worker, by rank; two at least.
+        addresses: Host and port of at least two workers, by rank.
         identity: Encrypts the connection of the worker before, if given.
         next_fingerprint: Of the next worker's certificate, if connections are encrypted.
 
@@ -76,7 +76,7 @@ class Ring:
         self._server = SocketTokenServer(
             addresses[rank], self._attend, token=token, identity=identity
         )
-        # A thread sends: if all workers first sent and then received, all would wait for ever.
+        # A thread sends: if all workers first sent and then received, all would wait forever.
         self._sender = ThreadPoolExecutor(1, "ring-sender")
         self._next: socket.socket | None = None
         self._previous: socket.socket | None = None
@@ -96,8 +96,8 @@ class Ring:
         """Connect to the neighbours; return when all workers have connected to theirs.
 
         Args:
-            start_seconds: The longest that joining may take.
-            wait_seconds: The longest that a later operation may wait for a neighbour.
+            start_seconds: Deadline for joining.
+            wait_seconds: The longest wait of a later operation for a neighbour.
 
         Raises:
             TimeoutError: A neighbour is not there in time.
@@ -117,18 +117,17 @@ class Ring:
         try:
             self.gather(np.empty(0, np.uint8))
         except TimeoutError as error:
-            raise TimeoutError(
-                "not all workers were there within training.start_seconds"
-            ) from error
+            raise TimeoutError("some workers did not join within training.start_seconds") from error
         self._limit_waits(wait_seconds)
 
     def sum(self, values: Array) -> Array:
-        """Return the sum of the workers' arrays, which have one shape.
+        """Return the sum of the workers' arrays of one shape.
 
         Raises:
             TimeoutError: A neighbour was silent for too long.
             ConnectionError: A neighbour is gone.
         """
+        # A copy in the order of C, so the flat parts are views of it.
         total = np.array(values, order="C")
         parts = np.array_split(total.reshape(-1), self.workers)
         self._reduce(parts)
@@ -155,32 +154,33 @@ class Ring:
         Raises:
             TimeoutError, ConnectionError: See :meth:`sum`.
         """
-        own = np.ascontiguousarray(values)
-        parts = {self.rank: own}
+        rows = np.ascontiguousarray(values)
+        parts = {self.rank: rows}
         for hop in range(self.workers - 1):
             part = parts[(self.rank - hop) % self.workers]
             sent = self._send(np.frombuffer(_NUMBER.pack(len(part)), np.uint8), part)
-            arrived = self._rows_like(own)
+            arrived = self._rows_like(rows)
             self._receive(arrived)
             parts[(self.rank - hop - 1) % self.workers] = arrived
             sent.result()
         return np.concatenate([parts[rank] for rank in range(self.workers)])
 
-    def _rows_like(self, own: Array) -> Array:
-        """Return an array for the rows that the worker before announces; refuse too many."""
+    def _rows_like(self, sample: Array) -> Array:
+        """Return an array for the announced rows of the worker before; refuse too many."""
         announced = np.empty(_NUMBER.size, np.uint8)
         self._receive(announced)
         (rows,) = _NUMBER.unpack(announced.tobytes())
-        size = rows * math.prod(own.shape[1:]) * own.itemsize
-        if size > max(MOST_TIMES * own.nbytes, ALWAYS_BYTES):
+        size = rows * math.prod(sample.shape[1:]) * sample.itemsize
+        # Before the allocation: the number comes from the network.
+        if size > max(MOST_TIMES * sample.nbytes, ALWAYS_BYTES):
             before = (self.rank - 1) % self.workers
             raise ConnectionError(f"{BROKEN} {before} broke (it announces {size} bytes)")
-        return np.empty((rows, *own.shape[1:]), own.dtype)
+        return np.empty((rows, *sample.shape[1:]), sample.dtype)
 
     def _reduce(self, parts: Sequence[Array]) -> None:
-        """Make this worker's part the sum; other parts are left undefined.
+        """Make this worker's part the sum; leave other parts undefined.
 
-        The sum of a part begins at the worker after its owner, and comes to the owner last.
+        The sum of a part begins at the worker after its owner, and reaches the owner last.
         """
         for hop in range(1, self.workers):
             sent = self._send(parts[(self.rank - hop) % self.workers])
@@ -224,6 +224,7 @@ class Ring:
         while True:
             left = deadline - time.monotonic()
             try:
+                # Zero would make the socket non-blocking.
                 return connect(self._addresses[rank], max(left, 0.001), self._next_fingerprint)
             except ConnectionRefusedError:
                 time.sleep(PAUSE_SECONDS)
@@ -265,20 +266,20 @@ class RingCollectives:
         return self._ring.reduce_scatter(np.asarray(tensor))
 
 
-def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
+def gather_bytes(gather: Callable[[Array], Array], data: Array) -> Array:
     """Return the workers' bytes, uint8 [n] of each, by rank; any worker may have none.
 
-    Gathers blocks, as :meth:`Ring.gather` takes no more from a worker where one sends nothing. All
+    Gathers blocks, since :meth:`Ring.gather` accepts no larger array beside an empty one. All
     workers call it at once.
     """
-    sizes = np.asarray(gather(np.array([len(own)], np.int64)))
+    sizes = np.asarray(gather(np.array([len(data)], np.int64)))
     parts: list[list[Array]] = [[] for _ in sizes]
     for start in range(0, int(sizes.max()), ALWAYS_BYTES):
-        block = np.asarray(gather(own[start : start + ALWAYS_BYTES]))
+        block = np.asarray(gather(data[start : start + ALWAYS_BYTES]))
         ends = np.cumsum(np.clip(sizes - start, 0, ALWAYS_BYTES))
         for part, piece in zip(parts, np.split(block, ends[:-1]), strict=True):
             part.append(piece)
-    return np.concatenate([own[:0], *(piece for part in parts for piece in part)])
+    return np.concatenate([data[:0], *(piece for part in parts for piece in part)])
 
 
 @contextmanager
@@ -292,4 +293,4 @@ def _errors_name(rank: int) -> Iterator[None]:
 
 
 def _late(rank: int) -> TimeoutError:
-    return TimeoutError(f"worker {rank} was not there within training.start_seconds")
+    return TimeoutError(f"worker {rank} did not join within training.start_seconds")

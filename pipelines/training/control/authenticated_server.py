@@ -1,12 +1,12 @@
-"""The servers of a run: authentication, its limits, and TLS where the cluster encrypts.
+"""The servers of a run: authentication, its limits, and TLS if the cluster encrypts.
 
-A server listens at an address that others may reach. A connection is unauthenticated until it has
-sent the run's token. There may be few of these, for a few seconds each. Where the cluster encrypts,
-a connection first makes its TLS handshake, in the same seconds and on its own thread.
+Strangers may reach a server's address. A connection is unauthenticated until it has sent the run's
+token. A server holds few of these, for a few seconds each. If the cluster encrypts, a connection
+first makes its TLS handshake, in the same seconds and on its own thread.
 
 For TLS a server makes a key and a self-signed certificate for one run. Clients get the
-certificate's SHA-256 in the same way as the token, and compare it before they send anything, the
-token least of all. The key never leaves its process.
+certificate's SHA-256 in the same way as the token, and compare it before they send the token or
+anything else. The key never leaves its process.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class TlsSocket(socket.socket):
 
     One of a connection's threads may wait for data while others send. OpenSSL's objects do not
     allow that (`man 7 openssl-threads`). ``ssl.SSLSocket`` calls them without a lock, or from
-    Python 3.13 on with one that a waiting thread keeps. So the bytes pass through memory here: a
-    lock is held while they are encrypted or decrypted, never while a thread waits.
+    Python 3.13 on with a lock even during waits. So the bytes pass through memory here. A thread
+    holds a lock to encrypt or decrypt them, never during a wait.
 
-    All options of the socket, its number, ``poll`` and ``shutdown`` are those of the TCP
-    connection. Like a plain socket it has one thread that receives, and any number that send. It
-    does not announce its end: messages contain their lengths.
+    All options of the socket, its number, ``poll`` and ``shutdown`` belong to the TCP connection.
+    Like a plain socket it allows one receiving thread, and any number of senders. It does not
+    announce its end: messages contain their lengths.
 
     Args:
-        plain: A connected socket, which is empty afterwards.
+        plain: A connected socket; this one takes over its file descriptor.
         context: The settings of TLS.
         server_side: Whether this end has the certificate.
     """
@@ -63,10 +63,10 @@ class TlsSocket(socket.socket):
         super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
         self.settimeout(seconds)
         self._arrived, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # Its types know bytearrays alone; it reads into any buffer, and writes from any.
+        # `Any`: its stubs name bytearrays only, but it reads into and writes from any buffer.
         self._session: Any = context.wrap_bio(self._arrived, self._sealed, server_side=server_side)
         self._in_session = threading.Lock()
-        # Of those who send: held while they wait for the network, so that records keep their order.
+        # Senders hold it even while they wait for the network, so that records keep their order.
         self._sending = threading.Lock()
         self._unsent = b""
 
@@ -84,18 +84,18 @@ class TlsSocket(socket.socket):
             self._arrived.write(arrived)
 
     def certificate(self) -> bytes:
-        """Return the other end's certificate, in DER; for a client, after its handshake."""
+        """Return the other end's certificate, in DER; for clients after their handshake."""
         certificate: bytes = self._session.getpeercert(binary_form=True)
         return certificate
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """Receive as a plain socket does."""
+        """Receive like a plain socket."""
         received = bytearray(bufsize)
         count = self.recv_into(received, 0, flags)
         return bytes(memoryview(received)[:count])
 
     def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive as a plain socket does; the flags apply if no data is buffered.
+        """Receive like a plain socket; the flags apply if no data is buffered.
 
         Raises:
             ConnectionError: The data was changed on its way.
@@ -110,7 +110,7 @@ class TlsSocket(socket.socket):
         return count
 
     def sendall(self, data: Buffer, flags: int = 0, /) -> None:
-        """Send all data as a plain socket does."""
+        """Send all data like a plain socket."""
         memory = memoryview(data)
         if not memory.nbytes:
             return
@@ -145,7 +145,7 @@ class TlsSocket(socket.socket):
         return memoryview(data).nbytes
 
     def _has_agreed(self) -> bool:
-        """Advance the handshake as far as the received data allows; return whether it is done."""
+        """Advance the handshake with the received data; return whether it is done."""
         try:
             self._session.do_handshake()
         except ssl.SSLWantReadError:
@@ -188,12 +188,12 @@ class TlsSocket(socket.socket):
 
 
 _VALID = timedelta(days=3650)
-"""Nobody checks it: clocks of hosts differ, and clients know one certificate only."""
+"""Nobody checks the dates: clocks of hosts differ, and clients know one certificate only."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A server's key and certificate; cannot be pickled, so that no key travels.
+    """A server's key and certificate; impossible to pickle, so no key travels.
 
     `context` is TLS with both; `fingerprint` is the certificate's SHA-256, in hexadecimal digits.
     """
@@ -202,13 +202,13 @@ class Identity:
     fingerprint: str
 
     def guard(self, accepted: socket.socket) -> TlsSocket:
-        """Wrap an accepted connection; the thread that serves it makes the handshake first."""
+        """Wrap an accepted connection; its thread makes the handshake first."""
         return TlsSocket(accepted, self.context, server_side=True)
 
 
 def make_identity() -> Identity:
     """Return a new identity, for the servers of this process and of one run."""
-    # Imported here, since few runs need it.
+    # Imported only here, since few runs encrypt.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -229,10 +229,10 @@ def make_identity() -> Identity:
         serialization.BestAvailableEncryption(password),
     ) + certificate.public_bytes(serialization.Encoding.PEM)
     context = _only_newest(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    # A client connects once, so it has no use for a ticket to come again.
+    # A client connects once, so it has no use for session tickets.
     context.num_tickets = 0
-    # Python takes keys from files alone: it is one that this user can read, and no one without the
-    # password, which is in memory.
+    # Python loads keys only from files. This one is readable by this user, and useless without the
+    # password in memory.
     with tempfile.NamedTemporaryFile(prefix="sentence-pipelines-") as file:
         Path(file.name).write_bytes(written)
         context.load_cert_chain(file.name, password=password)
@@ -246,18 +246,18 @@ def connect(
 
     Args:
         seconds: Limit of connecting, and of each later wait on the connection.
-        fingerprint: Of the server's certificate; None gives a plain connection, where the cluster
-            does not encrypt.
+        fingerprint: Of the server's certificate; None gives a plain connection, for clusters
+            without encryption.
 
     Raises:
-        OSError: The server cannot be reached, or does not encrypt.
-        PipelineError: Another process is there. Nothing was sent to it.
+        OSError: The server is unreachable, or does not encrypt.
+        PipelineError: Another process answers there. It has received nothing.
     """
     plain = socket.create_connection(address, timeout=seconds)
     if fingerprint is None:
         return plain
     context = _only_newest(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-    # Nobody has signed the certificate, and addresses are no names: it is compared below.
+    # No authority has signed the certificate, and addresses are not names: the fingerprint decides.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = TlsSocket(plain, context, server_side=False)
     with ExitStack() as on_error:
@@ -266,8 +266,8 @@ def connect(
         if hashlib.sha256(connection.certificate()).hexdigest() != fingerprint:
             host, port = address
             raise PipelineError(
-                f"what answers at {host}:{port} is no server of this run: its certificate is"
-                " another one"
+                f"the server at {host}:{port} does not belong to this run, because it has another"
+                " certificate"
             )
         on_error.pop_all()
     return connection
@@ -286,7 +286,7 @@ HELLO_SECONDS = 10.0
 STOP_SECONDS = 10.0
 MAX_UNAUTHENTICATED = 64
 UNHEARD_SECONDS = 30
-"""How long one end of a connection may be cut off, or suspended, before the other closes it."""
+"""The longest that one end may be cut off or suspended until the other closes the connection."""
 
 _PROBES = 4
 
@@ -332,8 +332,8 @@ class TokenServer(socketserver.TCPServer):
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         if any(thread.is_alive() for thread in threads):
-            # Its connection is closed, and an error here would hide the one that ended the run.
-            logger.warning("a thread of a server goes on after %s s", STOP_SECONDS)
+            # Its connection is closed, and an error here would hide the cause of the run's end.
+            logger.warning("a server's thread did not end within %s s", STOP_SECONDS)
 
     def authenticate(self, connection: socket.socket, token: bytes) -> bool:
         """Return whether the token is the run's; if not, the caller closes the connection."""
@@ -344,7 +344,7 @@ class TokenServer(socketserver.TCPServer):
         return True
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; nothing is read from it yet, and nothing sent."""
+        """Accept a connection, without reading or sending yet."""
         request, address = super().get_request()
         return request if self._identity is None else self._identity.guard(request), address
 
@@ -361,7 +361,7 @@ class TokenServer(socketserver.TCPServer):
                 self._close_unauthenticated(next(iter(self._unauthenticated)))
             self._unauthenticated[request] = time.monotonic()
             self._connections[request] = thread
-            # Under the guard, so that `close` waits for no thread that could not be started.
+            # Under the guard, so that `close` never waits for a thread without a start.
             try:
                 thread.start()
             except RuntimeError:
@@ -369,7 +369,7 @@ class TokenServer(socketserver.TCPServer):
                 raise
 
     def service_actions(self) -> None:
-        """Close connections that are unauthenticated for too long; the server's loop calls it."""
+        """Close connections without a token in time; the server's loop calls it."""
         oldest = time.monotonic() - HELLO_SECONDS
         with self._guard:
             for connection, came in list(self._unauthenticated.items()):
@@ -377,7 +377,7 @@ class TokenServer(socketserver.TCPServer):
                     self._close_unauthenticated(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log the error of a connection, which ends with it."""
+        """Log the final error of a connection."""
         logger.debug("a connection from %s broke", client_address, exc_info=True)
 
     def _serve(self) -> None:
@@ -387,7 +387,7 @@ class TokenServer(socketserver.TCPServer):
         try:
             if not self._ending:
                 if isinstance(request, TlsSocket):
-                    # The server's loop ends the wait for it with that for the token.
+                    # One deadline covers handshake and token: the server's loop checks it.
                     request.shake_hands()
                 self.finish_request(request, client_address)
         except Exception:  # noqa: BLE001 - as socketserver does: it ends this connection alone
@@ -404,7 +404,7 @@ class TokenServer(socketserver.TCPServer):
 
 
 class SocketTokenServer(TokenServer):
-    """Serves connections by `attend`, which authenticates each and returns when it ends.
+    """Serves connections by `attend`: it authenticates each and returns at its end.
 
     Port 0 is the system's choice; `identity` encrypts the connections, if given.
     """
@@ -434,7 +434,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def detect_cut_connection(connection: socket.socket) -> None:
-    """Have the system end a connection whose other end is cut off, idle or not.
+    """Have the system end a connection to a cut-off host, idle or not.
 
     By default it first probes after two hours, and resends unacknowledged data for a quarter of an
     hour.
@@ -451,6 +451,6 @@ def detect_cut_connection(connection: socket.socket) -> None:
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """Wake the thread that reads from a connection: it reads the end."""
+    """Wake a connection's reading thread: it reads the end."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,10 @@
-"""The driver's side of a run: the state of each worker, and the deadlines that end a run.
+"""The driver's side of a run: the state of each worker, and the deadlines of a run.
 
 Every wait of a run is here, and has a deadline. A run ends with the error of the lost worker, not
-of a peer that reports the loss. When a process dies or a host is cut off, the collective operations
-of the others break, mostly before the driver knows why: a host that is cut off closes no
-connection, it only falls silent. So if a worker reports a lost peer the run ends, but the driver
-first waits until it knows which worker was silent.
+of a reporting peer. When a process dies or a host is cut off, the collective operations of the
+others break, mostly before the driver knows why: a cut-off host closes no connection, it only falls
+silent. So a worker's report of a lost peer ends the run, but the driver first waits to learn the
+silent worker.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _MOST = 2**31
 
 @dataclass
 class MonitoredWorker:
-    """What the monitor knows of a worker.
+    """The monitor's knowledge of a worker.
 
     Attributes:
-        lane: The first lane that it reads.
+        lane: Its first lane.
         last_progress: When it last finished a step, or waited for others.
-        step: The last step that it finished.
-        behind: Seconds that it was ready later than the first.
-        failure: The error that it, or a process beside it, reported.
+        step: The last finished step.
+        behind: Seconds from the first worker's readiness to its own.
+        failure: The error in its report, or in one by a process beside it.
         peer_lost: Whether the failure may be the loss of another worker.
-        died: Whether a report says that its process is gone.
+        died: Whether its process is gone, by a report.
         broken: How its connection broke.
         ended: When it failed, or its connection ended.
-        leaving: When its process was told to end.
+        leaving: When its process received SIGTERM.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class MonitoredWorker:
 
 @dataclass
 class SharedState:
-    """State that the reading threads write and the waiting thread reads, under its condition."""
+    """State from the reading threads for the waiting thread, under its condition."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     workers: dict[int, MonitoredWorker] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def has_unread(connection: socket.socket) -> bool:
 
 
 def is_lost(worker: MonitoredWorker) -> bool:
-    """Return whether a worker has failed, or is gone before it was done."""
+    """Return whether a worker has failed, or is gone before its end."""
     return worker.failure is not None or (worker.closed and not worker.done)
 
 
@@ -123,12 +123,12 @@ def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
             raise TypeError(f"{name} of a step is {value!r}")
         if isinstance(value, int) and abs(value) >= _MOST:
             raise ValueError(f"{name} of a step is {value}")
-    # A worker counts from its own beginning, the metrics from the first worker's.
+    # A worker counts from its own start, the metrics from the first worker's.
     return replace(made, seconds=made.seconds + worker.behind, rank=worker.rank)
 
 
 def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    """Update what is known of a worker by its message.
+    """Update the state of a worker by its message.
 
     Raises:
         KeyError: The message has another form.
@@ -149,20 +149,20 @@ def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
             worker.leaving = worker.last_message
         case "failed":
             worker.peer_lost, worker.ended = message["lost"], worker.last_message
-            # Where another worker is gone, the trace is that of an innocent one.
+            # After the loss of another worker this trace would mislead: its own code is sound.
             trace = "" if worker.peer_lost else message["traceback"]
             worker.failure = f"{message['cause']}\n{trace}".rstrip("\n")
         case "died":
             worker.failure, worker.died, worker.ended = message["cause"], True, worker.last_message
-        case other:
-            raise KeyError(other)
+        case unknown:
+            raise KeyError(unknown)
 
 
 GRACE_SECONDS = 2.0
 """A peer's death breaks the collective operations of the others within moments."""
 QUIET_SECONDS = 10.0
-"""Five heartbeats. If another worker has lost its connection to a worker, that worker counts as
-gone after this silence."""
+"""Five heartbeats. If another worker has lost its connection to a worker, it counts as gone after
+this silence."""
 
 
 @dataclass(frozen=True)
@@ -178,17 +178,17 @@ class Verdict:
 
 
 def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | None:
-    """Return the cause of the first failure, once it is known.
+    """Return the cause of the first failure, or None until the driver knows it.
 
-    One of the connected `workers` must have failed or be gone. None means that the wait goes on, at
-    most ``GRACE_SECONDS + QUIET_SECONDS``.
+    One of the connected `workers` must have failed or be gone. The wait goes on for at most
+    ``GRACE_SECONDS + QUIET_SECONDS``.
     """
     ended = [worker for worker in workers if is_lost(worker)]
     since = min(worker.ended for worker in ended)
     if now - since < GRACE_SECONDS:
         return None
-    # A dead process comes before one that could still report an error.
-    first = min(ended, key=lambda one: (not one.is_gone, one.peer_lost, one.rank))
+    # A dead process explains the errors that others could still report.
+    first = min(ended, key=lambda worker: (not worker.is_gone, worker.peer_lost, worker.rank))
     if first.is_gone:
         return Verdict(first, first.failure or first.broken or "the worker's process died", True)
     assert first.failure is not None, "it is not gone, so it has failed"
@@ -200,25 +200,25 @@ def find_verdict(workers: Collection[MonitoredWorker], now: float) -> Verdict | 
 def _silent_peer(
     workers: Collection[MonitoredWorker], first: MonitoredWorker, since: float, now: float
 ) -> Verdict | None:
-    """Return the worker that was silent when the connections to it broke.
+    """Return the worker whose silence explains the broken connections to it.
 
     `first` reports a lost peer; `since` is the time of that report.
     """
-    others = [one for one in workers if not (is_lost(one) or one.done)]
+    running = [worker for worker in workers if not (is_lost(worker) or worker.done)]
     if now - since < GRACE_SECONDS + QUIET_SECONDS and any(
-        has_unread(one.connection) for one in others
+        has_unread(worker.connection) for worker in running
     ):
-        # What has arrived may be another worker's own error, which comes before the network.
+        # The unread data may be another worker's own error, a better cause than the network.
         return None
     unheard = [
-        one
-        for one in others
-        if one.last_message < since + GRACE_SECONDS and not has_unread(one.connection)
+        worker
+        for worker in running
+        if worker.last_message < since + GRACE_SECONDS and not has_unread(worker.connection)
     ]
     if not unheard:
-        # All are there, so that the network between them broke.
+        # All workers are there, so the network between them broke.
         return Verdict(first, first.failure or "", True)
-    peer = min(unheard, key=lambda one: one.last_message)
+    peer = min(unheard, key=lambda worker: worker.last_message)
     quiet = now - peer.last_message
     if quiet < QUIET_SECONDS:
         return None
@@ -231,7 +231,7 @@ SILENCE_SECONDS = 30.0
 LEAVE_SECONDS = 15.0
 ABORT_SECONDS = 5.0
 FAREWELL_SECONDS = 20.0
-"""How long a run waits for a checkpoint when a worker is told to end: clusters kill after 30 s."""
+"""The wait for a checkpoint after a worker's SIGTERM: clusters kill after 30 s."""
 CHECK_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 2**20
 _NOT_UNDERSTOOD = (
@@ -242,7 +242,7 @@ _NOT_UNDERSTOOD = (
     RecursionError,
     OverflowError,
 )
-"""Raised by a message of another form, wherever it is first read."""
+"""Errors of the first code to read a message of another form."""
 
 
 class Monitor:
@@ -251,13 +251,13 @@ class Monitor:
     Leaving it normally lets the workers end; leaving it with an exception aborts them.
 
     Args:
-        workers: How many workers to expect, of ranks 0 and up.
+        workers: The number of workers, of ranks 0 and up.
         step_metrics: Gets the workers' records, on a thread of the monitor.
-        host: Address at which the executors reach the driver.
-        bind: Address to listen at, if that is another one.
-        start_seconds: Deadline for all of them to be ready.
-        servers: How many further processes to expect, of the ranks after the workers': the run
-            needs them until its end, but does not wait for them to be done.
+        host: The driver's address for the executors.
+        bind: Address to listen at, if different.
+        start_seconds: Deadline for the readiness of all.
+        servers: The number of further processes, of the ranks after the workers': the run needs
+            them until its end, but does not wait for them to be done.
         saves_when_asked: Whether the workers write a checkpoint on request.
         identity: Encrypts the connections, if given.
         placement: Of the workers, if several hold the encoder together; for errors.
@@ -333,14 +333,14 @@ class Monitor:
             while True:
                 now = time.monotonic()
                 if now - checked > 2 * CHECK_SECONDS:
-                    # This process was suspended, and read no messages meanwhile.
+                    # After a suspension of this process: it has read no messages meanwhile.
                     began = min(began + now - checked, now)
                     self._extend_deadlines(now - checked)
                 checked = now
                 if shared.broken is not None:
                     raise shared.broken
                 if self._raise_failure():
-                    # Bounded; what follows would name another cause.
+                    # The wait for a verdict is bounded; the checks below would name another cause.
                     shared.changed.wait(CHECK_SECONDS)
                     continue
                 if (stop := should_stop()) is not None:
@@ -352,7 +352,7 @@ class Monitor:
                 shared.changed.wait(CHECK_SECONDS)
 
     def address_of(self, rank: int) -> str | None:
-        """Return the address from which a worker has connected, if known."""
+        """Return the remote address of a worker's connection, if known."""
         worker = self._shared.workers.get(rank)
         return None if worker is None else worker.address
 
@@ -361,25 +361,25 @@ class Monitor:
         if not self._saves_when_asked:
             logger.warning("%s", reason)
             return
-        logger.warning("%s: a checkpoint is written", reason)
+        logger.warning("%s; the workers write a checkpoint", reason)
         self._tell_workers(SAVE)
 
     def _extend_deadlines(self, seconds: float) -> None:
-        """Extend all workers' deadlines by seconds in which this process was suspended."""
+        """Extend all workers' deadlines by the seconds of this process's suspension."""
         now = time.monotonic()
         if self._all_ready is not None:
             self._all_ready = min(self._all_ready + seconds, now)
         for worker in self._shared.workers.values():
-            # No deadline counts from the future: a worker may have sent something since.
+            # No deadline counts from the future: a worker's newer message may have arrived.
             worker.last_message = min(worker.last_message + seconds, now)
             worker.last_progress = min(worker.last_progress + seconds, now)
             if worker.ended < now:
                 worker.ended = min(worker.ended + seconds, now)
 
     def _raise_failure(self) -> bool:
-        """Raise the error of the worker that caused a failure, once it is known.
+        """Raise the error of the worker at fault, if known.
 
-        Returns whether a worker has failed or is gone, and the cause is not known yet.
+        Return whether a worker has failed or is gone, without a known cause yet.
         """
         workers = self._shared.workers.values()
         if not any(is_lost(worker) for worker in workers):
@@ -397,7 +397,7 @@ class Monitor:
             if rank not in workers or not (workers[rank].ready or workers[rank].done)
         )
         if missing and now - began > self._start_seconds:
-            # Those that are there may be waiting for the others.
+            # Connected workers may only wait for the absent ones.
             late = [rank for rank in missing if rank not in workers] or missing
             raise WorkerLostError(
                 self._engine,
@@ -418,27 +418,28 @@ class Monitor:
             if worker.rank < self._workers and now - since > self._stall_seconds:
                 raise self._error(
                     worker,
-                    f"no step was finished within training.stall_seconds"
+                    f"it finished no step within training.stall_seconds"
                     f" ({self._stall_seconds:.0f} s) after step {worker.step}",
                 )
 
     def _check_leaving(self) -> None:
-        """End the wait once the state is saved, in a run with a process that was told to end."""
-        told = [one for one in self._shared.workers.values() if one.leaving and not one.done]
-        if not told:
+        """End a run after SIGTERM to one of its processes, once the state is saved."""
+        workers = self._shared.workers.values()
+        leaving = [worker for worker in workers if worker.leaving and not worker.done]
+        if not leaving:
             return
-        first = min(told, key=lambda worker: (worker.leaving, worker.rank))
+        first = min(leaving, key=lambda worker: (worker.leaving, worker.rank))
         assert first.leaving is not None
         is_late = time.monotonic() - first.leaving > FAREWELL_SECONDS
         if is_late or not self._saves_when_asked or self._shared.saved > first.leaving:
-            raise self._lost(first, "its process was told to end (SIGTERM)")
+            raise self._lost(first, "its process received SIGTERM")
 
     def _error(self, worker: MonitoredWorker, cause: str) -> EngineError:
         return EngineError(self._engine, self._named(worker, cause), **self._place(worker))
 
     def _lost(self, worker: MonitoredWorker, cause: str) -> WorkerLostError:
-        workers = self._shared.workers.values()
-        began = len(workers) == self._expected and all(one.ready or one.done for one in workers)
+        known = self._shared.workers.values()
+        began = len(known) == self._expected and all(each.ready or each.done for each in known)
         cause = self._named(worker, cause)
         return WorkerLostError(self._engine, cause, began=began, **self._place(worker))
 
@@ -468,8 +469,8 @@ class Monitor:
                 while (line := lines.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                     self._handle_message(worker, json.loads(line))
         except ConnectionResetError:
-            # The system resets the connection of a process that died before it had read all that
-            # was sent to it, and closes it otherwise: both times the process is gone.
+            # The system resets the connection of a dead process with unread data, and closes it
+            # otherwise: both times the process is gone.
             pass
         except OSError as error:
             if worker is not None:
@@ -522,9 +523,7 @@ class Monitor:
                 self._shared.saved = worker.last_message
             self._shared.changed.notify_all()
         if kind == "leaving":
-            self.ask_for_checkpoint(
-                f"rank {worker.rank} on host {worker.host} was told to end (SIGTERM)"
-            )
+            self.ask_for_checkpoint(f"rank {worker.rank} on host {worker.host} received SIGTERM")
 
     @contextmanager
     def _telling_listener(self) -> Iterator[None]:
@@ -536,7 +535,7 @@ class Monitor:
             self._shared.broken = error
 
     def _add_records(self, worker: MonitoredWorker, records: list[dict[str, Any]]) -> None:
-        # Before the metrics are told: one of another form is the worker's fault, not theirs.
+        # Outside the guard: a record of another form is the worker's fault, not the listener's.
         made = [read_record(record, worker) for record in records]
         with self._telling_listener():
             for record in made:
@@ -549,8 +548,8 @@ class Monitor:
             self._tell_workers(PRESENT)
 
     def _tell_workers(self, message: bytes) -> None:
-        # Without the lock of the state, which others hold while they ask Spark, as long as it takes
-        # to answer: workers end that hear nothing.
+        # Without the lock of the state: others hold it during slow questions to Spark, and workers
+        # end without heartbeats.
         for worker in tuple(self._shared.workers.values()):
             # The waiting thread handles workers that do not read or are gone.
             with suppress(OSError):

@@ -34,16 +34,16 @@ from pipelines.training.control.authenticated_server import (
 from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 _TYPES = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
-"""The types of Python, PyTorch and TensorFlow; by name, so that no framework need be imported."""
+"""The types of Python, PyTorch and TensorFlow; by name, to avoid an import of the frameworks."""
 _WORDS = re.compile(
     r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED"
-    # What oneDNN, which makes PyTorch's and TensorFlow's matrix products on a CPU, says of it.
+    # From oneDNN, the library behind PyTorch's and TensorFlow's matrix products on a CPU.
     r"|could not create a primitive",
     re.IGNORECASE,
 )
 _REMEDY = (
-    "set training.tokens_per_micro_batch or training.activation_checkpointing, lower lanes.granule"
-    " or tokens.max_length, or give executors more"
+    "Set training.tokens_per_micro_batch or training.activation_checkpointing, lower lanes.granule"
+    " or tokens.max_length, or give executors more memory"
 )
 
 
@@ -55,8 +55,8 @@ def memory_failure(error: BaseException) -> str | None:
     is_known = type(error).__name__ in _TYPES
     if not is_known and not (isinstance(error, RuntimeError) and _WORDS.search(str(error))):
         return None
-    said = first_line(error) or type(error).__name__
-    return f"there is no memory left ({said}); {_REMEDY}"
+    message = first_line(error) or type(error).__name__
+    return f"there is no memory left ({message}). {_REMEDY}"
 
 
 HEARTBEAT_SECONDS = 2.0
@@ -65,12 +65,12 @@ RECORDS_SECONDS = 0.1
 CONNECT_SECONDS = 20.0
 LEAVE_SECONDS = 600.0
 KILL_SECONDS = 5.0
-"""The watchdog kills a worker that has not ended so long after it should have."""
+"""The watchdog kills a worker this long after its own deadline."""
 ABORTED = 70
 PRESENT = b"here"
-"""The driver's heartbeat, while a run goes on."""
+"""The driver's heartbeat during a run."""
 SAVE = b"save"
-"""The driver asks for a checkpoint: a machine is about to be taken away."""
+"""The driver's request for a checkpoint before the loss of a machine."""
 LONGEST_MESSAGE = 64
 """In bytes; the driver's messages are words."""
 
@@ -79,13 +79,13 @@ class Reporter:
     """Reports to the monitor; a context manager. Runs on an executor.
 
     Leaving the context waits until the driver lets the worker leave. When the driver aborts the
-    run, or is gone, this process ends at once, whatever its threads wait for: Python cannot
-    interrupt a collective operation that waits for a dead peer. It also ends when no heartbeat of
-    the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver that hangs or
-    is cut off. A watchdog ensures that where native code keeps Python's threads from running.
+    run, or is gone, this process ends at once, since Python cannot interrupt the wait of a
+    collective operation for a dead peer. It also ends after ``UNHEARD_SECONDS`` without a heartbeat
+    of the driver, so it holds no GPU for a hanging or cut-off driver. A watchdog does the same if
+    native code keeps Python's threads from running.
 
-    SIGTERM does not end it: it informs the driver, which asks the workers for a checkpoint and then
-    aborts the run.
+    SIGTERM does not end it: it informs the driver. The driver asks the workers for a checkpoint and
+    then aborts the run.
 
     Attributes:
         save_asked: Set when the driver asks for a checkpoint; cleared when one is written.
@@ -113,7 +113,7 @@ class Reporter:
         self.save_asked = threading.Event()
 
     def __enter__(self) -> Reporter:
-        # Handlers are the main thread's.
+        # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._on_sigterm)
         self._send(
@@ -138,9 +138,9 @@ class Reporter:
             signal.signal(signal.SIGTERM, self._handler)
 
     def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
-        """Report the error that ends this worker.
+        """Report the final error of this worker.
 
-        With `peer_lost` it is the end of another worker, or of the connection to it.
+        With `peer_lost` it is the loss of another worker, or of the connection to it.
         """
         summary = "".join(traceback.format_exception_only(error)).strip()
         trace = "".join(traceback.format_exception(error))
@@ -150,7 +150,7 @@ class Reporter:
         self._send("failed", cause=summary, traceback=trace, lost=peer_lost)
 
     def ready(self) -> None:
-        """Report that the worker can begin with its first step."""
+        """Report readiness for the first step."""
         self._send("ready")
 
     def step_done(self, record: StepRecord) -> None:
@@ -170,11 +170,11 @@ class Reporter:
             self._is_waiting = False
 
     def saved(self, step: int) -> None:
-        """Report that the state before a step has been saved."""
+        """Report a saved state before a step."""
         self._send("saved", step=step)
 
     def done(self) -> None:
-        """Report that the worker has finished its share."""
+        """Report the end of the worker's share."""
         self.send_records()
         self._send("done")
 
@@ -183,8 +183,8 @@ class Reporter:
         self._leave.wait()
 
     def send_records(self) -> None:
-        """Send the driver all steps that it does not know of yet."""
-        # Held while they are sent, so that no later message of another thread arrives before them.
+        """Send the driver all steps not sent yet."""
+        # Held during the sending, so that no later message of another thread overtakes the records.
         with self._recording:
             records, self._records = self._records, []
             self._sent = time.monotonic()
@@ -196,18 +196,19 @@ class Reporter:
             self._socket.sendall(line)
 
     def _beat(self) -> None:
-        told = False
+        has_announced = False
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
-                if self._is_terminated and not told:
+                if self._is_terminated and not has_announced:
                     self._send("leaving")
-                    told = True
+                    has_announced = True
+                # Also without records: the message is the heartbeat.
                 self.send_records()
             except OSError:
                 return  # The listener sees the same, and acts on it.
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        # No more than this: the main thread may hold any lock at this moment.
+        # Nothing else here: the main thread may hold any lock at this moment.
         self._is_terminated = True
 
     def _listen(self) -> None:
@@ -220,10 +221,10 @@ class Reporter:
             self._leave.set()
         elif not self._closed.is_set():
             if not message:
-                # Not by `logging`, whose locks a thread may hold that waits for ever.
-                told = f"the driver is gone or silent: the worker of rank {self._task.rank} ends\n"
+                # Not by `logging`: a thread in an endless wait may hold its locks.
+                farewell = f"rank {self._task.rank} ends, because the driver is gone or silent\n"
                 with suppress(OSError):
-                    os.write(2, told.encode())
+                    os.write(2, farewell.encode())
             os._exit(ABORTED)
 
     def _last_message(self) -> bytes:
@@ -234,10 +235,10 @@ class Reporter:
             try:
                 data = self._socket.recv(4096, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                # Only then: of what is encrypted, the system does not know all that is there.
+                # Only after an empty `recv`: TLS may hold decrypted data unknown to the system.
                 began = time.monotonic()
                 poll.poll(1000 * LOOK_SECONDS)
-                # No more than that, since the whole host may have been suspended.
+                # Bounded, since the whole host may have been suspended.
                 silent += min(time.monotonic() - began, 2 * LOOK_SECONDS)
                 continue
             silent = 0.0
@@ -255,7 +256,7 @@ class Reporter:
 
 
 def report_lost(task: WorkerTask, cause: str) -> None:
-    """Report to the monitor why a worker is not there. Runs on an executor, beside the worker.
+    """Report the reason for a missing worker to the monitor. Runs on an executor, beside it.
 
     The monitor accepts one connection for a rank, so a connected worker takes precedence over this
     report. `cause` is one line.

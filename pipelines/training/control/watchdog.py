@@ -1,9 +1,9 @@
-"""Ends a worker whose driver is silent, whatever the worker does at that moment.
+"""Ends a worker after a long silence of its driver, in any state of the worker.
 
-A thread of the worker cannot always do that: native code that holds Python's lock stops it. So the
-worker starts this file as a script in a separate process, without any package, in 10 MB. It reads
-nothing from the connection: the kernel knows when data last came over it. Runs on an executor,
-beside a worker.
+A thread of the worker cannot always do that: native code may hold Python's lock. So the worker
+starts this file as a script in a separate process, without any package, in 10 MB. It reads nothing
+from the connection: the kernel knows the time of the last data. Runs on an executor, beside a
+worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END_SECONDS = 5.0
 
 
 class Watchdog:
-    """The process that watches this one; ends with it.
+    """The watching process of this one; ends with it.
 
     It kills this process after `seconds` of silence.
     """
@@ -35,19 +35,19 @@ class Watchdog:
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         arguments = (connection.fileno(), os.getpid(), seconds)
         self._process = subprocess.Popen(
-            # Isolated, and without packages: whatever the environment, it starts at once.
+            # Isolated, and without packages, so that it starts at once in any environment.
             [sys.executable, "-I", "-S", __file__, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(connection.fileno(),),
-            # What is sent to all processes of a terminal is for the worker to act on.
+            # Signals to all processes of a terminal are the worker's to handle.
             start_new_session=True,
         )
 
     def close(self) -> None:
-        """End the process, which otherwise holds the connection open."""
+        """End the process, since it would hold the connection open."""
         self._process.kill()
-        # It was killed: that the system is slow to end it must not hide what the worker ended with.
+        # The process is doomed, and a slow system must not hide the worker's own error.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
 
@@ -62,16 +62,17 @@ def unheard_seconds(connection: socket.socket) -> float:
 
 
 def watch(connection: socket.socket, worker: int, seconds: float) -> None:
-    """Kill a worker once its driver has been silent for `seconds`; return when it is gone.
+    """Kill a worker after `seconds` of its driver's silence; return when it is gone.
 
-    `worker` is the process that started this one. A connection that ended counts as silent since
-    that was found; time in which this host was suspended does not count.
+    `worker` is the parent process. An ended connection counts as silent from the first look at its
+    end. A suspension of this host does not count.
     """
     silent, looked, poll = 0.0, time.monotonic(), select.poll()
-    # Some builds of Python have none, nor Linux before 5.3: the end is seen a second later then.
+    # Missing in some builds of Python and before Linux 5.3: the end then shows a second later.
     with suppress(OSError, AttributeError):
         poll.register(os.pidfd_open(worker), select.POLLIN)
     while not poll.poll(1000 * LOOK_SECONDS) and os.getppid() == worker:
+        # A longer pause between two looks means that this host was suspended.
         awake, looked = min(time.monotonic() - looked, 2 * LOOK_SECONDS), time.monotonic()
         silent = min(unheard_seconds(connection), silent + awake)
         if silent > seconds:

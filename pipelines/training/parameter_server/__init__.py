@@ -1,5 +1,5 @@
-"""Parameters that workers reach over the network, from any engine.
+"""Parameters for workers over the network, from any engine.
 
-Every request shows the token of the run before any of it is read, has the expected size, and
-carries arrays in a typed binary form. Nothing that arrives is unpickled.
+Every request begins with the token of the run, has the expected size, and carries arrays in a typed
+binary form. The server never unpickles received bytes.
 """

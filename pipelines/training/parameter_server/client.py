@@ -36,7 +36,7 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def means_server_lost(error: Exception) -> bool:
-    """Return whether a client's error means that the server, or the network to it, is gone."""
+    """Return whether a client's error is the loss of the server, or of the network to it."""
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return True
     return isinstance(error, ConnectionError | TimeoutError) and _REFUSED not in str(error)
@@ -46,8 +46,8 @@ class Client(ABC):
     """A connection to a server, made with the first request; can be pickled before it.
 
     Args:
-        forms: The requests that the server knows.
-        seconds: The longest that a request may wait for the server.
+        forms: The server's requests.
+        seconds: The longest wait of a request for the server.
         fingerprint: Of the server's certificate; None for plain connections.
     """
 
@@ -91,7 +91,7 @@ class Client(ABC):
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
     ) -> tuple[int, ReadInto]:
-        """Send the bytes of a request; return the size of the response and how to read it."""
+        """Send the bytes of a request; return the size of the response and its reader."""
 
     def _chunks(
         self, form: Form, request: Request, arrays: Weights | None
@@ -101,7 +101,7 @@ class Client(ABC):
 
 
 class HttpClient(Client):
-    """A client over HTTP, on a connection that is kept."""
+    """A client over HTTP, on one persistent connection."""
 
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
@@ -126,6 +126,7 @@ class SocketClient(Client):
         """See :class:`Client`."""
         if self._connection is None:
             self._connection = connect(self.address, self.seconds, self.fingerprint)
+            # Nagle's algorithm would hold back small messages, such as a request's header.
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection.sendall(self.token.encode())
         self._connection.sendall(self.forms[name].letter + LENGTH.pack(size))
@@ -190,7 +191,7 @@ class ServedParameters:
         return weights, moments
 
     def mark_saved(self, step: int) -> None:
-        """Let the other workers go on from a step whose state has been saved."""
+        """Let the other workers go on from a step with a saved state."""
         self._client.ask("saved", Request(step=step))
 
 
@@ -205,10 +206,10 @@ class ServedRounds:
         self._seconds = training.stall_seconds * training.round_steps
 
     def pull(self, step: int) -> Weights:
-        """Return the state before a step that begins a round.
+        """Return the state before the first step of a round.
 
         Raises:
-            TimeoutError: Not all workers have added to it in the time that a round may take.
+            TimeoutError: Not all workers have added to it within the time of a round.
         """
         deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
         while True:
@@ -217,14 +218,14 @@ class ServedRounds:
                 return state
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"waited {self._seconds} s (training.stall_seconds for each of"
-                    f" training.round_steps) for the round before step {step}"
+                    f"the round before step {step} did not end within {self._seconds} s"
+                    " (training.stall_seconds for each of training.round_steps)"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
-        """Add what this worker subtracted from the state up to a step, weighted by its granules."""
+        """Add this worker's difference up to a step (before minus after), weighted by granules."""
         request = Request(step=step, rank=self._rank, amount=float(granules))
         self._client.ask("update", request, deltas)
 
@@ -239,7 +240,7 @@ def rows_of(server: int, servers: int) -> Rows:
 
 
 def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weights:
-    """Return a server's rows, as views; arrays without any are left out.
+    """Return a server's rows, as views; leave out arrays without any.
 
     Arrays need at least one axis.
     """
@@ -249,20 +250,20 @@ def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weight
 
 
 def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
-    """Return the shapes that :func:`shard` gives for arrays of these shapes."""
+    """Return the shapes of :func:`shard` for arrays of these shapes."""
     rows = rows_of(server, servers)
-    held = {
-        name: (rows(count).stop - rows(count).start, *others)
-        for name, (count, *others) in shapes.items()
+    parts = {
+        name: (rows(count).stop - rows(count).start, *width)
+        for name, (count, *width) in shapes.items()
     }
-    return {name: shape for name, shape in held.items() if shape[0]}
+    return {name: shape for name, shape in parts.items() if shape[0]}
 
 
 def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
     """Return whole arrays from the shards of all servers: the inverse of :func:`shard`."""
     if len(shards) == 1:
         return dict(shards[0])
-    # No server lacks an array that the last one lacks: its part is the largest.
+    # The last server's part is the largest, so it has rows of every array.
     return {
         name: np.concatenate([part[name] for part in shards if name in part]) for name in shards[-1]
     }
@@ -272,7 +273,7 @@ class ShardedParameters:
     """Parameters on several servers; see :class:`pipelines.training.asynchronous.Parameters`.
 
     Requests go to all servers at once. Each server counts its own updates, so a gradient is as old
-    as the oldest rows that it was computed on.
+    as its oldest rows.
     """
 
     def __init__(self, parts: Sequence[ServedParameters]) -> None:
@@ -298,10 +299,10 @@ class ShardedParameters:
         return min(self._pulled) + between
 
     def progress(self) -> Progress:
-        """Return the progress that all servers have reached."""
+        """Return the common progress of all servers."""
         known = list(self._threads.map(ServedParameters.progress, self._parts))
         return Progress(
-            applied=min(one.applied for one in known), saved=min(one.saved for one in known)
+            applied=min(part.applied for part in known), saved=min(part.saved for part in known)
         )
 
     def state(self) -> tuple[Weights, Weights]:
@@ -310,5 +311,6 @@ class ShardedParameters:
         return join([weights for weights, _ in states]), join([moments for _, moments in states])
 
     def mark_saved(self, step: int) -> None:
-        """Let the other workers go on from a step whose state has been saved."""
+        """Let the other workers go on from a step with a saved state."""
+        # `list` waits for all servers and raises their errors.
         list(self._threads.map(lambda part: part.mark_saved(step), self._parts))

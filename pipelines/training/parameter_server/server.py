@@ -1,10 +1,9 @@
-"""The parameter server: its state, and the messages that read and change it.
+"""The parameter server: its state, and the messages to read and change it.
 
 A request is a header of a few numbers and a list of arrays, and so is its response. Arrays travel
-in the typed binary form of Elephas, which states their types and shapes. Both sides know these
-beforehand, so they check arriving bytes before they keep any, and read them into existing arrays.
-The arrays of an update belong to the connection, which does not touch them before the same worker's
-next update.
+in the typed binary form of Elephas, with their types and shapes. Both sides know these beforehand,
+so they check arriving bytes before they keep any, and read them into existing arrays. The arrays of
+an update belong to the connection. It does not touch them before the same worker's next update.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ReadInto = Callable[[memoryview], int]
 
 
 class Request(NamedTuple):
-    """The header of a request: the step that it concerns, and the rank where that matters.
+    """The header of a request: its step, and the rank if the request needs it.
 
     `amount` is the learning rate of a gradient, or the granules behind a difference.
     """
@@ -52,8 +51,8 @@ class Request(NamedTuple):
 class ResponseHeader(NamedTuple):
     """The header of a response: the updates of the parameters so far.
 
-    Of a progress, `updates` are the applied steps, and `saved` is the newest step whose state has
-    been saved.
+    Of a progress, `updates` are the applied steps, and `saved` is the newest step with a saved
+    state.
     """
 
     updates: int = 0
@@ -63,7 +62,7 @@ class ResponseHeader(NamedTuple):
 REQUEST = struct.Struct("!qqd")
 RESPONSE = struct.Struct("!qq")
 
-# Of the socket protocol: what stands before the body of a request, and before a response.
+# Of the socket protocol: the length of a request's body, and the first byte of a response.
 LENGTH = struct.Struct("!Q")
 ACCEPTED, REFUSED = b"+", b"-"
 
@@ -71,7 +70,7 @@ ACCEPTED, REFUSED = b"+", b"-"
 class Layout:
     """A list of fp32 arrays as bytes, in the form of ``elephas.utils.weights_to_bytes``.
 
-    An empty list is no bytes at all. `shapes` are in the order in which the arrays travel.
+    An empty list is no bytes at all. The arrays travel in the order of `shapes`.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -100,23 +99,23 @@ class Layout:
             yield array.data.cast("B")
 
     def read(self, readinto: ReadInto, arrays: Weights) -> None:
-        """Read into arrays that :meth:`new` made.
+        """Read into arrays of :meth:`new`.
 
-        `readinto` fills a part of the given memory and returns how much.
+        `readinto` fills a part of the given memory and returns its size.
 
         Raises:
-            ValueError: The bytes are those of other arrays; some may have been read.
+            ValueError: The bytes belong to other arrays; some may have been read.
             ConnectionError: There are too few.
         """
         for array, head in zip(arrays.values(), self._heads, strict=True):
             if read_exactly(readinto, len(head)) != head:
-                raise ValueError("other arrays were sent than expected")
+                raise ValueError("the message holds unexpected arrays")
             fill(readinto, array.data.cast("B"))
 
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of a request and of its response, which may have none of them.
+    """The arrays of a request and of its response, if any.
 
     `letter` names the request in the socket protocol.
     """
@@ -134,7 +133,7 @@ class Form:
 def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
     """Return a mode's requests by name; the first two are those of Elephas.
 
-    Arrays travel in the order of their names, so that both ends agree on it.
+    Arrays travel in the order of their names, as both ends know it.
     """
     shapes = dict(sorted(shapes.items()))
     # As :func:`pipelines.training.asynchronous.state_of` names the arrays.
@@ -212,7 +211,7 @@ class ParameterStore(Protocol):
 
 
 class SharedParameters:
-    """Weights that AdamW updates by each gradient as it arrives.
+    """Weights with an AdamW update for each arriving gradient.
 
     Counters are exact under any number of threads. The arrays are as exact as the lock around the
     handlers; without one, updates of the same elements may be lost, as in Niu, Recht, Ré and
@@ -241,6 +240,7 @@ class SharedParameters:
         return self._rule.weights
 
     def _parameters(self, request: Request, _: Weights) -> Answer:
+        # Before the copy: under concurrent updates staleness may be overstated, never understated.
         made = self._made
         return ResponseHeader(made), _copied(self._rule.weights)
 
@@ -252,6 +252,7 @@ class SharedParameters:
         if not math.isfinite(request.amount):
             raise ValueError(f"{request.amount} is no learning rate")
         with self._counting:
+            # Each step has one update, whatever clients send.
             known = request.step in self._begun_steps or request.step < self._applied
             if known or request.step >= self._run.last_step:
                 raise ValueError(f"no gradient of step {request.step} is due")
@@ -281,11 +282,11 @@ class SharedParameters:
 
 
 class AveragedState:
-    """A state from which the mean of all workers' differences is subtracted, round by round.
+    """A state minus the mean of all workers' differences, round by round.
 
-    Differences are added in the order of the ranks, so runs repeat exactly. A response needs no
-    copy of the state: it changes when all workers have added to it, and a worker adds to it after
-    it has read it.
+    The server adds differences in the order of the ranks, so runs repeat exactly. A response needs
+    no copy of the state: it changes after the additions of all workers, and each worker reads it
+    before its addition.
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -316,7 +317,7 @@ class AveragedState:
             return ResponseHeader(begin), self._state
         if request.step == end:
             return ResponseHeader(begin), None
-        raise ValueError(f"the round is of steps {begin} to {end}, not of {request.step}")
+        raise ValueError(f"the round covers steps {begin} to {end}, not {request.step}")
 
     def _update(self, request: Request, deltas: Weights) -> Answer:
         with self._adding:
@@ -381,10 +382,8 @@ class RequestHandler:
             ValueError: It has another form, or is not due; nothing has changed.
             ConnectionError: It ends too early; nothing has changed.
         """
-        request, form = (
-            Request(*REQUEST.unpack(read_exactly(readinto, REQUEST.size))),
-            self.forms[name],
-        )
+        request = Request(*REQUEST.unpack(read_exactly(readinto, REQUEST.size)))
+        form = self.forms[name]
         # A connection has a thread of its own, so these are the connection's arrays.
         received: Weights | None = getattr(self._received, name, None)
         if received is None:
@@ -418,7 +417,7 @@ def answer_connection(
             try:
                 length, chunks = handler.answer(name, lines.readinto)
             except ValueError as error:
-                logger.warning("refused %s: %s", name, error)
+                logger.warning("refused the request `%s`: %s", name, error)
                 connection.sendall(REFUSED)
                 return
             connection.sendall(ACCEPTED + LENGTH.pack(length))

@@ -2,10 +2,11 @@
 
 Runs on executors.
 
-A *batch* is embedded at once: all sides of a granule or, where a side has more padded tokens than
-``training.tokens_per_micro_batch``, some texts of one side, so that long texts fit in memory. The
-loss is still that of the whole granule or step. The texts are embedded without a graph; then each
-batch is embedded once more, and the loss's gradient on the embeddings is pulled through it.
+The encoder embeds a *batch* at once: all sides of a granule. If a side has more padded tokens than
+``training.tokens_per_micro_batch``, a batch has a part of one side, so that long texts fit in
+memory. The loss still covers the whole granule or step. A first pass embeds the texts without a
+graph. A second pass embeds each batch once more, and pulls the loss's gradient on the embeddings
+through it.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
@@ -33,8 +34,8 @@ from pipelines.training.collectives.base import Collectives
 class StepWork:
     """A worker's part of a step.
 
-    `granules` are this worker's, all of the source with that number. `visit` counts earlier passes
-    over the source; None where that is the epoch.
+    `granules` are this worker's, all of one source; `source` is its number. `visit` counts earlier
+    passes over the source; None if it equals the epoch.
     """
 
     index: int
@@ -50,7 +51,7 @@ class StepWork:
 
     @property
     def noise_epoch(self) -> int:
-        """Seeds the noise together with the granule, so that it is fresh on each visit."""
+        """A seed of the noise, beside the granule's, for fresh noise on each visit."""
         return self.epoch if self.visit is None else self.visit
 
 
@@ -70,11 +71,12 @@ def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
     """Read all of the worker's granules into memory before the first step.
 
-    Each is kept once, for all epochs. For small corpora, and as the baseline of benchmarks: a feed
-    without any cost.
+    The memory holds each once, for all epochs. For small corpora, and as the baseline of
+    benchmarks: a feed without any cost.
     """
     reader = task.run.lane_reader()
     wanted = {address for _, addresses in task.steps() for address in addresses}
+    # Lane by lane, since the order of the steps would jump between lanes.
     in_order = sorted(wanted, key=lambda address: (address.lane, address.row))
     one_by_one = reader.ahead((address, (address,)) for address in in_order)
     kept = {address: reader.granule(address) for address, _ in one_by_one}
@@ -94,8 +96,8 @@ class Stepper(Protocol):
     def sharded(self) -> bool:
         """Whether a worker holds only a part of the state.
 
-        The workers then make a checkpoint together: each array is gathered when it is read, which
-        all do in the same order, see :meth:`pipelines.runs.checkpoint.Checkpoint.pass_through`.
+        The workers then make a checkpoint together: reading an array gathers it, so all read in the
+        same order; see :meth:`pipelines.runs.checkpoint.Checkpoint.pass_through`.
         """
         ...
 
@@ -106,10 +108,10 @@ class Stepper(Protocol):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds that its steps have spent in collectives so far, waiting for others included.
+        """Seconds of its steps in collectives so far, including the wait for others.
 
-        None where that cannot be separated from arithmetic: a library moves parameters while it
-        computes, or a GPU only queues the operations and is not stopped to time them.
+        None if inseparable from arithmetic: a library moves parameters during its computation, or a
+        GPU only queues the operations.
         """
         ...
 
@@ -128,7 +130,7 @@ class Stepper(Protocol):
 
 
 class LoadableStepper(Stepper, Protocol):
-    """A stepper whose state can be replaced, for the loop of averaging rounds."""
+    """A stepper with a replaceable state, for the loop of averaging rounds."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take another state, of the same shape."""
@@ -136,7 +138,7 @@ class LoadableStepper(Stepper, Protocol):
 
 
 class GradientStepper(Protocol):
-    """A stepper that computes at weights held elsewhere, for the asynchronous loop."""
+    """A stepper for weights from a server, in the asynchronous loop."""
 
     @property
     def precision(self) -> str:
@@ -151,7 +153,7 @@ class GradientStepper(Protocol):
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
         """Return loss and clipped gradients of this worker's granules at given weights.
 
-        The stepper keeps these weights; its optimiser has no part in it.
+        The stepper keeps these weights; its optimiser stays unused.
         """
         ...
 
@@ -188,10 +190,10 @@ def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str,
 
 
 class Texts(NamedTuple):
-    """Texts that are embedded at once; see :func:`pipelines.models.frameworks.torch.embed`.
+    """Texts of one call of :func:`pipelines.models.frameworks.torch.embed`.
 
     `side` is the position of their side among the loss's inputs; `token_ids` is int32 [texts,
-    width], `lengths` int32 [texts]; `seed` is of the noise on them.
+    width], `lengths` int32 [texts]; `seed` belongs to the noise on them.
     """
 
     side: int
@@ -201,7 +203,7 @@ class Texts(NamedTuple):
 
 
 Batch = list[Texts]
-"""Texts that are embedded together."""
+"""Texts to embed together."""
 
 
 def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
@@ -218,7 +220,7 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
 
 
 def parts_needed(lengths: np.ndarray, most: int | None) -> int:
-    """Return the number of parts in which a side is embedded.
+    """Return the number of parts of a side for the encoder.
 
     A part has at most `most` padded tokens, or one text; None sets no limit. `lengths` are in
     tokens.
@@ -242,22 +244,23 @@ def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
     ]
 
 
-def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def by_side(texts_of_batches: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Regroup values by side, in order; a batch has one value for each of its :class:`Texts`."""
-    sides = 1 + max(texts.side for batch in some for texts in batch)
-    found: list[list[Any]] = [[] for _ in range(sides)]
-    for batch, of_batch in zip(some, values, strict=True):
+    sides = 1 + max(texts.side for batch in texts_of_batches for texts in batch)
+    regrouped: list[list[Any]] = [[] for _ in range(sides)]
+    for batch, of_batch in zip(texts_of_batches, values, strict=True):
         for texts, value in zip(batch, of_batch, strict=True):
-            found[texts.side].append(value)
-    return found
+            regrouped[texts.side].append(value)
+    return regrouped
 
 
-def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
+def per_batch(texts_of_batches: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
     """Return the rows of each batch, given tensors of all rows of each side, in order."""
-    sizes = [[len(texts.lengths) for texts in batch] for batch in some]
-    of_sides = by_side(some, sizes)
+    sizes = [[len(texts.lengths) for texts in batch] for batch in texts_of_batches]
+    of_sides = by_side(texts_of_batches, sizes)
+    # Batches take their rows in order, as :func:`by_side` has joined them.
     parts = [iter(value.split(of_side)) for value, of_side in zip(values, of_sides, strict=True)]
-    return [[next(parts[texts.side]) for texts in batch] for batch in some]
+    return [[next(parts[texts.side]) for texts in batch] for batch in texts_of_batches]
 
 
 def _split(side: Texts, count: int) -> list[Texts]:
@@ -275,5 +278,5 @@ def _split(side: Texts, count: int) -> list[Texts]:
 
 
 def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the first text of each part, and the first behind it."""
+    """Yield the first text of each part, and the first after it."""
     return pairwise(texts * number // parts for number in range(parts + 1))

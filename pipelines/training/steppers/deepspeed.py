@@ -43,7 +43,7 @@ from pipelines.training.steppers.sharded import (
 )
 from pipelines.training.steppers.torch import to_numpy
 
-# Set before the import, which otherwise probes the machine for accelerators, and warns.
+# Set before the import, since that would probe the machine for accelerators, and warn.
 os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
 import deepspeed
 from deepspeed.ops import __compatible_ops__ as compatible_operations
@@ -59,16 +59,16 @@ from deepspeed.utils import (
     set_z3_leaf_modules,
 )
 
-# The library would compile its own all-reduce in shared memory; the process group has one.
+# The library would compile an all-reduce in shared memory; the process group already has one.
 compatible_operations["deepspeed_shm_comm"] = False
 
 BUCKET_ELEMENTS = 2**24
-"""Elements that are reduced or gathered at once; the library's default buffers take 2 GB."""
+"""Elements to reduce or gather at once; the library's default buffers take 2 GB."""
 GROUP_ELEMENTS = 2**26
-"""Elements of a worker's part that stage 3 updates at once."""
+"""Elements of a worker's part in one update of stage 3."""
 LARGEST_WHOLE = 4000
-"""Arrays up to this many elements stay whole on each worker, as biases and layer norms: gathering
-each would cost a message."""
+"""Arrays up to this many elements stay whole on each worker, such as biases and layer norms:
+gathering each would cost a message."""
 _SELDOM = 2**31
 """Steps between two lines of the library's log."""
 
@@ -80,19 +80,20 @@ STAGES = {"optimizer": 1, "gradients": 2, "parameters": 3}
 def _flat_parts(zero: Any, stage: int) -> list[tuple[list[Any], torch.Tensor]]:
     """Return this worker's joined parts, each with the parameters to link to it."""
     if stage == STAGES["parameters"]:
-        # There each parameter knows its place by itself.
+        # In stage 3 each parameter knows its place by itself.
         return [([], flat) for flat in zero.fp32_partitioned_groups_flat]
     return list(zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True))
 
 
-def _set_moment(part: Any, whole: torch.Tensor, kind: str, stage: int) -> None:
+def _set_moment(part: Any, moment: torch.Tensor, kind: str, stage: int) -> None:
     """Give a parameter's part its share of an optimiser's array."""
     if stage != STAGES["parameters"]:
-        safe_set_full_optimizer_state(part, whole, kind)
+        safe_set_full_optimizer_state(part, moment, kind)
         return
-    # The last part is padded, and the library does not pad whole arrays itself.
+    # The last part has padding, and the library does not pad whole arrays itself.
     size = safe_get_local_optimizer_state(part, kind).numel()
-    padded = torch.nn.functional.pad(whole.flatten(), (0, size * get_world_size() - whole.numel()))
+    padding = size * get_world_size() - moment.numel()
+    padded = torch.nn.functional.pad(moment.flatten(), (0, padding))
     safe_set_local_optimizer_state(part, padded[size * get_rank() :][:size], kind)
 
 
@@ -105,7 +106,7 @@ def _take_moments(
 ) -> None:
     """Give the library's optimiser `zero` its state, with moments on `disk` if given.
 
-    The library itself creates it at the first update, and then of one parameter group only. The
+    The library itself would create it at the first update, and only for one parameter group. The
     checkpoint of a start has no moments.
     """
     for group, flat in _flat_parts(zero, stage):
@@ -121,15 +122,15 @@ def _take_moments(
 
 def _moment(weights: Mapping[str, Any], key: str) -> torch.Tensor:
     kind, name = kind_and_name(key)
-    whole: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
-    return whole
+    gathered: torch.Tensor = safe_get_full_optimizer_state(weights[name], kind)
+    return gathered
 
 
 class DeepSpeedStepper(ShardedStepper):
-    """Holds the state in shards, as ``training.sharding`` says; see :class:`.ShardedStepper`.
+    """Holds the state in shards, by ``training.sharding``; see :class:`.ShardedStepper`.
 
     The library computes in fp32; the encoder casts the inputs of its matrix products. The optimiser
-    is PyTorch's AdamW: the library's own ones are compiled where they run.
+    is PyTorch's AdamW: the library's own ones need a compiler on the executors.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -148,13 +149,13 @@ class DeepSpeedStepper(ShardedStepper):
         self._let_go_after(optimiser)
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step; its arrays are gathered when they are read."""
+        """Return the state before a step; reading an array gathers it."""
         parts = self._encoder.weights
 
         def moment(key: str) -> np.ndarray:
-            whole = _moment(parts, key)
+            gathered = _moment(parts, key)
             self._let_go()
-            return to_numpy(whole)
+            return to_numpy(gathered)
 
         return lazy_checkpoint(
             step,
@@ -184,7 +185,7 @@ class DeepSpeedStepper(ShardedStepper):
         }
         if self._is_away:
             zero["offload_optimizer"] = {"device": "cpu"}
-            # The optimiser is PyTorch's there, too.
+            # The optimiser stays PyTorch's, in the host's memory too.
             config["zero_force_ds_cpu_optimizer"] = False
             if self._splits_weights:
                 zero["offload_param"] = {"device": "cpu"}
@@ -199,23 +200,24 @@ class DeepSpeedStepper(ShardedStepper):
         units = [*self._encoder.units(), self._encoder]
         inner = {type(unit) for unit in units[:-1] if any(unit.children())}
         if self._splits_weights and inner:
-            # They are gathered as a whole, like those that have their parameters themselves.
+            # The library gathers these units as a whole, like units without inner modules.
             set_z3_leaf_modules(self._encoder, list(inner))
         filled: set[str] = set()
         for unit in units:
             allocate(unit, self._device)
-            own = {name: one for name, one in self._weights_of(unit).items() if name not in filled}
-            copy_weights(own, arrays)
-            filled |= own.keys()
-            if self._splits_weights and own:
+            weights = self._weights_of(unit).items()
+            new = {name: weight for name, weight in weights if name not in filled}
+            copy_weights(new, arrays)
+            filled |= new.keys()
+            if self._splits_weights and new:
                 deepspeed.zero.Init(module=unit, config_dict_or_path=config)
-        # The library moves those of no module whose parameters are split already.
+        # The library does not move the buffers of a module with already split parameters.
         for buffer in self._encoder.buffers():
             buffer.data = buffer.data.to(self._device)
 
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        # It is a share of the step's already.
+        # The loss is already a share of the step's.
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
@@ -237,23 +239,23 @@ class DeepSpeedPipelineStepper(StagedWork):
         super().__init__(task, checkpoint, collectives)
         self._own = OwnPart(task, checkpoint)
         placement, place = self._own.placement, self._own.place
-        own = self._own.of(checkpoint)
-        self._layer = _StageLayer(shapes_of(own.weights))
+        part = self._own.of(checkpoint)
+        self._layer = _StageLayer(shapes_of(part.weights))
         allocate(self._layer, self._device)
         weights = self._layer.weights
-        copy_weights(weights, own.weights)
-        # Takes the process group that there is. Its further groups wait as long as PyTorch has it:
-        # the driver ends a run before.
+        copy_weights(weights, part.weights)
+        # Takes the existing process group. The library's further groups have PyTorch's timeout: the
+        # driver ends a run before.
         deepspeed.init_distributed(dist_init_required=False)
         stages = range(placement.stages)
         model = PipelineModule(
-            [self._layer if one == place.stage else torch.nn.Identity() for one in stages],
+            [self._layer if stage == place.stage else torch.nn.Identity() for stage in stages],
             topology=ProcessTopology(axes=["data", "pipe"], dims=[placement.replicas, len(stages)]),
             loss_fn=self._layer.loss,
             partition_method="uniform",
             dynamic_shape=True,
         )
-        stage = STAGES["optimizer"]
+        zero_stage = STAGES["optimizer"]
         self._engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimiser_of(weights, self._own.trained, self._training.weight_decay),
@@ -264,13 +266,13 @@ class DeepSpeedPipelineStepper(StagedWork):
                 "gradient_clipping": self._training.clip_norm,
                 "steps_per_print": _SELDOM,
                 "zero_optimization": {
-                    "stage": stage,
+                    "stage": zero_stage,
                     "reduce_bucket_size": BUCKET_ELEMENTS,
                     "allgather_bucket_size": BUCKET_ELEMENTS,
                 },
             },
         )
-        _take_moments(self._engine.optimizer, stage, own, weights)
+        _take_moments(self._engine.optimizer, zero_stage, part, weights)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Make one update from the granules of this worker's replica."""
@@ -288,14 +290,14 @@ class DeepSpeedPipelineStepper(StagedWork):
             self._device,
         )
 
-    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[torch.Tensor]:
+    def _run(self, batches: Sequence[Batch], loss_of: StepLoss | None) -> list[torch.Tensor]:
         """Make the update too; return the loss over all workers, on each of them."""
         assert loss_of is not None, "refused before the start"
         part = Part(self._own.layers)
-        module = self._stage_module(some, self._layer.weights, part, sparse_words=False)
+        module = self._stage_module(batches, self._layer.weights, part, sparse_words=False)
         # The library divides by the number of micro-batches itself.
-        self._layer.begin(module, lambda sides, number: loss_of(sides, number) * len(some))
-        return [self._engine.train_batch(_numbers(len(some)))]
+        self._layer.begin(module, lambda sides, number: loss_of(sides, number) * len(batches))
+        return [self._engine.train_batch(_numbers(len(batches)))]
 
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
         self.gradient_norm = float(self._engine.get_global_grad_norm())

@@ -1,15 +1,15 @@
-"""Training in which several workers hold an encoder together. Runs on executors.
+"""Training of one encoder on several workers together. Runs on executors.
 
 **Tensor parallel**: the members of a stage hold each layer together. A worker's part of the encoder
-is plain tensors, which :class:`.torch.TorchStepper` trains unchanged: gradients are averaged over
-the workers that hold the same part, one of each replica. Only three things differ: the forward
-pass, the norm of the gradient, and checkpoints, which hold whole arrays so that any other layout
-can resume from them.
+is plain tensors, and :class:`.torch.TorchStepper` trains them unchanged: the workers of the same
+part, one of each replica, average its gradients. Only three things differ: the forward pass, the
+norm of the gradient, and checkpoints. These hold whole arrays, so any other layout can resume from
+them.
 
 **Fully sharded**: each replica holds an equal share of a member's part of every divided matrix, as
 in :mod:`.sharded`, so each of W workers holds about 1/W of the state. The replicas gather a
 member's part of a layer, and the members compute the layer. Source: Zhao et al., "PyTorch FSDP:
-Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv:2304.11277, whose section on
+Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv:2304.11277; its section on
 interoperability combines the two in this way.
 
 **Pipelines**: the encoder is a sequence of stages, run by PyTorch's own schedules. While a stage
@@ -75,8 +75,8 @@ class OwnPart:
         placement: The layout of the workers.
         place: This worker's place in it.
         division: How the architecture is divided.
-        axes: The axis along which members divide a weight, by name; of all stages.
-        layers: Those of this worker's stage.
+        axes: The members' axis of division of a weight, by name; of all stages.
+        layers: The layers of this worker's stage.
         trained: The shapes of all trained weights, by name, in canonical order.
     """
 
@@ -98,7 +98,7 @@ class OwnPart:
         return self.place.stage == self.placement.stages - 1
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the worker's part of a state: views of its arrays, which are not read yet."""
+        """Return the worker's part of a state: views of its arrays, still unread."""
         frozen = checkpoint.frozen
         return replace(
             checkpoint,
@@ -115,29 +115,30 @@ class OwnPart:
         device: torch.device,
         kinds: Sequence[str] = tuple(KINDS),
     ) -> Checkpoint:
-        """Return the state before a step as whole arrays, each sent to rank 0 when it is read.
+        """Return the state before a step as whole arrays; reading one sends it to rank 0.
 
         All workers read them in the same order; on other ranks they are empty. `weight` and
         `moment` give this worker's part of an array of its stage. All replicas call them, so they
-        may gather what replicas share out. The process group must be able to send from `device`.
+        may gather the replicas' shares. The process group must be able to send from `device`.
         """
-        own = partial(self._sent, weight, device), partial(self._sent, moment, device)
-        return lazy_checkpoint(step, self._spec, self.trained, *own, kinds)
+        arrays = partial(self._sent, weight, device), partial(self._sent, moment, device)
+        return lazy_checkpoint(step, self._spec, self.trained, *arrays, kinds)
 
     def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
         """Assemble an array on rank 0 from the parts of the first replica."""
         name, rank = _name_of(key), self.placement.rank(self.place)
-        own = part_of(key).detach() if self._stage(name) == self.place.stage else None
+        # On every replica, as a gather between replicas needs all of them.
+        mine = part_of(key).detach() if self._stage(name) == self.place.stage else None
         holders = [self.placement.rank(place) for place in self._holders(name)]
         if rank == 0:
-            # One part after the other: the whole is in memory once, and no more than a part twice.
-            whole = np.empty(self.trained[name], np.float32)
+            # One part after the other: the memory holds the array once, and one part twice.
+            array = np.empty(self.trained[name], np.float32)
             for holder in holders:
-                part = self._received(holder, name, device) if holder else own
-                self._part(whole, name, self.placement.place(holder))[...] = to_numpy(part)
-            return whole
-        if rank in holders and own is not None:
-            processes.send(own.contiguous(), dst=0)
+                part = self._received(holder, name, device) if holder else mine
+                self._part(array, name, self.placement.place(holder))[...] = to_numpy(part)
+            return array
+        if rank in holders and mine is not None:
+            processes.send(mine.contiguous(), dst=0)
         return np.empty(0, np.float32)
 
     def _holders(self, name: str) -> Iterator[Place]:
@@ -168,12 +169,12 @@ class OwnPart:
         axis = self.axes.get(name)
         return array if axis is None else part_of(array, axis, self.placement, place)
 
-    def _shape(self, name: str, whole: Sequence[int], place: Place) -> tuple[int, ...]:
-        return part_shape(whole, self.axes.get(name), self.placement.members, place.member)
+    def _shape(self, name: str, shape: Sequence[int], place: Place) -> tuple[int, ...]:
+        return part_shape(shape, self.axes.get(name), self.placement.members, place.member)
 
 
 def _name_of(key: str) -> str:
-    """Return the weight's name in a key, which for a moment begins with its kind and a slash."""
+    """Return the weight's name in a key; a moment's key begins with its kind and a slash."""
     return key.partition("/")[2] or key
 
 
@@ -181,9 +182,9 @@ class WorkerGroups(NamedTuple):
     """A worker's groups; see :mod:`pipelines.settings.training`.
 
     Attributes:
-        members: Those of its stage, in its replica.
-        stages: Those of its replica that hold the same part of matrices.
-        copies: Those that hold the same part of the encoder, one of each replica.
+        members: The workers of its stage, in its replica.
+        stages: The workers of its replica with the same part of matrices.
+        copies: The workers with the same part of the encoder, one of each replica.
     """
 
     members: Members
@@ -192,7 +193,7 @@ class WorkerGroups(NamedTuple):
 
 
 def worker_groups(task: WorkerTask, device: torch.device) -> WorkerGroups:
-    """Make the groups of all workers, which call it at once; return this worker's."""
+    """Make the groups of all workers; return this worker's. All workers call it at once."""
     placement, seconds = task.placement, task.run.config.training.stall_seconds
     members, stages, copies = (
         _group([ranks_of(rank) for rank in range(task.workers)], seconds)
@@ -204,34 +205,34 @@ def worker_groups(task: WorkerTask, device: torch.device) -> WorkerGroups:
 def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
     """Return this worker's group, given the ranks of each worker's group."""
     groups = list(dict.fromkeys(tuple(ranks) for ranks in all_ranks))
-    own, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
-    return own
+    group, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
+    return group
 
 
 def check_members(
-    own: Checkpoint, divided: Container[str], members: Members, device: torch.device
+    state: Checkpoint, divided: Container[str], members: Members, device: torch.device
 ) -> None:
-    """Compare what each member holds whole; all members call it, after a step.
+    """Compare the undivided weights of each member; all members call it, after a step.
 
-    `own` is the worker's state, or its share where replicas split it; `divided` names the weights
-    that members have parts of.
+    `state` is the worker's, or its share if replicas split it; `divided` names the weights that
+    members divide.
 
     Raises:
         RuntimeError: They differ; see :func:`.base.check_agreement`.
     """
     weights, moments = (
         {key: arrays[key] for key in arrays if _name_of(key) not in divided}
-        for arrays in (own.weights, own.moments)
+        for arrays in (state.weights, state.moments)
     )
     if members.size > 1 and weights:
         group = GroupCollectives(device, members.group)
-        check_agreement(replace(own, weights=weights, moments=moments), group, "tensor ranks")
+        check_agreement(replace(state, weights=weights, moments=moments), group, "tensor ranks")
 
 
 class DividedWork(TorchWork):
-    """Updates a part of the encoder; after the first update it compares what others hold too.
+    """Updates a part of the encoder; after the first update it compares the common weights.
 
-    The checkpoint is of the whole encoder; `collectives` join all workers.
+    The checkpoint holds the whole encoder; `collectives` join all workers.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
@@ -276,25 +277,26 @@ class ModelParallelStepper(DividedWork, TorchStepper):
         return Part(self._own.layers, self._groups.members)
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the norm over all parts; weights that members hold whole count once."""
-        own = [
+        """Return the norm over all parts; undivided weights count once."""
+        counted = [
             gradient
             for name, gradient in gradients.items()
             if name in self._own.axes or self._own.place.member == 0
         ]
         square = torch.zeros((), device=self._device)
-        if own:
-            square += total_norm(own) ** 2
+        if counted:
+            square += total_norm(counted) ** 2
         self._groups.members.add_up_in_place(square)
         self._groups.stages.add_up_in_place(square)
         return square.sqrt()
 
     def _check_agreement(self, step: int) -> None:
-        """Compare parts among replicas, and whole weights among members."""
-        own = TorchStepper.checkpoint(self, step)
+        """Compare parts among replicas, and undivided weights among members."""
+        # This worker's part only; `self.checkpoint` would gather the whole encoder.
+        state = TorchStepper.checkpoint(self, step)
         if self._collectives.workers > 1:
-            check_agreement(own, self._collectives, "replicas")
-        check_members(own, self._own.axes, self._groups.members, self._device)
+            check_agreement(state, self._collectives, "replicas")
+        check_members(state, self._own.axes, self._groups.members, self._device)
 
 
 class DividedFsdpStepper(DividedWork, FsdpStepper):
@@ -311,13 +313,13 @@ class DividedFsdpStepper(DividedWork, FsdpStepper):
         return DeviceMesh.from_group(self._groups.copies.group, self._device.type)
 
     def _norm(self) -> torch.Tensor:
-        """Return the norm over all parts; weights that members hold whole count once."""
+        """Return the norm over all parts; undivided weights count once."""
         members = self._groups.members
         counted = [name for name in self._parts if name in self._own.axes or members.member == 0]
         return members.add_up_in_place(self._square(counted)).sqrt()
 
     def _check_agreement(self, step: int) -> None:
-        """Compare among members their shares of whole weights."""
+        """Compare the members' shares of undivided weights."""
         names = [name for name in self._locals if name not in self._own.axes]
         weights = {name: to_numpy(self._locals[name]) for name in names}
         moments = {
@@ -325,12 +327,12 @@ class DividedFsdpStepper(DividedWork, FsdpStepper):
             for kind, key in KINDS.items()
             for name in names
         }
-        own = Checkpoint(step, self._spec, weights, moments)
-        check_members(own, self._own.axes, self._groups.members, self._device)
+        state = Checkpoint(step, self._spec, weights, moments)
+        check_members(state, self._own.axes, self._groups.members, self._device)
 
 
 class StagedWork(TorchWork):
-    """Passes micro-batches through stages of the encoder, which different workers hold.
+    """Passes micro-batches through stages of the encoder on different workers.
 
     The micro-batches are whole granules of a replica. The last stage compares the embeddings.
     """
@@ -338,16 +340,16 @@ class StagedWork(TorchWork):
     _own: OwnPart
 
     @abstractmethod
-    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
+    def _run(self, batches: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
         """Pass micro-batches through the stages, and gradients back if there is a loss.
 
         On the last stage return the losses of all, or without a loss the embeddings of their sides;
-        on the others nothing.
+        on other stages nothing.
         """
 
     def _stage_module(
         self,
-        some: Sequence[Batch],
+        batches: Sequence[Batch],
         weights: Mapping[str, torch.Tensor],
         part: Part,
         *,
@@ -356,7 +358,7 @@ class StagedWork(TorchWork):
         """Return the stage for micro-batches; `sparse_words` makes the word gradient sparse."""
         return StageModule(
             partial(prepare, self._spec, weights, self._training.precision, part),
-            [self._inputs(batch) for batch in some],
+            [self._inputs(batch) for batch in batches],
             self._training.activation_checkpointing,
             is_last=self._own.is_last,
             sparse_words=sparse_words,
@@ -374,16 +376,16 @@ class StagedWork(TorchWork):
         return sum(losses, torch.zeros((), device=self._device))
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
-        """See :class:`TorchWork`; zero before the last stage, which has the candidates."""
-        some = self._texts(work, objective)
+        """See :class:`TorchWork`; zero before the last stage, since that has the candidates."""
+        batches = self._texts(work, objective)
         with torch.no_grad():
-            found = self._run(some, None)
+            found = self._run(batches, None)
         pulls: list[list[torch.Tensor]] = []
         loss = torch.zeros((), device=self._device)
         if self._own.is_last:
-            sides = [torch.cat(side) for side in by_side(some, found)]
-            loss, pulls = self._compared(work, objective, some, sides)
-        self._run(some, lambda sides, number: pulled_loss(sides, pulls[number]))
+            sides = [torch.cat(side) for side in by_side(batches, found)]
+            loss, pulls = self._compared(work, objective, batches, sides)
+        self._run(batches, lambda sides, number: pulled_loss(sides, pulls[number]))
         return loss
 
 
@@ -397,18 +399,19 @@ class PipelineStepper(StagedWork, ModelParallelStepper):
 
     def _loss(self, work: StepWork) -> torch.Tensor:
         """See :class:`.torch.TorchWork`; all stages return the loss of the last one."""
+        # A sum, since the other stages have zero.
         return self._groups.stages.add_up_in_place(super()._loss(work))
 
-    def _run(self, some: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
+    def _run(self, batches: Sequence[Batch], loss_of: StepLoss | None) -> list[Any]:
         first = self._own.place.stage == 0
-        module = self._stage_module(some, self._effective(), self._part, sparse_words=True)
+        module = self._stage_module(batches, self._effective(), self._part, sparse_words=True)
         tokens = torch.empty(
             module.tokens, self._spec.hidden, device="meta", requires_grad=loss_of is not None
         )
         outputs = tokens
         if self._own.is_last:
             outputs = torch.empty(module.texts, self._spec.embedding_width, device="meta")
-        numbers, stages = torch.arange(len(some)), self._own.placement.stages
+        numbers, stages = torch.arange(len(batches)), self._own.placement.stages
         stage = PipelineStage(
             module,
             self._own.place.stage,
@@ -418,17 +421,19 @@ class PipelineStepper(StagedWork, ModelParallelStepper):
             output_args=outputs,
             group=self._groups.stages.group,
         )
-        schedule = Schedule1F1B if len(some) >= stages else ScheduleGPipe
+        # 1F1B needs at least as many micro-batches as stages.
+        schedule = Schedule1F1B if len(batches) >= stages else ScheduleGPipe
         loss = None if loss_of is None else module.loss_by(loss_of)
         losses: list[torch.Tensor] | None = None if loss_of is None else []
-        schedule(stage, len(some), loss, scale_grads=False).step(
+        # Each loss is already a share of the step's.
+        schedule(stage, len(batches), loss, scale_grads=False).step(
             *([numbers] if first else []),
             number=numbers,
             target=numbers,
             losses=losses,
             return_outputs=False,
         )
-        return module.embeddings if losses is None else [one.detach() for one in losses]
+        return module.embeddings if losses is None else [each.detach() for each in losses]
 
 
 class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
@@ -436,13 +441,13 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
 
     Stages exchange a matrix [tokens, hidden] with the tokens of all sides. The micro-batch with the
     most tokens sets its rows. `encoder` makes the forward pass of each micro-batch anew: the graph
-    of cast weights goes with the first gradient. With `checkpointed`, activations are recomputed
-    for their gradients.
+    of cast weights goes with the first gradient. `checkpointed` recomputes activations for their
+    gradients.
 
     Attributes:
         tokens: Rows of the matrix.
         texts: Of all sides of a micro-batch; the same for all micro-batches.
-        embeddings: Of each micro-batch so far, those of its sides, of length 1; on the last stage.
+        embeddings: Of each micro-batch so far, by side, of length 1; on the last stage.
     """
 
     def __init__(
@@ -469,12 +474,13 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
     def forward(self, states: torch.Tensor, *, number: torch.Tensor | int) -> torch.Tensor:
         """Return states for the next stage, or all embeddings.
 
-        `states` come from the stage before, and are ignored by the first stage; `number` is the
+        `states` come from the stage before; the first stage ignores them. `number` is the
         micro-batch's.
         """
         encoder, sides = self._encoder(), self._inputs[int(number)]
         encode, counts = encoder.encode, self._counts[int(number)]
         assert isinstance(encode, StageEncode)
+        # The first stage gets the micro-batch's number, an integer, in place of states.
         if states.is_floating_point():
             parts = states[: sum(counts)].split(counts)
         else:

@@ -1,7 +1,7 @@
-"""AdamW over numpy arrays, for a parameter server that has no framework.
+"""AdamW over numpy arrays, for a parameter server without a framework.
 
 Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-arXiv:1711.05101. Biases and layer norms are not decayed.
+arXiv:1711.05101. Biases and layer norms do not decay.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from pipelines.models.weights import Weights
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-# Elements that are updated at a time, so that intermediate results stay in the cache.
+# Elements of an update, few enough for intermediate results in the processor's cache.
 _BLOCK = 1 << 16
 
 
 def newest_share(decay: float, number: int) -> float:
     """Return the share of the newest weights in an exponential moving average of all.
 
-    A young average follows faster, so that the start does not dominate a short run; source:
+    A young average follows faster, so the start does not dominate a short run; source:
     `tf.train.ExponentialMovingAverage` with `num_updates`. `decay` is the share of the average so
     far in the long run; `number` counts updates from 1.
     """
@@ -41,7 +41,7 @@ class AdamW:
         moments: Mapping[str, np.ndarray],
         weight_decay: float,
     ) -> None:
-        # In the order of C, so that what is flat is a view.
+        # In the order of C, so that `reshape(-1)` gives a view.
         self.weights = {
             name: np.array(value, np.float32, order="C") for name, value in weights.items()
         }
@@ -55,7 +55,7 @@ class AdamW:
         self._weight_decay = weight_decay
 
     def update(self, gradients: Weights, learning_rate: float, number: int) -> None:
-        """Make update `number`, from 1, which corrects the moments' bias.
+        """Make update `number`, from 1; the number corrects the moments' bias.
 
         The gradients are fp32, of the weights' shapes.
         """
@@ -67,8 +67,8 @@ class AdamW:
             kept = 1 - learning_rate * (self._weight_decay if weight.ndim > 1 else 0.0)
             for start in range(0, len(flat), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                own, first, second = (array.reshape(-1)[block] for array in arrays)
+                values, first, second = (array.reshape(-1)[block] for array in arrays)
                 first += (1 - BETA_1) * (flat[block] - first)
                 second += (1 - BETA_2) * (flat[block] ** 2 - second)
-                own *= kept
-                own -= scale * first / (np.sqrt(second) * correction + EPSILON)
+                values *= kept
+                values -= scale * first / (np.sqrt(second) * correction + EPSILON)

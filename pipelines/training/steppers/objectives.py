@@ -1,24 +1,23 @@
-"""The loss that a framework minimises in a step, with negatives on any worker.
+"""A framework's loss in a step, with negatives on any worker.
 
 Runs on executors.
 
-A worker compares its own examples with the candidates of all workers, some examples at a time, and
-sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
-C candidates (E positives, n E hard negatives where examples have n, and E more where anchors are
-compared with anchors), embeddings of d numbers and W workers, a worker
+A worker compares its own examples with the candidates of all workers, in chunks of examples, and
+sends the gradients of the candidates to their workers. Let a step have E examples and C candidates:
+E positives, n E for n hard negatives per example, and E more if the loss compares anchors with
+anchors. With embeddings of d numbers and W workers, a worker
 
 - makes 6 S d E/W multiplications and additions (two matrix products for the gradients, one before),
   with S the candidates of all compared directions: C unless the loss names others,
-- holds about 7 C d fp32 numbers, as measured (the candidates, also joined if there are hard
-  negatives, the gradients from some examples, the sum of these, its sent part, and PyTorch's
-  temporary copy), and arrays of ``SIMILARITIES`` similarities, or C if that is more: 4 of them, 6
-  with hardness, a margin or all directions, 7 with all of these; never the C E/W of all its
-  examples. The allocator of glibc may hold as much again, unless ``MALLOC_MMAP_THRESHOLD_`` is set
-  in the environment,
+- holds about 7 C d fp32 numbers, by measurement. They are the candidates (joined too, with hard
+  negatives), the gradients of a chunk, their sum, its sent part, and PyTorch's temporary copy,
+- holds arrays of ``SIMILARITIES`` similarities, or of C if C is larger: 4 of them, 6 with hardness,
+  a margin or all directions, 7 with all of these; never the C E/W of all its examples. The
+  allocator of glibc may hold as much again, without ``MALLOC_MMAP_THRESHOLD_`` in the environment,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
   and each group,
-- gathers (E + C) t numbers more where a teacher with vectors of t numbers detects false negatives,
-  holds them up to twice (joined, where there are hard negatives), and multiplies them too.
+- gathers (E + C) t numbers more if a teacher with vectors of t numbers detects false negatives. It
+  holds them up to twice (joined, with hard negatives), and multiplies them too.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983; similarities in parts after Cheng et
@@ -54,13 +53,13 @@ SIMILARITIES = 2**22
 """Similarities of anchors and candidates in memory at once: 16 MiB."""
 
 GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
-"""Maps some anchors [anchors, width], or all if they are candidates too, and all candidates, side
-by side; the anchors' picks; and these anchors' share of the worker's. Returns their mean loss times
-this share, and its gradients."""
+"""Maps a chunk of anchors [anchors, width], or all if they are candidates too, and all candidates,
+side by side; the chunk's picks; and its share of the worker's anchors. Returns its mean loss times
+this share, and the gradients."""
 
 
 def pulls_on_embeddings(
-    own: Sequence[Any],
+    embeddings: Sequence[Any],
     candidates: Candidates,
     collectives: Collectives,
     gradients_of: GradientsOf,
@@ -69,18 +68,19 @@ def pulls_on_embeddings(
     """Return the loss and its gradients at the embeddings of this worker; all workers call it.
 
     Args:
-        own: The embeddings of each side, [examples, width], of this worker's granules.
+        embeddings: Of each side, [examples, width], of this worker's granules.
         candidates: Of all workers.
         join: Joins tensors of the framework along the first axis.
 
     Returns:
-        The mean loss of this worker's anchors, whose mean over the workers is the step's. And for
-        each side, in the shape of ``own``, the sum of the workers' gradients. Pulled through the
-        encoder and averaged over the workers, it gives the gradient of the step.
+        The mean loss of this worker's anchors; the step's loss is the mean of these over the
+        workers. And for each side, in the shape of ``embeddings``, the sum of the workers'
+        gradients. Pulled through the encoder and averaged over the workers, it gives the gradient
+        of the step.
     """
-    # Candidates of all workers; and, unless they are candidates too, the anchors of this one.
-    alone, shared = ([], own) if candidates.anchors else (own[:1], own[1:])
-    examples = len(own[0])
+    # Only candidates travel between workers; anchors are among them if the loss compares anchors.
+    local, shared = ([], embeddings) if candidates.anchors else (embeddings[:1], embeddings[1:])
+    examples = len(embeddings[0])
     texts = [collectives.all_gather(side) for side in shared]
     first = collectives.rank * examples
     total: Any = 0.0
@@ -89,19 +89,19 @@ def pulls_on_embeddings(
     for start, end in chunks(examples, candidates.count):
         picks = candidates.picks(first + start, first + end)
         share = (end - start) / examples
-        some = [side[start:end] for side in alone]
-        loss, pulls = gradients_of([*some, *texts], picks, share)
+        anchors = [side[start:end] for side in local]
+        loss, pulls = gradients_of([*anchors, *texts], picks, share)
         total = total + loss
-        at_anchors += pulls[: len(alone)]
-        # In place, where the framework can: these are the largest arrays.
-        more = pulls[len(alone) :]
-        at_texts = [*map(iadd, at_texts, more)] if at_texts else [*more]
+        at_anchors += pulls[: len(local)]
+        # In place, if the framework can: these are the largest arrays.
+        of_chunk = pulls[len(local) :]
+        at_texts = [*map(iadd, at_texts, of_chunk)] if at_texts else [*of_chunk]
     joined = [join(at_anchors)] if at_anchors else []
     return total, joined + [collectives.reduce_scatter(pull) for pull in at_texts]
 
 
 def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last of as many anchors as have ``SIMILARITIES``, at least one."""
+    """Yield the bounds of chunks of anchors with at most ``SIMILARITIES``, or one anchor."""
     size = max(SIMILARITIES // candidates, 1)
     for start in range(0, anchors, size):
         yield start, min(start + size, anchors)
@@ -115,8 +115,8 @@ LossOf = Callable[[Sequence[Any], Any], Any]
 class Objective:
     """The loss of a source, in a framework.
 
-    `sides` are a granule's, in the order of the loss's inputs. With `across_granules`, negatives
-    come from all granules of a step.
+    `sides` are a granule's, in the order of the loss's inputs. With `across_granules`, all granules
+    of a step give negatives.
     """
 
     settings: ObjectiveSettings
@@ -133,7 +133,7 @@ class Objective:
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
         """Return the candidates of a step from all workers; all workers call it.
 
-        Gathers a teacher's vectors too, if used: as many numbers as embeddings have at equal width.
+        Gathers a teacher's vectors too, if used: as many numbers as the embeddings, at equal width.
         """
         gathered = collectives.all_gather(identities(granules, self.sides))
         taught = self.settings.uses_teacher
@@ -145,7 +145,7 @@ class Objective:
         )
 
     def targets(self, granule: Granule) -> Targets:
-        """Return the targets of a granule whose negatives are its own."""
+        """Return the targets of a granule with negatives of its own."""
         return granule_targets(self.settings, granule, self.sides)
 
 
@@ -153,10 +153,10 @@ def objectives(run: TrainingRun, framework: str) -> tuple[Objective, ...]:
     """Return the objective of each source of a run, by its number."""
     return tuple(
         Objective(
-            one.config.objective,
-            tuple(one.sides),
-            configured_loss(one.config.objective, framework),
-            spans_steps(one.config.objective),
+            of_source.config.objective,
+            tuple(of_source.sides),
+            configured_loss(of_source.config.objective, framework),
+            spans_steps(of_source.config.objective),
         )
-        for one in run.by_source
+        for of_source in run.by_source
     )

@@ -1,7 +1,7 @@
-"""Training by libraries that shard the state among workers, such as PyTorch's FSDP.
+"""Training by libraries with sharded state, such as PyTorch's FSDP.
 
 Runs on executors. Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-Parallel", VLDB 2023, arXiv:2304.11277; in the form that shards each parameter by its rows.
+Parallel", VLDB 2023, arXiv:2304.11277; in the form with each parameter sharded by rows.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def kind_and_name(key: str) -> tuple[str, str]:
 
 
 class DiskTensors:
-    """fp32 tensors, contiguous in a file that is mapped into memory.
+    """fp32 tensors, contiguous in a memory-mapped file.
 
-    The file has no name, so it disappears with the process, however that ends. It is in
+    The file has no name, so it disappears with the process at any kind of end. It is in
     ``tempfile``'s folder: ``TMPDIR``, or ``/tmp``.
 
     Args:
-        sizes: Numbers of each tensor that :meth:`zeros` will be asked for, in any order.
+        sizes: Numbers of each future tensor of :meth:`zeros`, in any order.
 
     Raises:
         InputError: The disk has no room for it.
@@ -66,14 +66,14 @@ class DiskTensors:
         self._taken = 0
         with tempfile.TemporaryFile() as file:
             try:
-                # A file with holes would end the process where the disk is full.
+                # In a file with holes, a write to a full disk would kill the process.
                 os.posix_fallocate(file.fileno(), 0, length)
             except OSError as error:
                 raise InputError(
                     "training.offload",
                     f"{tempfile.gettempdir()} has no room for {length / 1e9:.1f} GB of moments"
                     f" ({error.strerror})",
-                    "set TMPDIR of the executors to a larger disk, or take more workers",
+                    "Set TMPDIR of the executors to a larger disk, or use more workers",
                 ) from error
             self._mapped = mmap.mmap(file.fileno(), length)
 
@@ -95,14 +95,14 @@ def _room(size: int) -> int:
 
 
 class ShardedStepper(BatchedWork):
-    """The common part of steppers whose library shards the state by modules.
+    """The common part of steppers with a state sharded by modules.
 
     The library averages the gradients, so the collectives carry losses and embeddings only. They
-    join the workers that shard the state; `everyone` joins all workers, if that is more.
+    join the workers of one sharded state; `everyone` joins all workers, if there are more.
     """
 
     _forward: Callable[[Any], list[torch.Tensor]]
-    """Calls the module through the library, which gathers parameters on the way."""
+    """Calls the module through the library; it gathers parameters on the way."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ShardedStepper(BatchedWork):
 
     @property
     def _is_away(self) -> bool:
-        """Whether parameters that are not gathered are in the host's memory, not the GPU's."""
+        """Whether shards of parameters are in the host's memory, not the GPU's."""
         return self._training.offload != "none" and self._device.type == "cuda"
 
     def _module(self) -> EncoderModule:
@@ -140,7 +140,7 @@ class ShardedStepper(BatchedWork):
     def _agreed(self, parts: np.ndarray) -> np.ndarray:
         """Return the same number of parts on every worker: they embed in step.
 
-        The numbers follow from all granules of the step, so not from the number of workers.
+        The numbers follow from all granules of the step, for any number of workers.
         """
         if self._training.tokens_per_micro_batch is None:
             return parts
@@ -148,8 +148,10 @@ class ShardedStepper(BatchedWork):
         return np.broadcast_to(everywhere.max(axis=0), parts.shape)
 
     def _weights_of(self, module: torch.nn.Module) -> dict[str, Any]:
-        own = {id(parameter) for parameter in module.parameters()}
-        return {name: one for name, one in self._encoder.weights.items() if id(one) in own}
+        # By identity, since a module's own names differ from the encoder's.
+        inside = {id(parameter) for parameter in module.parameters()}
+        weights = self._encoder.weights.items()
+        return {name: weight for name, weight in weights if id(weight) in inside}
 
     def _begin_moments(self, parts: Iterable[torch.Tensor]) -> None:
         """Make room on the disk for the moments of this worker's parts, if configured."""
@@ -175,7 +177,7 @@ def lazy_checkpoint(
     moment: Callable[[str], np.ndarray],
     kinds: Iterable[str] = KINDS,
 ) -> Checkpoint:
-    """Return the state before a step, with arrays that are assembled when they are read.
+    """Return the state before a step, with arrays to assemble at their first use.
 
     `weight` gives a weight by name, `moment` a moment by its kind, a slash, and the name of its
     weight; all workers call them at once.
@@ -222,8 +224,9 @@ def set_rate(optimiser: Any, learning_rate: float) -> None:
 class FsdpStepper(ShardedStepper):
     """Holds parameters, gradients and moments in shards; see :class:`ShardedStepper`.
 
-    Gradients are reduced after each granule, so only those of one unit are ever whole. Each unit
-    has an optimiser of its own, so that moments on the disk are in memory for one unit at a time.
+    The library reduces gradients after each granule, so only one unit's gradients are ever whole.
+    Each unit has a separate optimiser, so only one unit's moments on the disk are in memory at a
+    time.
     """
 
     def __init__(
@@ -243,8 +246,8 @@ class FsdpStepper(ShardedStepper):
         self._parts: dict[str, DTensor] = self._encoder.weights
         for name, part in self._parts.items():
             self._fill(_local(part), checkpoint.weights[name])
-        # The optimisers see this worker's part alone. The library's tensors in parts would have
-        # their moments on the GPU, also where the part is in the memory of the host.
+        # The optimisers see plain tensors of this worker's part. With the library's `DTensor` the
+        # moments would be on the GPU, even if the part is in the host's memory.
         self._locals = {
             name: torch.nn.Parameter(_local(part)) for name, part in self._parts.items()
         }
@@ -252,18 +255,18 @@ class FsdpStepper(ShardedStepper):
         self._begin_moments(self._locals.values())
         self._state: dict[str, dict[str, Any]] = {}
         self._optimisers = []
-        for own in filter(None, self._by_unit(units)):
+        for names in filter(None, self._by_unit(units)):
             optimiser = optimiser_of(
-                {name: self._locals[name] for name in own}, self._shapes, decay
+                {name: self._locals[name] for name in names}, self._shapes, decay
             )
-            for name in own:
+            for name in names:
                 optimiser.state[self._locals[name]] = self._begun(name, checkpoint)
             self._let_go_after(optimiser)
             self._optimisers.append(optimiser)
         self._let_go()
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Return the state before a step; its arrays are gathered when they are read."""
+        """Return the state before a step; reading an array gathers it."""
         return lazy_checkpoint(
             step,
             self._spec,
@@ -281,12 +284,12 @@ class FsdpStepper(ShardedStepper):
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
         norm = self._norm()
         if (excess := self._excess(norm)) is not None:
-            for one in self._parts.values():
-                gradient = _local(one.grad)
+            for part in self._parts.values():
+                gradient = _local(part.grad)
                 gradient.div_(excess.to(gradient.device))
         self.gradient_norm = float(norm)
         for name, part in self._parts.items():
-            # The library may have given the part another place in memory before the first pass.
+            # The library may have moved the part in memory before the first pass.
             self._locals[name].data, self._locals[name].grad = _local(part), _local(part.grad)
             part.grad = None
         for optimiser in self._optimisers:
@@ -296,27 +299,29 @@ class FsdpStepper(ShardedStepper):
         return self._mean(loss)
 
     def _norm(self) -> torch.Tensor:
-        """Return the norm of the gradient over all workers, on the device they exchange from."""
+        """Return the norm of the gradient over all workers, on the worker's device."""
         return self._square(self._parts).sqrt()
 
     def _square(self, names: Iterable[str]) -> torch.Tensor:
-        """Return the squared norm of gradients, over the workers that shard them."""
-        own = total_norm(_local(self._parts[name].grad) for name in names).to(self._device)
-        return self._mean(own.square()) * self._collectives.workers
+        """Return the squared norm of gradients, over the workers of the sharded state."""
+        norm = total_norm(_local(self._parts[name].grad) for name in names).to(self._device)
+        # The collectives only average, so the sum is the mean times the workers.
+        return self._mean(norm.square()) * self._collectives.workers
 
     def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[Sequence[str]]:
         """Yield the names of the weights in each unit, and in none of them."""
         rest = dict.fromkeys(self._parts)
         for unit in units:
-            own = list(self._weights_of(unit))
-            yield own
-            for name in own:
+            names = list(self._weights_of(unit))
+            yield names
+            for name in names:
                 del rest[name]
         yield list(rest)
 
     def _fill(self, local: torch.Tensor, array: np.ndarray) -> None:
-        """Fill this worker's rows; other rows of the array are not read."""
+        """Fill this worker's rows, without reading other rows of the array."""
         workers = self._collectives.workers
+        # `fully_shard` gives each worker the share rounded up, and the last ones the rest.
         begin = self._collectives.rank * -(-len(array) // workers)
         local.copy_(torch.from_numpy(array[begin : begin + len(local)]))
 
@@ -330,18 +335,18 @@ class FsdpStepper(ShardedStepper):
         return state
 
     def _weight(self, name: str) -> torch.Tensor:
-        """Return a weight, gathered by the workers that shard it; all of them call it."""
-        return self._whole(name, _local(self._parts[name]))
+        """Return a weight, gathered by the workers of its shards; all of them call it."""
+        return self._gathered(name, _local(self._parts[name]))
 
     def _moment(self, key: str) -> torch.Tensor:
         """Return a moment, by its kind and the name of its weight, as :meth:`_weight` does."""
         kind, name = kind_and_name(key)
-        return self._whole(name, self._state[name][kind])
+        return self._gathered(name, self._state[name][kind])
 
-    def _whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
+    def _gathered(self, name: str, local: torch.Tensor) -> torch.Tensor:
         part = self._parts[name]
-        # A GPU's library of messages sends nothing that is in the host's memory.
-        here = DTensor.from_local(
+        # NCCL cannot send from the host's memory.
+        on_device = DTensor.from_local(
             local.to(self._device),
             part.device_mesh,
             part.placements,
@@ -349,8 +354,8 @@ class FsdpStepper(ShardedStepper):
             shape=part.shape,
             stride=part.stride(),
         )
-        whole: torch.Tensor = here.full_tensor()
-        return whole
+        gathered: torch.Tensor = on_device.full_tensor()
+        return gathered
 
 
 def _local(part: DTensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """TensorFlow's side of training: gradients of a granule, and AdamW. Runs on executors.
 
-Plain variables and two graph functions, so that the same code runs alone and under any exchange of
+Plain variables and two graph functions, so the same code runs alone and under any exchange of
 gradients.
 """
 
@@ -54,7 +54,7 @@ def pick_specs(objective: Objective) -> Picks:
 
 
 def target_specs(objective: Objective) -> Any:
-    """Return those of a granule's targets; see :class:`pipelines.losses.candidates.Targets`."""
+    """Return the specifications of a granule's :class:`~pipelines.losses.candidates.Targets`."""
     compared = {**_SCORES, "teacher": _vectors(objective)}
     return compared.get(objective.needs, pick_specs(objective))
 
@@ -64,7 +64,7 @@ def _vectors(objective: Objective) -> list[tf.TensorSpec]:
 
 
 class _Texts(NamedTuple):
-    """One side of a granule, as a graph function takes it, with the int32 [2] seed of its noise.
+    """One side of a granule for a graph function, with the int32 [2] seed of its noise.
 
     The token ids are int32 [examples, width], the lengths int32 [examples].
     """
@@ -83,12 +83,12 @@ _SCALAR = tf.TensorSpec([], tf.float32)
 
 
 def _scalar(number: float) -> Any:
-    """Return a tensor of a number that changes with each step.
+    """Return a tensor of a number with a new value in each step.
 
-    TensorFlow keeps every tensor that it made of a Python number (560 bytes each, in the cache of
-    ``convert_to_eager_tensor``) for the life of the process; of numpy's numbers none.
+    TensorFlow keeps every tensor of a Python number (560 bytes each, in the cache of
+    ``convert_to_eager_tensor``) for the life of the process, but none of numpy's numbers.
     """
-    # A rate beyond single precision is infinite, of which the state that comes out tells.
+    # A rate beyond single precision becomes infinite; the check of the resulting state reports it.
     with np.errstate(over="ignore"):
         return tf.constant(np.float32(number))
 
@@ -128,7 +128,7 @@ class TensorFlowStepper:
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
         }
-        # Variables, since constants would be a part of the graph.
+        # Variables, since constants would become a part of the graph.
         self._frozen = {
             name: tf.Variable(value, trainable=False, name=name)
             for name, value in checkpoint.frozen.weights.items()
@@ -145,6 +145,7 @@ class TensorFlowStepper:
 
     def _functions(self, objective: Objective) -> _Functions:
         sides = len(objective.sides)
+        # With signatures, since TensorFlow would trace again for each new shape.
         return _Functions(
             objective,
             tf.function(
@@ -168,7 +169,7 @@ class TensorFlowStepper:
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds spent in exchanges; None on a GPU, which only queues them."""
+        """Seconds spent in exchanges; None on a GPU, since it only queues them."""
         return None if self._on_gpu else self._mean_seconds + self._timed.seconds
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -239,7 +240,7 @@ class TensorFlowStepper:
         """
         objective = compiled.objective
         candidates = objective.candidates(work.granules, self._timed)
-        inputs = [self._inputs(one, objective, work.noise_epoch) for one in work.granules]
+        inputs = [self._inputs(granule, objective, work.noise_epoch) for granule in work.granules]
         loss, pulls = pulls_on_embeddings(
             [
                 tf.concat([self._embed(texts) for texts in side], 0)
@@ -317,9 +318,9 @@ class TensorFlowStepper:
         Returns the mean loss, the norm before clipping, and the seconds of the all-reduce.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before the
-        bias correction of the second moment. It is given epsilon times that correction, which makes
-        the update the paper's.
+        arXiv:1711.05101. Biases and layer norms do not decay. The kernel adds epsilon before the
+        bias correction of the second moment. Epsilon times that correction as its argument gives
+        the paper's update.
         """
         # The all-reduce is part of the graph, so the clock has to be read in the graph too.
         began = tf.timestamp()
@@ -330,6 +331,7 @@ class TensorFlowStepper:
         gradients, norm = self._clipped(gradients)
         decay = self._training.weight_decay
         for (name, weight), gradient in zip(self._weights.items(), gradients, strict=True):
+            # The kernel has no weight decay.
             if decay and len(weight.shape) > 1:
                 weight.assign_sub(weight * (rate * decay))
             tf.raw_ops.ResourceApplyAdam(
@@ -361,7 +363,7 @@ def _have_bf16(gpus: Sequence[Any]) -> bool:
     if not gpus:
         return computes_in_bf16()
     details = map(tf.config.experimental.get_device_details, gpus)
-    return all(one.get("compute_capability", (0, 0)) >= BF16_CAPABILITY for one in details)
+    return all(gpu.get("compute_capability", (0, 0)) >= BF16_CAPABILITY for gpu in details)
 
 
 def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
@@ -374,7 +376,8 @@ def _add(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> list[tf.Ten
 
 
 def _dense(gradients: Mapping[str, Any], weights: Mapping[str, tf.Variable]) -> list[tf.Tensor]:
-    """Return gradients as dense tensors, zero for a weight that had no part in the loss."""
+    """Return gradients as dense tensors, zero for a weight without a part in the loss."""
+    # The gradient of a lookup in the word embedding arrives as `IndexedSlices`.
     return [
         tf.zeros_like(weights[name]) if gradient is None else tf.convert_to_tensor(gradient)
         for name, gradient in gradients.items()

@@ -1,9 +1,8 @@
 """PyTorch's side of training: one step, and the stepper that holds the whole state.
 
-Runs on executors. All steppers of PyTorch share :class:`TorchWork`. Those that embed one batch
-after the other share :class:`BatchedWork`, those that pass micro-batches through stages of the
-encoder :class:`.model_parallel.StagedWork`. A stepper adds the place of its weights, and its
-update.
+Runs on executors. All steppers of PyTorch share :class:`TorchWork`. Steppers for one batch after
+the other share :class:`BatchedWork`, steppers for micro-batches through stages of the encoder
+:class:`.model_parallel.StagedWork`. A stepper adds the place of its weights, and its update.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def on_device(targets: Targets, device: torch.device) -> Any:
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
     if isinstance(targets, list):
         return [to_device(vectors, device) for vectors in targets]
-    # A copy: the array may be a part of a lane file, which a tensor could write to.
+    # A copy, since the array may be a part of a lane file, and tensors are writable.
     return to_device(np.array(targets), device)
 
 
@@ -81,7 +80,7 @@ def gradients_of_loss(
 
 
 def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a scalar whose gradients on the sides' embeddings are `pulls`."""
+    """Return a scalar with the gradients `pulls` on the sides' embeddings."""
     return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
 
 
@@ -93,6 +92,7 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Return a copy in the host's memory."""
+    # A copy even on a CPU, where the array would share the tensor's memory.
     array: np.ndarray = tensor.detach().to("cpu", copy=True).numpy()
     return array
 
@@ -100,8 +100,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 class TorchWork(ABC):
     """The common part of PyTorch's steppers; see :class:`.base.Stepper`.
 
-    `collectives` join the workers that compare embeddings and average losses; `everyone` joins all
-    workers, if that is more.
+    `collectives` join the workers of one comparison of embeddings and one mean of losses;
+    `everyone` joins all workers, if there are more.
     """
 
     sharded = True
@@ -126,7 +126,7 @@ class TorchWork(ABC):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds spent in exchanges; None where a library exchanges while it computes."""
+        """Seconds spent in exchanges; None if a library exchanges during its computation."""
         return None
 
     @staticmethod
@@ -172,7 +172,7 @@ class TorchWork(ABC):
 
     def _texts(self, work: StepWork, objective: Objective) -> list[Batch]:
         seed, epoch = self._training.seed, work.noise_epoch
-        return [granule_texts(one, objective.sides, seed, epoch) for one in work.granules]
+        return [granule_texts(granule, objective.sides, seed, epoch) for granule in work.granules]
 
     def _inputs(self, batch: Batch) -> list[Inputs]:
         """Return the texts of a batch, and their dropout, on the device."""
@@ -188,7 +188,7 @@ class TorchWork(ABC):
         self,
         work: StepWork,
         objective: Objective,
-        some: Sequence[Batch],
+        texts_of_batches: Sequence[Batch],
         sides: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
         """Compare the embeddings of this worker with the candidates of all workers.
@@ -203,16 +203,16 @@ class TorchWork(ABC):
             partial(gradients_of_loss, objective.loss),
             torch.cat,
         )
-        return loss, per_batch(some, pulls)
+        return loss, per_batch(texts_of_batches, pulls)
 
 
 class BatchedWork(TorchWork):
     """Embeds one batch after the other; see :mod:`.base` for batches.
 
     Attributes:
-        keeps_last: Whether the graph of a step's last batch is kept while its embeddings are
-            compared, which saves that batch the second pass. Libraries that gather weights in the
-            order of the first pass need a backward pass through each graph as soon as it is made.
+        keeps_last: Whether to keep the graph of a step's last batch during the comparison, to save
+            its second pass. Some libraries gather weights in the order of the first pass: they need
+            a backward pass through each graph at once.
     """
 
     keeps_last = False
@@ -239,17 +239,17 @@ class BatchedWork(TorchWork):
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         count, losses = len(work.granules), []
         of_granules = zip(work.granules, self._batches(work, objective), strict=True)
-        for number, (granule, some) in enumerate(of_granules, 1):
+        for number, (granule, parts) in enumerate(of_granules, 1):
             targets, last = objective.targets(granule), number == count
-            if len(some) == 1:
-                loss = objective.loss(self._embed(some[0]), on_device(targets, self._device))
+            if len(parts) == 1:
+                loss = objective.loss(self._embed(parts[0]), on_device(targets, self._device))
                 self._backward(loss / count, last=last)
             else:
-                # The gradients of all of the granule, one batch of it in memory.
-                sides, kept = self._embedded(some)
+                # The gradients of the whole granule, with one batch of it in memory.
+                sides, kept = self._embedded(parts)
                 loss, pulls = gradients_of_loss(objective.loss, sides, targets, 1.0)
-                shares = per_batch(some, [pull / count for pull in pulls])
-                self._pull(some, shares, kept, last=last)
+                shares = per_batch(parts, [pull / count for pull in pulls])
+                self._pull(parts, shares, kept, last=last)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
@@ -260,10 +260,10 @@ class BatchedWork(TorchWork):
         :mod:`.objectives`), then embeds each batch once more and pulls its part of that gradient
         through.
         """
-        some = [batch for granule in self._batches(work, objective) for batch in granule]
-        sides, kept = self._embedded(some)
-        loss, pulls = self._compared(work, objective, some, sides)
-        self._pull(some, pulls, kept, last=True)
+        of_step = [batch for granule in self._batches(work, objective) for batch in granule]
+        sides, kept = self._embedded(of_step)
+        loss, pulls = self._compared(work, objective, of_step, sides)
+        self._pull(of_step, pulls, kept, last=True)
         return loss
 
     def _rewrite(self, work: StepWork) -> torch.Tensor:
@@ -289,20 +289,20 @@ class BatchedWork(TorchWork):
         return [batches(sides, counts) for sides, counts in zip(granules, parts, strict=True)]
 
     def _embedded(
-        self, some: Sequence[Batch]
+        self, parts: Sequence[Batch]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         """Return each side's embeddings without a graph, and the last batch's with it, if kept."""
         kept = None
         with torch.no_grad():
-            found = [self._embed(batch) for batch in (some[:-1] if self.keeps_last else some)]
+            found = [self._embed(batch) for batch in (parts[:-1] if self.keeps_last else parts)]
         if self.keeps_last:
-            kept = self._embed(some[-1])
+            kept = self._embed(parts[-1])
             found.append([embeddings.detach() for embeddings in kept])
-        return [torch.cat(side) for side in by_side(some, found)], kept
+        return [torch.cat(side) for side in by_side(parts, found)], kept
 
     def _pull(
         self,
-        some: Sequence[Batch],
+        parts: Sequence[Batch],
         pulls: Sequence[Sequence[torch.Tensor]],
         kept: Sequence[torch.Tensor] | None,
         *,
@@ -313,22 +313,23 @@ class BatchedWork(TorchWork):
         `pulls` holds the gradients on each batch's embeddings; `kept` the last batch's embeddings
         with their graph, if kept. With `last` the update comes next.
         """
-        todo = list(zip(some, pulls, strict=True))
+        todo = list(zip(parts, pulls, strict=True))
         if kept is not None:
-            _, own = todo.pop()
-            self._backward(pulled_loss(kept, own), last=last and not todo)
-        for number, (batch, own) in enumerate(todo, 1):
-            loss = pulled_loss(self._embed(batch), own)
+            # First, so that its graph leaves the memory before the next one.
+            _, of_batch = todo.pop()
+            self._backward(pulled_loss(kept, of_batch), last=last and not todo)
+        for number, (batch, of_batch) in enumerate(todo, 1):
+            loss = pulled_loss(self._embed(batch), of_batch)
             self._backward(loss, last=last and number == len(todo))
 
 
 class WordGradient:
-    """A buffer for the word embedding's gradient that knows its non-zero rows.
+    """A buffer for the word embedding's gradient, with a list of its non-zero rows.
 
     The word embedding is half of a small encoder, and most of one with a vocabulary of many
     languages. A step touches few of its rows. Rows of words in no text of a step are zero on every
-    worker, so they are neither exchanged nor zeroed again. Sparse gradients name the touched rows;
-    after a dense one all count as touched.
+    worker, so workers neither exchange nor zero them. Sparse gradients name the touched rows; after
+    a dense one all count as touched.
     """
 
     def __init__(self, words: torch.Tensor) -> None:
@@ -348,27 +349,27 @@ class WordGradient:
         self._words.grad = self._buffer
 
     def rows(self, collectives: Collectives) -> torch.Tensor:
-        """Return the rows that any worker touched, int64 and sorted; all workers call it."""
-        own = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
+        """Return the rows touched on any worker, int64 and sorted; all workers call it."""
+        mask = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
         for rows in self._touched:
-            own[rows] = True
-        # One bit each: of 250,000 words 31 kB, which is less than as many ids as a step has.
-        bits = np.packbits(own.cpu().numpy())[None]
+            mask[rows] = True
+        # One bit per row: 31 kB for 250,000 words, less than the ids of a step's words.
+        bits = np.packbits(mask.cpu().numpy())[None]
         everywhere = np.bitwise_or.reduce(np.asarray(collectives.all_gather(bits)), axis=0)
-        touched = np.flatnonzero(np.unpackbits(everywhere, count=len(own)))
+        touched = np.flatnonzero(np.unpackbits(everywhere, count=len(mask)))
         return torch.from_numpy(touched).to(self._buffer.device)
 
     def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a copy of some rows."""
+        """Return a copy of the named rows."""
         return self._buffer.index_select(0, rows)
 
     def put(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Replace rows, beyond which all are zero; return the whole gradient."""
+        """Replace the non-zero rows; return the whole gradient."""
         self._touched = [rows]
         return self._buffer.index_copy_(0, rows, values)
 
     def _note(self, gradient: torch.Tensor) -> None:
-        """Note the rows of a gradient; called with each before it is added."""
+        """Note the rows of each gradient before its addition."""
         if gradient.is_sparse:
             self._touched.append(gradient._indices()[0])
         else:
@@ -406,7 +407,7 @@ class TorchStepper(BatchedWork):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds spent in exchanges; None on a GPU, which only queues them."""
+        """Seconds spent in exchanges; None on a GPU, since it only queues them."""
         return None if self._device.type == "cuda" else self._collectives.seconds
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -439,13 +440,14 @@ class TorchStepper(BatchedWork):
         """See :class:`TorchWork`; the gradients are valid until the next call."""
         for weight in self._weights.values():
             weight.grad = None
+        # After the loop, which would drop the buffer.
         if self._word_gradient is not None:
             self._word_gradient.begin()
         return super()._loss(work)
 
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
         encoder, training = self._encoder(), self._training
-        # Side by side: what a CPU computes then stays in its cache more often.
+        # One side after the other: a CPU's cache then holds more of the intermediate results.
         return [
             normalize(
                 embed(
@@ -475,7 +477,7 @@ class TorchStepper(BatchedWork):
 
     @property
     def _part(self) -> Part:
-        """The part of the encoder that the weights form."""
+        """The part of the encoder in these weights."""
         return WHOLE
 
     def _encoder(self) -> Encoder:
@@ -494,7 +496,7 @@ class TorchStepper(BatchedWork):
     def _means(self, loss: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Return gradients and loss, averaged over the workers.
 
-        Of the word embedding's gradient, only rows that some worker touched are exchanged.
+        Workers exchange only the touched rows of the word embedding's gradient.
         """
         words = self._word_gradient if self._collectives.workers > 1 else None
         sent = self._gradients()
@@ -518,10 +520,10 @@ class TorchStepper(BatchedWork):
         learning_rate: float,
         number: int,
     ) -> None:
-        """Update by AdamW, in the fused kernel, which also divides gradients by their excess.
+        """Update by AdamW, in the fused kernel; it also divides gradients by their excess.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-        arXiv:1711.05101. Biases and layer norms are not decayed.
+        arXiv:1711.05101. Biases and layer norms do not decay.
         """
         matrices = [name for name, weight in self._weights.items() if weight.ndim > 1]
         vectors = [name for name, weight in self._weights.items() if weight.ndim == 1]
@@ -532,7 +534,7 @@ class TorchStepper(BatchedWork):
                 [self._moments[f"m/{name}"] for name in names],
                 [self._moments[f"v/{name}"] for name in names],
                 [],
-                # Of each tensor, how many updates came before.
+                # The kernel takes each tensor's number of earlier updates, and adds one.
                 list(torch.full([len(names)], number - 1.0, device=self._device).unbind()),
                 fused=True,
                 grad_scale=excess,
@@ -554,6 +556,7 @@ class TorchStepper(BatchedWork):
 
 def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
+        # Autograd refuses changes in place of a leaf with a gradient, unless detached.
         tensors[name].detach().copy_(torch.from_numpy(value))
 
 

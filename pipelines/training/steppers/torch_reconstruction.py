@@ -45,12 +45,12 @@ class Rewriting:
         self._objective: Loss = LOSSES.load(self._settings.name)
         assert self._objective.reconstruction is not None
         assert run.special_ids is not None, "the driver has read them"
-        self._own, self._ids = self._objective.reconstruction, run.special_ids
+        self._reconstruction, self._ids = self._objective.reconstruction, run.special_ids
         self._spec, self._training = spec, training
         (self._side,) = run.sides
 
     def parts_needed(self, granule: Granule) -> int:
-        """Return the number of parts in which a granule is computed."""
+        """Return the number of parts of a granule."""
         lengths = granule.sides[self._side].lengths
         return parts_needed(lengths, self._training.tokens_per_micro_batch)
 
@@ -58,29 +58,30 @@ class Rewriting:
         """Return a granule's texts under noise, in `count` parts; noise is the whole granule's."""
         seed, side = self._training.seed, granule.sides[self._side]
         draw = generator(seed, epoch, granule.number)
-        inputs = self._own.noise(side, self._ids, self._settings, draw)
+        # Drawn before the split, so that the noise does not depend on the number of parts.
+        inputs = self._reconstruction.noise(side, self._ids, self._settings, draw)
         of_dropout = noise_seed(seed, epoch, granule.number)
         if count == 1:
             return [Noisy(of_dropout, inputs)]
         return [
-            Noisy((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
+            Noisy((*of_dropout, number), {key: rows[first:last] for key, rows in inputs.items()})
             for number, (first, last) in enumerate(bounds(granule.examples, count))
         ]
 
     def loss(
         self,
         weights: Mapping[str, torch.Tensor],
-        own: Mapping[str, torch.Tensor],
+        objective_weights: Mapping[str, torch.Tensor],
         part: Noisy,
     ) -> torch.Tensor:
         """Return a part's share of the loss of its granule.
 
-        `weights` are the encoder's; `own` are the objective's, by names without prefix.
+        `weights` are the encoder's; `objective_weights` have names without prefix.
         """
         precision = self._training.precision
         view = View(
             encoder=prepare(self._spec, weights, precision),
-            own=own,
+            own=objective_weights,
             dtype=PRECISIONS[precision],
             dropout=self._training.dropout,
             seed=part.seed,
@@ -91,7 +92,7 @@ class Rewriting:
 
 
 class RewritingUnit(Unit):
-    """An encoder and an objective's own weights, which are gathered at once.
+    """An encoder and an objective's own weights, gathered at once.
 
     The objective uses the word embedding at both ends of the encoder, and TSDAE each layer twice.
     """
@@ -103,8 +104,8 @@ class RewritingUnit(Unit):
     def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         weights = self.weights
-        encoder, own = without_objective(weights), of_objective(weights)
-        return [self._rewriting.loss(encoder, own, part) for part in parts]
+        encoder, head = without_objective(weights), of_objective(weights)
+        return [self._rewriting.loss(encoder, head, part) for part in parts]
 
 
 class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed

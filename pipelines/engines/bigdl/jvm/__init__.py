@@ -1,7 +1,7 @@
 """The Java part of BigDL's engine: the encoder's layers, AdamW, a worker's granules.
 
 dllib lacks them. Spark's own query compiler compiles the sources beside this file in the driver's
-JVM, and Spark sends the classes to the executors. So they need no Java compiler and no build step.
+JVM, and Spark sends the classes to the executors. No Java compiler and no build step is needed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ SOURCES = Path(__file__).parent
 def provide_classes(context: SparkContext) -> Any:
     """Compile the classes, once for each context; return their Java package. Runs on the driver.
 
-    The driver needs dllib on its class path. An EngineUnavailable refuses a JVM that does not
-    accept classes made at run time.
+    The driver needs dllib on its class path.
+
+    Raises:
+        EngineUnavailable: The driver's JVM accepts no classes at run time.
     """
     sources = sorted(SOURCES.glob("*.java"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     name = f"sentence-pipelines-{digest}.jar"
     jvm: Any = context._jvm
     if not any(known.endswith(name) for known in _jars(context)):
-        # Deleted by Spark with the context; a class that was loaded from it stays.
+        # Spark deletes the file with the context; loaded classes stay.
         path = Path(context._temp_dir) / name
         _write_jar(path, _compiled(context, sources))
         _add_to_driver(context, path)
@@ -80,6 +82,6 @@ def _add_to_driver(context: SparkContext, path: Path) -> None:
         raise EngineUnavailable(
             "training.engine",
             f"engine bigdl cannot add classes to the driver, whose class loader is {kind}",
-            "start the session by this command or by spark-submit",
+            "Start the session with this command or with spark-submit",
         )
     loader.addURL(jvm.java.io.File(str(path)).toURI().toURL())
