@@ -172,7 +172,7 @@ gpu-check:
 # What such a machine lacks though it has PyTorch, in the releases of the lock, for its release of
 # Python: a folder to take along.
 GPU_PYTHON ?= 3.12
-GPU_PACKAGES := annotated-types pydantic pydantic-core tenacity typing-inspection datasets dill multiprocess
+GPU_PACKAGES := annotated-types pydantic pydantic-core tenacity typing-inspection zstandard datasets dill multiprocess
 GPU_FOLDER = build/gpu-packages-$(GPU_PYTHON)
 gpu-packages:
 	rm -rf $(GPU_FOLDER)

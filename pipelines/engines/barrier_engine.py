@@ -23,10 +23,11 @@ from typing_extensions import override
 from pipelines.catalog import STEPPERS
 from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkEngine, run_in_child
-from pipelines.errors import InputError
+from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 from pipelines.spark.errors import spark_cause
+from pipelines.spark.session import in_one_process
 from pipelines.training.collectives.interfaces import own_address, prefer_interface_to
 from pipelines.training.control.reporter import report_lost
 from pipelines.training.devices import CUDA_DEVICES, gpus_given_by_spark
@@ -110,15 +111,27 @@ class BarrierEngine(SparkEngine):
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        run = partial(_run_task, self._stepper(task.run.config), task, _gpus_of_driver(driver))
+        gpus = _gpus_of_driver(driver, task.workers)
+        run = partial(_run_task, self._stepper(task.run.config), task, gpus)
         return driver.ranks(task.workers).barrier().mapPartitions(run).collect
 
 
-def _gpus_of_driver(driver: DriverSide) -> Sequence[str]:
-    """Return the GPUs of a driver whose tasks are its threads: Spark gives these none."""
-    is_asked = int(driver.conf.get(GPU_AMOUNT) or 0) == 1
-    gpus = driver.context.resources.get("gpu") if is_asked else None
-    return () if gpus is None else gpus.addresses
+def _gpus_of_driver(driver: DriverSide, workers: int) -> Sequence[str]:
+    """Return the GPUs of a driver whose tasks are its threads: Spark gives these none.
+
+    An EngineUnavailable refuses fewer GPUs than workers there: the last would compute on the CPU.
+    """
+    if not in_one_process(driver.context.master) or int(driver.conf.get(GPU_AMOUNT) or 0) != 1:
+        return ()
+    resource = driver.context.resources.get("gpu")
+    gpus = () if resource is None else resource.addresses
+    if len(gpus) < workers:
+        raise EngineUnavailable(
+            GPU_AMOUNT,
+            f"the local session has {len(gpus)} GPUs for {workers} workers",
+            "raise spark.driver.resource.gpu.amount, lower training.workers, or leave this key out",
+        )
+    return gpus
 
 
 def _run_task(

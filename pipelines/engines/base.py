@@ -97,6 +97,12 @@ def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) 
             raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
 
 
+logger = logging.getLogger(__name__)
+
+RETURN_SECONDS = 20.0
+"""The wait of a restart for all former workers: Spark replaces an executor that has died."""
+# Spark offers the slots of a host that fell silent for `spark.network.timeout`, two minutes.
+RECOVERY_SECONDS = 180.0
 # Settings under `training` that few engines know; the others refuse them.
 OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 
@@ -203,15 +209,37 @@ class Engine(ABC):
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """Train; after lost workers, again as often as ``training.restarts`` allows.
+        """Train, and go on after workers are lost, at most ``training.restarts`` times.
 
-        Runs on the driver. The session is not None if ``needs_spark``; `on_metrics` gets the steps
-        while the run goes on.
+        Runs on the driver. A failed first start is not repeated: a cluster that never had all
+        workers ready is too small. Later starts are retried for a time, since Spark may not know
+        yet which executors are gone. The session is not None if ``needs_spark``; `on_metrics` gets
+        the steps while the run goes on.
 
         Raises:
+            WorkerLostError: No restart is left, or no worker, or the time for a start is over.
             EngineError: The run failed; no process of it is left.
+            PipelineError: Another job has taken the run over.
         """
-        return train_with_restarts(self, session, run, on_metrics)
+        step_metrics = StepMetrics(run, self.workers(run.config), on_metrics)
+        part, left, until = run, run.config.training.restarts, -math.inf
+        while part.first_step < part.last_step:
+            try:
+                return self.attempt(session, part, step_metrics)
+            except WorkerLostError as lost:
+                if lost.began and left:
+                    left, until = left - 1, time.monotonic() + RECOVERY_SECONDS
+                elif lost.began or time.monotonic() > until:
+                    raise
+                # As text: an error in a log would keep alive all that the attempt held.
+                logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
+                workers = _workers_there(self, session, run.config)
+                rest = rest_of(run, step_metrics.next_step, workers)
+                if rest is None:
+                    raise
+                part = _restarted(self, rest, step_metrics, lost)
+                logger.warning("restarts left: %s (training.restarts)", left)
+        return step_metrics.outcome()
 
     @abstractmethod
     def attempt(
@@ -302,48 +330,6 @@ def monitor_for(
         identity=identity,
         placement=training.placement,
     )
-
-
-logger = logging.getLogger(__name__)
-
-RETURN_SECONDS = 20.0
-"""The wait of a restart for all former workers: Spark replaces an executor that has died."""
-# Spark offers the slots of a host that fell silent for `spark.network.timeout`, two minutes.
-RECOVERY_SECONDS = 180.0
-
-
-def train_with_restarts(
-    engine: Engine, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
-) -> TrainingOutcome:
-    """Train, and go on after workers are lost, at most ``training.restarts`` times.
-
-    A failed first start is not repeated: a cluster that never had all workers ready is too small.
-    Later starts are retried for a time, since Spark may not know yet which executors are gone.
-
-    Raises:
-        WorkerLostError: No restart is left, or no worker, or the time for a start is over.
-        EngineError: The run failed; no process of it is left.
-        PipelineError: Another job has taken the run over.
-    """
-    step_metrics = StepMetrics(run, engine.workers(run.config), on_metrics)
-    part, left, until = run, run.config.training.restarts, -math.inf
-    while part.first_step < part.last_step:
-        try:
-            return engine.attempt(session, part, step_metrics)
-        except WorkerLostError as lost:
-            if lost.began and left:
-                left, until = left - 1, time.monotonic() + RECOVERY_SECONDS
-            elif lost.began or time.monotonic() > until:
-                raise
-            # As text: with the error, whoever keeps the log would keep all that the attempt held.
-            logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
-            workers = _workers_there(engine, session, run.config)
-            rest = rest_of(run, step_metrics.next_step, workers)
-            if rest is None:
-                raise
-            part = _restarted(engine, rest, step_metrics, lost)
-            logger.warning("restarts left: %s (training.restarts)", left)
-    return step_metrics.outcome()
 
 
 def _workers_there(engine: Engine, session: SparkSession | None, config: Config) -> int:

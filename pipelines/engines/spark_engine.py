@@ -22,7 +22,7 @@ from pipelines.catalog import STEPPERS
 from pipelines.engines.base import NO_DYNAMIC_ALLOCATION, Engine, check_conf, monitor_for
 from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
-from pipelines.runs.step_metrics import OnMetrics, StepMetrics
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 from pipelines.spark.errors import LeavingExecutors, reasons_of_losses
 from pipelines.spark.jobs import (
@@ -142,6 +142,14 @@ class SparkEngine(Engine):
         session = self._required(session)
         self.check_session(session, config)
         self.check_cluster(session, config)
+        key = encrypting_key(session.sparkContext)
+        if key is not None and self.clear_text is not None:
+            logger.warning(
+                "%s is set, and engine %s still sends in clear text: %s",
+                key,
+                self.name,
+                self.clear_text,
+            )
 
     @override
     def check_session(self, session: SparkSession, config: Config) -> None:
@@ -190,20 +198,6 @@ class SparkEngine(Engine):
         framework = config.training.framework
         stepper = (STEPPERS.module(framework),) if framework in STEPPERS else ()
         return ("pipelines.training.loop", *stepper)
-
-    @override
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
-    ) -> TrainingOutcome:
-        key = encrypting_key(self._required(session).sparkContext)
-        if key is not None and self.clear_text is not None:
-            logger.warning(
-                "%s is set, and engine %s still sends in clear text: %s",
-                key,
-                self.name,
-                self.clear_text,
-            )
-        return super().train(session, run, on_metrics)
 
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         """Open on the driver what the workers need, and return the call that runs their job.

@@ -1,12 +1,17 @@
 """What PyTorch's engines refuse, of the conf and of layouts, and which stepper a layout has."""
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
+from pyspark.resource import ResourceInformation
 
 from pipelines.catalog import ENGINES, STEPPERS
-from pipelines.engines.barrier_engine import barrier_rules
+from pipelines.engines.barrier_engine import _gpus_of_driver, barrier_rules
 from pipelines.engines.base import check_conf, check_fit, load_engine
+from pipelines.engines.spark_engine import DriverSide
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -15,6 +20,20 @@ MEMBERS, STAGES = {"model_parallel": 2}, {"pipeline_parallel": 2}
 
 IGNORE = "pytorch.spark.distributor.ignoreSsl"
 RULES = barrier_rules(IGNORE)
+
+
+def driver_with(master, asked, addresses):
+    """A driver's side whose Spark has these GPUs."""
+    resources = {"gpu": ResourceInformation("gpu", addresses)} if addresses else {}
+    return DriverSide(
+        context=SimpleNamespace(master=master, resources=resources),
+        conf={"spark.task.resource.gpu.amount": asked},
+        profile=None,
+        host="",
+        bind="",
+        identity=None,
+        resources=ExitStack(),
+    )
 
 
 def config_with(engine, *settings):
@@ -42,6 +61,20 @@ def test_a_conf_that_fits_passes():
     check_conf({}, "torch", RULES)
     check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
     check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
+
+
+@pytest.mark.parametrize(
+    ("master", "asked", "gpus"),
+    [("local[2]", "1", ["0", "1"]), ("local[2]", "0", []), ("spark://host:7077", "1", [])],
+)
+def test_threads_of_the_driver_get_its_gpus(master, asked, gpus):
+    assert list(_gpus_of_driver(driver_with(master, asked, ["0", "1"]), workers=2)) == gpus
+
+
+@pytest.mark.parametrize("there", [["0"], []])
+def test_a_local_session_with_fewer_gpus_than_workers_is_refused(there):
+    with pytest.raises(EngineUnavailable, match=rf"has {len(there)} GPUs for 2 workers"):
+        _gpus_of_driver(driver_with("local[2]", "1", there), workers=2)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from losing_workers import (
 )
 from test_contract import listening, reference_framework, started, wait_until_gone
 
-from pipelines.engines.base import rest_of, train_with_restarts
+from pipelines.engines.base import Engine, rest_of
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.checkpoint import (
     checkpoint_path,
@@ -183,8 +183,10 @@ def lost(began=True):
     return WorkerLostError("test", "gone", began=began, rank=1, host="host-1", lane=2)
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine whose parts end as they are told, on a cluster whose room is told too."""
+
+    name = "test"
 
     def __init__(self, ends, room, any_workers=True):
         self.tried, self.asked = [], []
@@ -223,7 +225,7 @@ def test_parts_of_a_run_fit_what_is_there(make_run, room, ends, tried):
     """The decisions alone: what the parts do is tried with real workers above."""
     run = with_training(make_run(STEPS), workers=4, granules_per_step=4, restarts=2)
     engine = Scripted(ends, room)
-    outcome = train_with_restarts(engine, None, run, lambda line: None)
+    outcome = engine.train(None, run, lambda line: None)
     assert engine.tried == tried
     assert [restart.workers for restart in outcome.restarts] == tried[1:]
     assert [one.cause for one in read_restarts(run.run_folder)] == ["gone"] * len(ends)
@@ -246,7 +248,7 @@ def test_what_is_not_gone_on_with(make_run, restarts, ends, room, attempts):
     run = with_training(make_run(STEPS), workers=2, restarts=restarts)
     engine = Scripted(ends, room)
     with pytest.raises(EngineError) as caught:
-        train_with_restarts(engine, None, run, lambda line: None)
+        engine.train(None, run, lambda line: None)
     assert caught.value is ends[-1]
     assert len(engine.tried) == attempts
 
@@ -256,20 +258,20 @@ def test_a_later_start_is_tried_again_for_a_time(make_run, monkeypatch):
     monkeypatch.setattr("pipelines.engines.base.RECOVERY_SECONDS", -1.0)
     engine = Scripted([lost(), lost(began=False)], [2])
     with pytest.raises(WorkerLostError):
-        train_with_restarts(engine, None, run, lambda line: None)
+        engine.train(None, run, lambda line: None)
     assert len(engine.tried) == 2
 
 
 def test_a_result_that_depends_on_the_workers_waits_for_all_of_them(make_run):
     run = with_training(make_run(STEPS), workers=2, restarts=1)
     engine = Scripted([lost()], [1, 2], any_workers=False)
-    train_with_restarts(engine, None, run, lambda line: None)
+    engine.train(None, run, lambda line: None)
     assert engine.tried == [2, 2]
     wait = run.config.spark.wait_seconds
     assert engine.asked[1] == (2, wait)
     engine = Scripted([lost()], [1, 1], any_workers=False)
     with pytest.raises(WorkerLostError):
-        train_with_restarts(engine, None, run, lambda line: None)
+        engine.train(None, run, lambda line: None)
 
 
 def test_a_checkpoint_of_before_is_kept_for_a_restart():

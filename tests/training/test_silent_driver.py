@@ -25,13 +25,13 @@ from pipelines.training.control.watchdog import unheard_seconds
 
 pytestmark = pytest.mark.slow
 
-UNHEARD, KILL = 3.0, 2.0
+UNHEARD, KILL = 10.0, 3.0
 REPORTER = "pipelines.training.control.reporter"
 
 
 @pytest.fixture
 def short_deadlines(monkeypatch):
-    """So long that a machine which is busy for a second keeps to them."""
+    """So long that a machine which is busy for several seconds keeps to them."""
     monkeypatch.setattr(f"{REPORTER}.UNHEARD_SECONDS", UNHEARD)
     monkeypatch.setattr(f"{REPORTER}.KILL_SECONDS", KILL)
     monkeypatch.setattr("pipelines.training.control.monitor.HEARTBEAT_SECONDS", 0.2)

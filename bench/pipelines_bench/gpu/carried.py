@@ -22,6 +22,7 @@ NEEDED = (
     "typing_extensions",
     "xxhash",
     "yaml",
+    "zstandard",
 )
 """Modules that what is checked imports. Further ones add checks: transformers, TensorFlow,
 sentence_transformers with datasets."""
