@@ -193,7 +193,7 @@ fuzz: environment
 matrix-versions: environment
 	$(IN_VENV) environment/versions.py $(if $(VERSIONS),"$(VERSIONS)")
 
-# Mesh TensorFlow, which the engine `mesh` trains with, and nothing else: its makers left it.
+# Mesh TensorFlow, which the engine `mesh` trains with, and nothing else: unmaintained since 2022.
 mesh: $(MESH_STAMP)
 
 $(MESH_STAMP): $(STAMP)

@@ -44,7 +44,7 @@ CONF_SECONDS = 300.0
 # Of the loss, which arithmetic in another order changes in its last digits.
 TOLERANCE = 2e-3
 JOB = {
-    "corpus": {"inputs": ["/project/docs/*.md"], "format": "markdown", "pairs": "adjacent"},
+    "corpus": {"inputs": ["/project/docs/guides"], "format": "markdown", "pairs": "adjacent"},
     "prepared": {"folder": "/shared/prepared"},
     "tokens": {"max_length": 32, "vocabulary": "train", "vocabulary_size": 1000},
     "lanes": {"count": 4, "granule": 8},

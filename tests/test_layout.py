@@ -81,6 +81,10 @@ NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
 # What is asked of a place by functions of `pipelines.files`, which know its kind.
 ASKS_FOR_KIND = re.compile(r"isinstance\(.*\b(?:Remote)?Path\b.*\)", re.DOTALL)
+# Of a page that code, messages, jobs and notebooks name, and of a link with its anchor.
+PAGE = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.(?:md|jsonl|svg)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
+NAMING = ("Makefile", "CONTRIBUTING.md", "README.md", "notebooks/*.ipynb", "jobs/**/*.yaml")
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
 FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
@@ -201,6 +205,35 @@ def test_what_several_extras_need_is_the_same_in_all():
     assert [name for name, count in names.items() if count > 1] == []
     (torch,) = (requirement for requirement in needed if requirement.startswith("torch="))
     assert f"TORCH := {torch}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_pages_that_are_named_exist():
+    naming = [*python_files(), *chain.from_iterable(ROOT.glob(pattern) for pattern in NAMING)]
+    texts = {path: path.read_text(encoding="utf-8") for path in naming}
+    missing = {
+        f"{path.relative_to(ROOT)} names {page}"
+        for path, text in texts.items()
+        for page in PAGE.findall(text)
+        if not (ROOT / page).exists()
+    }
+    assert sorted(missing) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", page.read_text(encoding="utf-8"))
+    wrong = []
+    for path, anchor in LINK.findall(re.sub(r"`[^`]*`", "", text)):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(f"{path}#{anchor}")
+    assert wrong == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
 
 
 def file_exists(path: str) -> bool:

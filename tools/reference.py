@@ -346,7 +346,7 @@ def benchmarks_page() -> str:
         "`--set`. They measure CPU time where possible. The pages under Measurements, such as "
         "[steps](../measurements/steps.md), have their results.\n",
         *_table(
-            ("benchmark", "measures", "own options", "takes about", "bounds"),
+            ("benchmark", "what it does", "own options", "takes about", "bounds"),
             (
                 (
                     f"`{name}`",

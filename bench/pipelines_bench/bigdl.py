@@ -1,4 +1,4 @@
-"""What BigDL's steps cost: their time outside arithmetic, and their rate beside torch's.
+"""Measures BigDL's steps: their time outside arithmetic, and their rate beside torch's.
 
 Both engines train the same encoder with as many workers, each on a core, from the same lanes, in
 fp32 and in turn. A step of dllib is a few Spark jobs; forward and backward passes are its

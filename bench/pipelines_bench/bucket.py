@@ -1,4 +1,4 @@
-"""What it costs that lanes are in a bucket: the same steps fed from there and from a local disk.
+"""Measures the cost of lanes in a bucket: the same steps from there and from a local disk.
 
 The bucket is 20 ms away, at 100 MB/s (:mod:`pipelines_bench.slow_store`). Every run from it
 begins without a cache, which is the worst that can be: later steps find more of their granules

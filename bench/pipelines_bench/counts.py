@@ -1,4 +1,4 @@
-"""What is counted and not timed: Spark's jobs, a driver's imports and memory, bytes, compilations.
+"""Counts instead of timing: Spark jobs, imports and memory of a driver, bytes, compilations.
 
 A few made-up pairs, the same on every machine, are prepared, trained on and embedded in this
 process, as a notebook or a job of one's own would do it. Then one step of each framework is taken

@@ -1,4 +1,4 @@
-"""What the search for near duplicates finds and costs, on real sentences with planted copies.
+"""Measures the near-duplicate search on real sentences with planted copies.
 
 Copies of sampled sentences are edited until their similarity falls into each of several bands
 from 0.5 to 1, and come after all the sentences. So it is known what should be found, and the share

@@ -1,4 +1,4 @@
-"""What an embedding costs: this package's job, and `SentenceTransformer.encode`.
+"""Measures an embedding: this package's job beside `SentenceTransformer.encode`.
 
 Both embed the same real sentences with the same model, on one thread each, in processes of their
 own. They take some sentences in turn while the other waits, for several rounds, and each round

@@ -1,4 +1,4 @@
-"""What feeding costs: the same TensorFlowOnSpark run, fed in three ways in turn.
+"""Measures feeding: the same TensorFlowOnSpark run with three feeds in turn.
 
 The three runs make the same steps on the same lanes; only where their granules come from
 differs. ``memory`` reads all of them before its first step, so that its rate is that of the

@@ -1,4 +1,4 @@
-"""How the cost of preparing grows with the corpus: the same job on 1, 4 and 16 times the text.
+"""Measures preparation on 1, 4 and 16 times the text.
 
 The larger corpora are the files of a folder beside salted copies of them (see
 :mod:`pipelines_bench.salted`), which are as costly and hold no duplicates of one another.

@@ -1,4 +1,4 @@
-"""What one more input file costs: a preparation that finds all others as they were, and all anew.
+"""Measures the cost of one more input file: an incremental and a full preparation.
 
 Each job runs in a process of its own. The corpus of both is compared: it is the same one.
 """

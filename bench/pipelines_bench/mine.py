@@ -1,4 +1,4 @@
-"""How fast a task of `mine` searches, and how much memory it takes, by the number of documents.
+"""Measures speed and memory of a task of `mine` by the number of documents.
 
 The vectors are made up, as nothing here depends on what they mean: clusters of random ones. A
 process of its own makes one part as a task of Spark does, from files to a file, on one thread.

@@ -1,4 +1,4 @@
-"""What each objective gains on judged queries, at equal CPU time, from documents alone.
+"""Measures each objective on judged queries, from documents alone, at equal CPU time.
 
 A collection of documents is trained on without its queries and judgements; these measure the start
 and what came out. Every recipe has the CPU time that ``training.max_steps`` steps of the first one

@@ -1,4 +1,4 @@
-"""What a preparation costs from raw text to lanes, in CPU time, and the share of each stage.
+"""Measures a preparation from raw text to lanes: CPU time, and the share of each stage.
 
 All processes count, the JVMs and the start of the session too: wall clock would praise what merely
 keeps more cores busy.

@@ -1,4 +1,4 @@
-"""What is learnt: torch here and in sentence-transformers' trainer, from the same start.
+"""Measures quality: torch here and sentence-transformers' trainer, from the same start.
 
 Both see as many of the same pairs in as many steps, with the same learning rate, schedule, weight
 decay, clipping and dropout. What differs is what each does of its own: which pairs meet in a batch,

@@ -1,4 +1,4 @@
-"""What a recipe brings to questions of people, from documents alone.
+"""Measures a recipe on judged queries, from documents alone.
 
 The documents of each set in ``evaluation.retrieval_sets`` are trained on by the settings, a few
 times by their seed, and never its questions and judgements, by which start and models are measured.

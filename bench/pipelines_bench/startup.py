@@ -1,4 +1,4 @@
-"""What it costs to begin: console commands, preparing hardly any text, and engines to a first step.
+"""Measures startup: console commands, a tiny preparation, and engines to a first step.
 
 Every command is a process of its own, and all that it starts is counted with it. A command that
 takes less than a second is run several times, and the least counts: what is more than that is the

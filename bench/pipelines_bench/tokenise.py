@@ -1,4 +1,4 @@
-"""What tokenising costs: the library alone, `datasets.map`, and the tokens stage in Spark.
+"""Measures tokenising: the library alone, `datasets.map`, and the tokens stage in Spark.
 
 All three give the ids of the same texts with the same tokenizer, and the time is CPU time of all
 their processes: wall clock would praise what merely keeps more cores busy. Texts are cut at

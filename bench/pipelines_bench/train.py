@@ -1,4 +1,4 @@
-"""What a step costs: torch and TensorFlow here, sentence-transformers' trainer, and Horovod.
+"""Measures a step: torch and TensorFlow here, sentence-transformers' trainer, and Horovod.
 
 All make the same kind of step from the same weights on the same pairs: forward, back, AdamW, on as
 many pairs as a granule has, on one thread. Each trainer is a process of its own. They make some

@@ -1,4 +1,4 @@
-"""What it costs to bring a table of vectors up to date, against making it.
+"""Measures an update of a table of vectors beside a new table.
 
 The same job, in one session: a table is made; then nothing has changed; then a hundredth of the
 rows is new, in a file of its own, as where a lake grows; then every file has been written again, in

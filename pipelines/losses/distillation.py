@@ -48,9 +48,7 @@ def margin_mse(
 
 MARGIN_MSE = Loss(
     name="margin_mse",
-    summary=(
-        "A teacher's margins: how much the positive's score exceeds those of the hard negatives."
-    ),
+    summary=("MarginMSE: a teacher's margins between the positive and each hard negative."),
     needs="candidate_scores",
     sides=("anchor", "positive", "negative"),
     uses_negatives=False,
@@ -91,9 +89,7 @@ def listwise_kl(
 
 LISTWISE_KL = Loss(
     name="listwise_kl",
-    summary=(
-        "A teacher's choice among an example's candidates: its positive and its hard negatives."
-    ),
+    summary=("A teacher's distribution over an example's positive and hard negatives."),
     needs="candidate_scores",
     sides=("anchor", "positive", "negative"),
     uses_negatives=False,
@@ -162,7 +158,7 @@ def embedding_distillation(
 
 EMBEDDING_DISTILLATION = Loss(
     name="embedding_distillation",
-    summary="The embeddings of a teacher, side by side with the model's own.",
+    summary="The distance between the teacher's embeddings and the model's.",
     needs="teacher",
     sides=("anchor", "positive", "negative"),
     uses_negatives=False,
@@ -196,7 +192,7 @@ def similarity_distillation(
 
 SIMILARITY_DISTILLATION = Loss(
     name="similarity_distillation",
-    summary="The similarities that a teacher sees among the texts of a granule.",
+    summary="A teacher's similarities among the texts of a granule.",
     needs="teacher",
     sides=("anchor", "positive", "negative"),
     uses_negatives=True,

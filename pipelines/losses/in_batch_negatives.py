@@ -308,7 +308,7 @@ def bigdl(
 
 LOSS = Loss(
     name="in_batch_negatives",
-    summary="InfoNCE over cosine similarities: each anchor picks its positive among all of them.",
+    summary="InfoNCE over cosine similarities: an anchor picks its positive among all candidates.",
     needs="pairs",
     sides=("anchor", "positive", "negative"),
     uses_negatives=True,

@@ -84,10 +84,7 @@ def _disorder(
 
 COSENT = Loss(
     name="cosent",
-    summary=(
-        "CoSENT: a pair with a higher score has a higher cosine similarity than one with a "
-        "lower score."
-    ),
+    summary=("CoSENT: the cosine similarities of pairs have the order of their scores."),
     needs="scores",
     sides=("anchor", "positive"),
     uses_negatives=True,
@@ -119,9 +116,7 @@ def angle(
 
 ANGLE = Loss(
     name="angle",
-    summary=(
-        "AnglE: as `cosent`, with similarities whose gradient does not vanish where cosines are 1."
-    ),
+    summary=("AnglE: as `cosent`, with a gradient that does not vanish at cosines of 1."),
     needs="scores",
     sides=("anchor", "positive"),
     uses_negatives=True,
@@ -156,9 +151,7 @@ def contrastive(
 
 CONTRASTIVE = Loss(
     name="contrastive",
-    summary=(
-        "Pairs with a label: those of 1 are drawn together, those of 0 pushed apart up to a margin."
-    ),
+    summary=("Label 1 draws a pair together. Label 0 pushes it apart up to a margin."),
     needs="scores",
     labels=True,
     sides=("anchor", "positive"),
@@ -196,7 +189,7 @@ def online_contrastive(
 
 ONLINE_CONTRASTIVE = Loss(
     name="online_contrastive",
-    summary="As `contrastive`, of the hard pairs of a granule only.",
+    summary="As `contrastive`, but only with the hard pairs of a granule.",
     needs="scores",
     labels=True,
     sides=("anchor", "positive"),

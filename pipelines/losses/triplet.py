@@ -43,7 +43,7 @@ def triplet(
 LOSS = Loss(
     name="triplet",
     summary=(
-        "A margin between an anchor's distance to its positive and those to its hard negatives."
+        "A margin between the distances of an anchor to its positive and to its hard negatives."
     ),
     needs="triplets",
     sides=("anchor", "positive", "negative"),

@@ -104,7 +104,7 @@ def check_mlm(spec: EncoderSpec) -> None:
 
 MLM = _objective(
     "mlm",
-    "Masked language modelling: words that were hidden are predicted from those around them.",
+    "Masked language modelling: predicts masked words from the words around them.",
     MlmSettings,
     mlm,
     Reconstruction(
@@ -175,7 +175,7 @@ def _is_decoder(config: str) -> bool:
 
 CLM = _objective(
     "clm",
-    "Causal language modelling: each token is predicted from those before it.",
+    "Causal language modelling: predicts each token from the tokens before it.",
     ClmSettings,
     clm,
     Reconstruction(
@@ -278,8 +278,7 @@ def tsdae(view: View, inputs: Arrays, settings: TsdaeSettings) -> Any:
 
 TSDAE = _objective(
     "tsdae",
-    "TSDAE: a text with most of its tokens deleted becomes one vector, from which it is written "
-    "again.",
+    "TSDAE: reconstructs a text from one vector of the text with most tokens deleted.",
     TsdaeSettings,
     tsdae,
     Reconstruction(
@@ -378,7 +377,7 @@ def check_retromae(spec: BertSpec) -> None:
 
 RETROMAE = _objective(
     "retromae",
-    "RetroMAE: a masked text becomes one vector, from which one weak layer finds all of the text.",
+    "RetroMAE: a weak layer reconstructs a text from one vector of the masked text.",
     RetromaeSettings,
     retromae,
     Reconstruction(

@@ -1,4 +1,4 @@
-"""All benchmarks that have bounds, one after the other, and which bounds are broken.
+"""Runs all benchmarks with bounds one after the other, and names the broken bounds.
 
 Each is run in a process of its own, as its command would run it, and those behind one that fails
 are run all the same. The bounds are in ``bounds.yaml`` beside this file, or in a file of one's own.

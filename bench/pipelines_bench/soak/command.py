@@ -1,4 +1,4 @@
-"""The benchmark `soak`: long trainings of every engine, or many short ones in one session."""
+"""Measures leaks: long trainings of every engine, or many short ones in one session."""
 
 from __future__ import annotations
 
