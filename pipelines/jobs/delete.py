@@ -27,7 +27,13 @@ from pipelines.jobs.prepare import check_prepared_folder, prepare_stages, shown_
 from pipelines.progress import say
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
-from pipelines.vectors.row_deletion import DeletedRows, check_table, delete_from_table, has_rows_by
+from pipelines.vectors.row_deletion import (
+    DeletedRows,
+    check_table,
+    delete_from_table,
+    discard_unfinished,
+    has_rows_by,
+)
 from pipelines.vectors.teacher import forget_texts
 
 logger = logging.getLogger(__name__)
@@ -117,6 +123,9 @@ def _delete(config: Config, keys: Sequence[str]) -> Deletion:
 
 def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
     if not has_rows_by(config, deleted.column):
+        if discard_unfinished(config, deleted.column):
+            output = config.embedding.output
+            logger.warning("%s: `delete` removed the unfinished table. Run `embed` again", output)
         return None
     session = spark_session(config.for_stage("embed"), needs_context=False)
     return delete_from_table(session, config, deleted)
@@ -199,6 +208,6 @@ def _first_keys(unmatched: Sequence[str]) -> str:
     unnamed = len(unmatched) - len(named)
     end = f" and {unnamed} more" if unnamed else ""
     return (
-        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}. Compare them with "
+        f"for {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}. Compare them with "
         "the values of corpus.key_column."
     )

@@ -22,7 +22,13 @@ from typing_extensions import TypedDict
 from pipelines.arrow_columns import as_text
 from pipelines.corpus.unit_rows import hash_of, hashed_keys
 from pipelines.files import records, storage, versions
-from pipelines.files.begun import beginning, check_places, discard_begun, take_place
+from pipelines.files.begun import (
+    beginning,
+    begun_folders,
+    check_places,
+    discard_begun,
+    take_place,
+)
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
@@ -38,7 +44,7 @@ from pipelines.vectors.parts import (
     write_part,
 )
 from pipelines.vectors.plan import OUTPUT, Version, output_folder, part_file, read_version
-from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, run_job, working_on
+from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, STAGED, run_job, working_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,9 +146,28 @@ def check_table(config: Config) -> None:
 def has_rows_by(config: Config, column: str) -> bool:
     """Return whether ``embedding.output`` has a table with this column of keys."""
     _, version = _table(config)
-    if version is None or not version.is_whole:
+    return version is not None and version.is_whole and _has_column(version, column)
+
+
+def discard_unfinished(config: Config, column: str) -> bool:
+    """Discard an unfinished table with this column of keys; return whether there was one.
+
+    It may hold deleted rows, and the next `embed` would continue it.
+    """
+    folder = output_folder(config)
+    begun = [read_version(place, config.storage) for place in begun_folders(folder)]
+    if not any(version is not None and _has_column(version, column) for version in begun):
         return False
-    files = map(version.file, version.plan.parts)
+    with working_on(OUTPUT, folder, "delete"):
+        check_places(OUTPUT, folder, TABLE)
+        discard_begun(folder)
+    return True
+
+
+def _has_column(version: Version, column: str) -> bool:
+    """Return whether the written parts of a table, or its copies of rows, have a column."""
+    copies = {part.path for part in version.plan.parts if part.path.parent.name == STAGED}
+    files = [file for file in (*map(version.file, version.plan.parts), *copies) if file.is_file()]
     # Input files may differ in their columns, so every part counts.
     names_of_files = in_threads(lambda file: pq.read_schema(arrow_source(file)).names, files)
     return any(column in names for names in names_of_files)

@@ -26,6 +26,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.delete import Deletion, command, delete, read_keys
 from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
+from pipelines.vectors.row_deletion import discard_unfinished
 from pipelines.vectors.store import open_table
 
 __all__ = ["small_model"]
@@ -95,8 +96,8 @@ def test_keys_without_rows_are_named(capsys, monkeypatch):
     monkeypatch.setattr("pipelines.jobs.delete.delete", lambda config, keys: found)
     results = command(parse({}), ["user 1"], None)
     told = capsys.readouterr().out
-    assert "of 30 keys in corpus.inputs: user 0\\x1b, user 1" in told
-    assert "user 19\\x1b and 10 more; compare" in told and "user 20" not in told
+    assert "for 30 keys in corpus.inputs: user 0\\x1b, user 1" in told
+    assert "user 19\\x1b and 10 more. Compare" in told and "user 20" not in told
     assert results["unmatched"] == 30
 
 
@@ -204,3 +205,9 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     pipelines.prepare(config)
     kept = json.loads((tmp_path / "prepared" / "stages.json").read_text())
     assert all(stage["kept"] for stage in kept)
+    # A table that no job has finished holds rows of keys, too.
+    (tmp_path / "vectors").rename(tmp_path / ".vectors.next")
+    (tmp_path / ".vectors.next" / "_manifest.json").unlink()
+    assert not discard_unfinished(config, "no such column")
+    assert discard_unfinished(config, "user")
+    assert not (tmp_path / ".vectors.next").exists()
