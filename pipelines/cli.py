@@ -160,7 +160,7 @@ def promote() -> None:
 
 @_command(outcome=True)
 def clean() -> None:
-    """Remove old runs beside run.folder, but for the newest and those in promotion.target."""
+    """Remove old runs beside run.folder, except the newest and those of promoted models."""
 
 
 @_command()

@@ -27,7 +27,7 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
 class Interruption:
     """The signal at the end of a job; without one, its `number` is 0.
 
-    :func:`run_begun` notes the begin or the resumption of a run.
+    :func:`run_begun` notes the start or the resumption of a run.
     """
 
     number: int = 0
@@ -43,7 +43,7 @@ _current: ContextVar[Interruption | None] = ContextVar("current", default=None)
 
 
 def run_begun() -> None:
-    """Note the begin of this job's run in the run folder."""
+    """Note the start of this job's run in the run folder."""
     current = _current.get()
     if current is not None:
         current.run_begun = True

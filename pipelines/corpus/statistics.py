@@ -231,8 +231,8 @@ QUARANTINE_SCHEMA = pa.schema(
 """The columns of `quarantine.parquet`."""
 _MOST_TO_ALLOW = 0.5
 _UNREAD_REMEDIES = {
-    WRONG_QUOTES: 'Mend the input (where it has \\" within quotes, set corpus.csv_escape to \\)',
-    WRONG_FIELDS: "Mend the input (check corpus.csv_separator and corpus.csv_escape)",
+    WRONG_QUOTES: 'Repair the input (where it has \\" within quotes, set corpus.csv_escape to \\)',
+    WRONG_FIELDS: "Repair the input (check corpus.csv_separator and corpus.csv_escape)",
 }
 
 _MAX_WRITTEN = 1_000_000
@@ -269,7 +269,7 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
     place = ("file", "offset", "quarantined")
     first = units.where("quarantined is not null").orderBy(*place).select(*place).first()
     assert first is not None, "there are reasons, so there are rows"
-    remedy, share = _UNREAD_REMEDIES.get(first["quarantined"], "Mend the input"), unread / total
+    remedy, share = _UNREAD_REMEDIES.get(first["quarantined"], "Repair the input"), unread / total
     # Allowing so much is no cure where little would be left.
     is_most = share > _MOST_TO_ALLOW
     remedy += ", or name another" if is_most else f", or set it to at least {_rounded_up(share)}"
@@ -364,7 +364,7 @@ def _wrong_scores(
     named = settings.score_column or ", ".join(settings.score_columns)
     key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
     problem = f"{missing} of {total} rows{of_source} have no number in `{named}`"
-    remedy = f"Name a column of numbers, or mend them{or_more}"
+    remedy = f"Name a column of numbers, or correct them{or_more}"
     wrong = units.where(F.col("score").isNotNull() & number.isNull())
     shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
     if shown is None:

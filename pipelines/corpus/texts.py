@@ -410,9 +410,9 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield judged texts and counts (:data:`.unit_rows.SCHEMA`) for raw rows. Runs on an executor.
 
-    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files, to keep
-    their units apart; None if all are used once. Rows with the hash of their key in `deleted` are
-    only counted.
+    `batches` are of :data:`.readers.rows.ROW_SCHEMA`. `naming` names the files, to keep their
+    units apart; None if all are used once. Rows with the hash of their key in `deleted` are only
+    counted.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
     if naming is None:

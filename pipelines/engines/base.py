@@ -302,7 +302,7 @@ def check_fit(engine: Engine, config: Config) -> None:
             raise InputError(
                 f"training.{name}",
                 f"engine {engine.name} does not know it",
-                f"Leave it {str(default).lower()}",
+                f"Leave it at {str(default).lower()}",
             )
     check_divided(config.training)
     engine.check_settings(config)

@@ -70,7 +70,7 @@ class LocalEngine(Engine):
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],
             stdin=subprocess.PIPE,
-            # Ctrl-c goes to a whole session. Only the driver gets it, and ends the run in order.
+            # Out of the terminal's reach: only the driver gets a ctrl-c, and ends the run in order.
             start_new_session=True,
         )
         try:

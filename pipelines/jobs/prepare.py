@@ -272,8 +272,8 @@ def _warn_of_unused_teacher(config: Config) -> None:
     """Warn of unused vectors of a teacher before the stage makes them."""
     if config.teacher.is_asked and not config.objective.uses_teacher:
         logger.warning(
-            "teacher.%s is set, but objective.name=%s uses no teacher: `prepare` makes them, and "
-            "this training does not read them",
+            "teacher.%s is set, but objective.name=%s uses no teacher: `prepare` makes the "
+            "vectors, and this training does not read them",
             "model" if config.teacher.model is not None else "vectors",
             config.objective.name,
         )

@@ -95,7 +95,7 @@ def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
         PipelineError: It is not the manifest's index.
     """
     if f"{checksum(content):016x}" != expected:
-        raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest. {ANEW}")
+        raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest. {ANEW}.")
     index: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
     return index
 
@@ -109,10 +109,10 @@ def checked(
         PipelineError: The bytes differ from the written ones.
     """
     if len(message) < entry.length:
-        raise PipelineError(f"{path} ends before its granule {granule}. {ANEW}")
+        raise PipelineError(f"{path} ends before its granule {granule}. {ANEW}.")
     if checksum(message) != entry.checksum:
         raise PipelineError(
-            f"{path}: granule {granule} is damaged: its checksum is not that of the index. {ANEW}"
+            f"{path}: granule {granule} is damaged: its checksum is not that of the index. {ANEW}."
         )
     return pa.py_buffer(message)
 
@@ -663,7 +663,7 @@ def _count(counts: Counter[str], batch: pa.RecordBatch, vocabulary: int, place: 
             raise PipelineError(
                 f"{place} would have the token id {least if least < 0 else most}, but the "
                 f"vocabulary has {vocabulary} entries. The tokens are damaged: run "
-                "`sentence-pipelines prepare` with prepared.reuse=false to write them anew"
+                "`sentence-pipelines prepare` with prepared.reuse=false to write them anew."
             )
         counts["tokens"] += int(lengths.sum())
         counts["slots"] += len(lengths) * padded_width(lengths)

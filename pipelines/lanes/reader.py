@@ -385,11 +385,11 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
         problem = error.problem if isinstance(error, InputError) else error
         raise PipelineError(
             f"{folder} cannot be read any more ({problem}). Restore it, then continue with "
-            "training.resume=true"
+            "training.resume=true."
         ) from error
     if digest != manifest.digest:
         raise PipelineError(
-            f"{folder} was prepared again since the run began. Begin anew with run.overwrite=true"
+            f"{folder} was prepared again since the run began. Begin anew with run.overwrite=true."
         )
 
 

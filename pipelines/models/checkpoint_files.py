@@ -59,7 +59,7 @@ def checkpoint_shapes(folder: Path) -> Shapes:
 
 
 def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
-    """Return row ``number`` of safetensors arrays with names in ``...name``; skip bfloat16."""
+    """Return row ``number`` of safetensors arrays whose names end in ``name``; skip bfloat16."""
     rows = []
     for file in _files(folder, WEIGHT_FILE):
         with safe_open(str(file), framework="numpy") as opened:

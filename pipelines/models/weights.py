@@ -71,7 +71,7 @@ def random_weights(spec: EncoderSpec, seed: int) -> Weights:
 def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
     """Return fresh weights as BERT's: normal matrices, zero biases, layer norms of one."""
     weights = fresh_arrays(weight_shapes(spec), seed)
-    # As in BERT's own code: its embedding of padding is zero.
+    # As in transformers: BERT's embedding of padding is zero.
     weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 

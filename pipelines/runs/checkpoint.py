@@ -280,7 +280,7 @@ def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArray
         if not np.isfinite(total):
             raise FloatingPointError(
                 f"after step {step - 1} {kind} {name} holds infinity or NaN."
-                " Lower training.learning_rate"
+                " Lower training.learning_rate."
             )
         return array
 

@@ -383,7 +383,7 @@ class StepMetrics:
             raise PipelineError(
                 f"rank {record.rank} computes in {record.precision} and others in"
                 f" {self._precision}, because each worker resolves precision auto alone in this"
-                " mode. Set training.precision"
+                " mode. Set training.precision."
             )
         records = self._open.setdefault(record.step, [])
         records.append(record)

@@ -175,7 +175,7 @@ _GRANULE = "Set it to granule, or training.engine to torch"
 _TORCH = "Leave it out, or set training.framework to torch"
 _SPLIT = "Leave it out, or set training.engine to torch and training.sharding to none"
 _TOGETHER = "Leave it out, or set training.mode to sync with another framework than bigdl"
-_SYNC = "Leave it 1, or set training.mode to sync"
+_SYNC = "Leave it at 1, or set training.mode to sync"
 _FRAMEWORKS = "Choose one of tensorflow, torch"
 _WHOLE_GRANULES = "Leave it out, and lower lanes.granule"
 _BY_STEPS = "Leave it out, and set training.checkpoint_every"
@@ -187,8 +187,8 @@ _ROUNDS = "the workers of engine elephas have separate states between two averag
 _APART = "the workers of engine elephas do not meet inside a step, so it cannot be `step`"
 _UNDIVIDED = "LoRA's small matrices stay undivided"
 _WRITTEN_OUT = "the loss reconstructs texts with undivided weights"
-_NO_LORA = "Leave it 1, or set encoder.lora.rank to 0"
-_OTHER_LOSS = "Leave it 1, or choose another objective.name"
+_NO_LORA = "Leave it at 1, or set encoder.lora.rank to 0"
+_OTHER_LOSS = "Leave it at 1, or choose another objective.name"
 _BY_MEMBERS, _BY_STAGES = "training.model_parallel", "training.pipeline_parallel"
 _MEGATRON_ALL = "engine megatron trains all of an encoder"
 
@@ -216,7 +216,7 @@ LIMITS: tuple[Limit, ...] = (
         FREEZE,
         ANY_STAGES,
         "a stage of frozen layers has no gradient to pass on",
-        "Leave it 1, or leave encoder.freeze out",
+        "Leave it at 1, or leave encoder.freeze out",
         _BY_STAGES,
     ),
     Limit(LORA, BIGDL, "`bigdl` trains all weights", _TORCH),
@@ -294,14 +294,14 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(MEMBERS, ALONE, _WHOLE, _SYNC),
     Limit(LAYERS, ALONE, _WHOLE, _SYNC),
-    Limit(OFFLOAD, ANY_STAGES, "the moments of stages stay in memory", "Leave it none"),
+    Limit(OFFLOAD, ANY_STAGES, "the moments of stages stay in memory", "Leave it at none"),
     Limit(
         OFFLOAD,
         UNSHARDED,
         "training.sharding `none` keeps each worker's state in memory",
-        "Leave it none, or set training.sharding to parameters",
+        "Leave it at none, or set training.sharding to parameters",
     ),
-    Limit(COMPRESSION, ORCA, "Orca sends PyTorch's gradients uncompressed", "Leave it none"),
+    Limit(COMPRESSION, ORCA, "Orca sends PyTorch's gradients uncompressed", "Leave it at none"),
 )
 
 

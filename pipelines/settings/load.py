@@ -37,6 +37,7 @@ _REMEDIES = {
     "literal_error": "Choose {expected}",
     "bool_parsing": "Set it to true or false",
     "bool_type": "Set it to true or false",
+    "string_too_short": "Write {min_length} or more characters",
     "too_short": "List at least {min_length}",
     "too_long": "List at most {max_length}",
     "missing": "Add the missing value",
@@ -299,7 +300,12 @@ def _input_error(error: ValidationError) -> InputError:
 def _remedy_of(error: ErrorDetails) -> str:
     """Return the remedy for an error of pydantic."""
     if error["type"] in _REMEDIES:
-        return _REMEDIES[error["type"]].format(**error.get("ctx", {}))
+        # A bound of 1.0 is shown as 1.
+        bounds = {
+            name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+            for name, bound in error.get("ctx", {}).items()
+        }
+        return _REMEDIES[error["type"]].format(**bounds)
     # After a comma pydantic explains how its parser failed.
     needed = error["msg"].partition(", ")[0]
     return f"Write {needed.removeprefix(_NEEDED)}" if needed.startswith(_NEEDED) else error["msg"]

@@ -284,7 +284,7 @@ class _StalenessBarrier:
                     raise TimeoutError(
                         f"the workers made no step within {seconds} s (training.stall_seconds)."
                         f" This one waited for the steps before {applied} and the checkpoint"
-                        f" before step {saved}"
+                        f" before step {saved}."
                     )
                 else:
                     time.sleep(pause)

@@ -173,7 +173,9 @@ def check_finite(step: int, loss: float) -> None:
         FloatingPointError: The loss is infinite or NaN.
     """
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss of step {step} is {loss}. Lower training.learning_rate")
+        raise FloatingPointError(
+            f"the loss of step {step} is {loss}. Lower training.learning_rate."
+        )
 
 
 class StepTimer:

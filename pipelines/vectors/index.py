@@ -241,4 +241,4 @@ def _search_file(
 def _check_digest(copy: Path, *, digest: str | None) -> None:
     """Check a copy of an index; an OSError reports a mismatch."""
     if digest is not None and _sha256(copy) != digest:
-        raise OSError(f"the copy of {copy.name} differs from the original. Build the index again")
+        raise OSError(f"the copy of {copy.name} differs from the original. Build the index again.")

@@ -22,7 +22,7 @@ REDACT = "redactors:without_numbers"
         ("redactors:no_such_function", "`redactors` has no function `no_such_function`"),
         ("redactors:re", "`redactors` has no function `re`"),
         ("redactors:that_forgets", r"returned NoneType for a text\. Let it return text"),
-        ("redactors:that_fails", r"raised KeyError \(redactors.py, line \d+\)\. Mend"),
+        ("redactors:that_fails", r"raised KeyError \(redactors.py, line \d+\)\. Correct"),
     ],
 )
 def test_what_cannot_redact_is_refused_by_the_driver(name, problem):

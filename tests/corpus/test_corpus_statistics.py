@@ -182,8 +182,8 @@ def test_advice_fits_what_dropped_all(reason, remedy):
     "unread, reason, remedy",
     [
         (120, "quotes that are not closed", r"corpus.csv_escape to \\), or name another"),
-        (119, "torn", "Mend the input, or name another"),
-        (12, "torn", "Mend the input, or set it to at least 0.1"),
+        (119, "torn", "Repair the input, or name another"),
+        (12, "torn", "Repair the input, or set it to at least 0.1"),
         (12, "not as many fields as the header", "check corpus.csv_separator and"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_layout_has_its_stepper(stepper, settings):
         ),
         (
             "deepspeed",
-            "training.model_parallel: engine deepspeed does not know it. Leave it 1",
+            "training.model_parallel: engine deepspeed does not know it. Leave it at 1",
             [MEMBERS, {"sharding": "optimizer"}],
         ),
     ],

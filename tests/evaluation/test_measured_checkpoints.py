@@ -207,14 +207,18 @@ def await_warning(caplog) -> None:
 
 
 def test_another_error_of_the_package_costs_one_line(tmp_path, measured, caplog):
-    run = tmp_path / "run"
-    save(run, 0, 3)
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    save(run, 0)
+    save(elsewhere, 3)
+    (checkpoint,) = (elsewhere / "checkpoints").glob("*3")
 
     def refuse() -> None:
         raise PipelineError("the lock was taken over")
 
     with caplog.at_level(logging.WARNING), evaluation(run, first=0, last=12):
         with fence(run, refuse):
+            # Not before: the measurement of a checkpoint that is there may begin at once.
+            checkpoint.rename(run / checkpoint.relative_to(elsewhere))
             await_warning(caplog)
         save(run, 6)
     assert [line.partition(";")[0] for line in caplog.messages] == [

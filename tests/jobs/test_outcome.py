@@ -15,7 +15,7 @@ from pipelines.jobs.outcome import noted
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (InputError("a.key", "it is wrong", "Mend it"), 2, "a.key: it is wrong. Mend it."),
+        (InputError("a.key", "it is wrong", "Repair it"), 2, "a.key: it is wrong. Repair it."),
         (PromotionRefused("promotion.minimum", "too low"), 3, "promotion.minimum: too low"),
         (NothingNew("run.only_new: nothing"), 4, "run.only_new: nothing"),
         (PipelineError("the disk is full"), 1, "the disk is full"),

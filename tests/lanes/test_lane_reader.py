@@ -102,8 +102,8 @@ def test_ids_beyond_the_vocabulary_are_not_written(tmp_path):
         write_small_lanes(tmp_path, largest=VOCABULARY)
 
 
-AGAIN = r" was prepared again since the run began\. Begin anew with run\.overwrite=true$"
-GONE = r" cannot be read any more \(.+\)\. Restore it, then continue with training\.resume=true$"
+AGAIN = r" was prepared again since the run began\. Begin anew with run\.overwrite=true\.$"
+GONE = r" cannot be read any more \(.+\)\. Restore it, then continue with training\.resume=true\.$"
 
 
 def test_lanes_that_are_not_those_of_the_manifest(tmp_path):

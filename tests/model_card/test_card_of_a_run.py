@@ -84,7 +84,7 @@ def test_what_is_not_known_is_left_out(made_run, tmp_path) -> None:
         "model-index",
         "| rows |",
         "Versions",
-        "tokens left",
+        "tokens dropped",
     ):
         assert told not in card
     assert "This model has no evaluation yet." in card

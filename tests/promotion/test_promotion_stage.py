@@ -172,7 +172,7 @@ def test_only_what_was_evaluated_is_promoted(runs, target, tmp_path, capsys):
         assert call(runs, run, "promote", *given, *settings) == 2
         return capsys.readouterr().err
 
-    assert refusal("good", target=None).startswith("error: promotion.target: it is not set, ")
+    assert refusal("good", target=None).startswith("error: promotion.target: it is not set. ")
     assert "there is no model in" in refusal("absent")
     shutil.copytree(runs / "good", tmp_path / "changed")
     (tmp_path / "changed" / "model" / "modules.json").write_text("[]")

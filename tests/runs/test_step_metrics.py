@@ -118,7 +118,7 @@ def test_workers_that_round_unlike_end_the_run():
     step_metrics.add(record(0, granules=1, rank=0, precision="bf16"))
     step_metrics.add(record(0, granules=1, rank=1, precision="bf16"))
     assert (lines[0]["precision"], step_metrics.outcome().precision) == ("bf16", "bf16")
-    told = r"^rank 1 computes in fp32 and others in bf16, .* alone .*\. Set training\.precision$"
+    told = r"^rank 1 computes in fp32 and others in bf16, .* alone .*\. Set training\.precision\.$"
     with pytest.raises(PipelineError, match=told):
         step_metrics.add(record(1, granules=1, rank=1, precision="fp32"))
     # Fewer workers go on, which may all be others.

@@ -80,9 +80,9 @@ def test_the_cause_is_the_error_behind_the_stacks(error, expected):
 def test_errors_of_ours_pass():
     @executor_failures("working")
     def work():
-        raise InputError("a.key", "is wrong", "mend it")
+        raise InputError("a.key", "is wrong", "Repair it")
 
-    with pytest.raises(InputError, match=r"^a.key: is wrong. mend it.$"):
+    with pytest.raises(InputError, match=r"^a.key: is wrong. Repair it.$"):
         work()
 
 

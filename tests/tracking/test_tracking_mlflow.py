@@ -197,10 +197,10 @@ def test_what_a_model_takes_for_texts(given) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (pd.DataFrame({"id": ["k-1"], "caption": ["a"]}), "called `text` .* are 2: id, caption"),
-        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), "there are 2: text, text"),
-        ([{"id": "k-1", "caption": "a"}], "called `text` is needed"),
-        (np.array([["k-1", "a"], ["k-2", "b"]]), r"it has \(2, 2\)"),
+        (pd.DataFrame({"id": ["k-1"], "caption": ["a"]}), "`text`, and has 2 columns: id, caption"),
+        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), "has 2 columns: text, text"),
+        ([{"id": "k-1", "caption": "a"}], "needs one column called `text`"),
+        (np.array([["k-1", "a"], ["k-2", "b"]]), r"has the shape \(2, 2\)"),
         (["a", None], "row 1 of 2 is no text: None"),
         (pd.DataFrame({"text": ["a", None]}), "row 1 of 2 is no text"),
         (pd.Series(["a", float("nan")]), "row 1 of 2 is no text: nan"),

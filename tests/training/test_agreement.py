@@ -39,7 +39,7 @@ def test_equal_states_agree_and_rounding_is_no_difference():
 
 
 def test_gradients_that_were_not_averaged_are_noticed_at_any_learning_rate():
-    with pytest.raises(RuntimeError, match=r"after step 1 the state of ranks \[1\] is not"):
+    with pytest.raises(RuntimeError, match=r"after step 1 the state of ranks \[1\] differs"):
         check_agreement(state(1), Together(state(1), state(2)))
 
 

@@ -87,5 +87,5 @@ def test_both_passes_have_the_same_noise(negatives):
 
 
 def test_another_framework_refuses_parts():
-    with pytest.raises(InputError, match=r"^training\.tokens_per_micro_batch: `tensorflow` embeds"):
+    with pytest.raises(InputError, match=r"^training\.tokens_per_micro_batch: framework `tensorfl"):
         parse({"training": {"framework": "tensorflow", "tokens_per_micro_batch": 1024}})

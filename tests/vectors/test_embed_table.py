@@ -72,7 +72,7 @@ def test_a_prompt_stands_before_each_text(spark, job, small_model, tmp_path, cap
         texts = pq.read_table(output).drop_null()
         expected = encode(texts.column("text").to_pylist())
         np.testing.assert_allclose(vectors_of(texts.column("embedding")), expected, atol=2e-5)
-    assert "documents after `text: `" in caplog.text
+    assert "prompt for documents is `text: `" in caplog.text
     with pytest.raises(InputError, match=r"^embedding.prompt_name: .* begun with unset, not"):
         EmbeddingJob.of(job(model=str(model), output=str(output), prompt_name="query")).check()
 

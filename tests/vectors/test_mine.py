@@ -247,7 +247,7 @@ def test_what_cannot_be_mined_is_refused(mining_job, tmp_path, capsys, pair_file
     assert refused(documents=[str(pair_file)]).startswith("mining.documents_column: ")
     (tmp_path / "mined").mkdir()
     (tmp_path / "mined" / "notes.txt").write_text("mine")
-    told = "holds other files (notes.txt). Move them elsewhere, or name an empty folder"
+    told = "holds other files (notes.txt). Move them elsewhere, or name an empty folder."
     assert refused() == f"mining.output: {tmp_path}/mined {told}"
     (tmp_path / "mined").rename(tmp_path / ".mined.next")
     assert refused() == f"mining.output: {tmp_path}/.mined.next {told}"
@@ -294,5 +294,5 @@ def test_rows_that_a_killed_deletion_has_left_are_not_mined(tmp_path) -> None:
     config = parse({"prepared": {"folder": str(tmp_path)}})
     check_sources(config)
     add_deleted_keys(prepared, "key", ["a"])
-    with pytest.raises(InputError, match=r"^prepared\.folder: rows of .* `delete` did not end"):
+    with pytest.raises(InputError, match=r"^prepared\.folder: .* deleted keys, .* did not finish"):
         check_sources(config)

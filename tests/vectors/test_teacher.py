@@ -157,7 +157,7 @@ def test_lanes_hold_the_vectors_of_every_side(
     check_lanes_of_teacher(config, manifest.teacher)
     with pytest.raises(InputError, match=r"^teacher\.model: .* vectors of another teacher"):
         check_lanes_of_teacher(settings(model=str(asking_model), dimensions=8), manifest.teacher)
-    with pytest.raises(InputError, match=r"^teacher\.model: the lanes hold no vectors"):
+    with pytest.raises(InputError, match=r"^teacher\.model: the lanes hold no teacher"):
         check_lanes_of_teacher(config, None)
     # Whoever trains elsewhere needs the lanes alone.
     check_lanes_of_teacher(settings(model=str(tmp_path / "gone")), manifest.teacher)
@@ -277,5 +277,5 @@ def test_an_objective_that_asks_a_teacher_needs_one():
     guided = {"guide": "teacher", "false_negative_margin": 0.1}
     with pytest.raises(InputError, match=r"^teacher\.model: `in_batch_negatives` needs it"):
         parse({"objective": guided})
-    with pytest.raises(InputError, match=r"^objective\.guide: a teacher tells false negatives"):
+    with pytest.raises(InputError, match=r"^objective\.guide: a teacher needs a margin to tell"):
         parse({"objective": {"guide": "teacher"}, "teacher": {"model": "a"}})

@@ -77,7 +77,7 @@ def _text_of(name: str, function: Redactor, text: str) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
         kind = type(error).__name__
-        raise InputError(KEY, f"`{name}` raised {kind} ({place})", "Mend the function") from None
+        raise InputError(KEY, f"`{name}` raised {kind} ({place})", "Correct the function") from None
     if not isinstance(found, str):
         raise InputError(
             KEY,

@@ -86,9 +86,8 @@ def banding(threshold: float) -> Banding:
 
     The threshold is above 0 and at most 1. More rows keep more of the unlike texts apart, and need
     more bands for the like ones to meet. It takes the most rows within :data:`MAX_HASHES` values of
-    a signature: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4
-    (0.985); at 0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, with a
-    lower recall.
+    a signature: at 0.9, 6 bands of 6 rows (0.989 of the pairs meet); at 0.8, 8 of 4 (0.985); at
+    0.7, 10 of 3 (0.985); at 0.5, 14 of 2 (0.982). Below 0.1 there are 40 of 1, with a lower recall.
     """
     for rows in range(MAX_HASHES, 0, -1):
         for bands in range(1, MAX_HASHES // rows + 1):

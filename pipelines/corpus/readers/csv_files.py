@@ -2,8 +2,7 @@
 
 Runs on executors. Each line is parsed a bounded number of times, even with broken quotes: within
 quotes a line can only stay inside, end the record, or break the rules, whichever line opened the
-quote. So a failed record also decides the fate of records that begin in its other
-lines.
+quote. So a failed record also decides the fate of records that begin in its other lines.
 """
 
 from __future__ import annotations

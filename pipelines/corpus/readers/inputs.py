@@ -231,7 +231,7 @@ def nothing_readable(
                 setting, f"{readable} has no column `{missing}`", column_remedy(setting, columns)
             )
     return InputError(
-        INPUTS, f"{first[0]} cannot be read ({first[1]})", "Mend it, or name other files"
+        INPUTS, f"{first[0]} cannot be read ({first[1]})", "Repair it, or name other files"
     )
 
 

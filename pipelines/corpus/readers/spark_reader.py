@@ -176,7 +176,7 @@ def damage_named(
     except (Py4JError, PySparkException):
         named = [file for file in files if format_of(file) == "parquet"]
         for file, problem in parquet.find_damaged(session, named, columns).items():
-            raise InputError(key, f"{file} cannot be read ({problem})", "Mend it") from None
+            raise InputError(key, f"{file} cannot be read ({problem})", "Repair it") from None
         raise
 
 
@@ -271,7 +271,7 @@ def _texts_of_file(
         problem = footer.problem_with(wanted)
         problem = problem or parquet.find_damaged(session, [file], wanted).get(file)
         if problem is not None:
-            raise InputError(key, f"{file} cannot be read ({problem})", "Mend it")
+            raise InputError(key, f"{file} cannot be read ({problem})", "Repair it")
         for name in wanted:
             frame = read_columns(session, [file], [column_of(name, existing)])
             yield frame.select(text_of(name, existing).alias("text"))
@@ -282,7 +282,7 @@ def _texts_of_file(
         first = rows.where("quarantined is not null").orderBy("offset").first()
         if first is not None:
             place = f"{first['file']} at byte {first['offset']}"
-            raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "Mend it")
+            raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "Repair it")
         yield rows.select(F.col("text_0").alias("text"))
 
 
@@ -307,7 +307,7 @@ def columns_in(
         except UnreadableError as error:
             problem = error.reason
     if problem is not None:
-        raise InputError(key, f"{file} cannot be read ({problem})", "Mend it")
+        raise InputError(key, f"{file} cannot be read ({problem})", "Repair it")
     return kind, columns
 
 

@@ -229,7 +229,7 @@ def exists(path: Location, key: str) -> bool:
     except OSError as error:
         if as_local(path) is not None:
             raise
-        remedy = "Mend the address or the credentials: see docs/guides/buckets.md"
+        remedy = "Correct the address or the credentials: see docs/guides/buckets.md"
         raise InputError(key, f"{path} cannot be reached ({first_line(error)})", remedy) from None
 
 

@@ -121,7 +121,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
         name = list(arrays)[int(np.flatnonzero(~finite)[0])]
         raise FloatingPointError(
             f"after step {checkpoint.step} {name} holds infinity or NaN."
-            " Lower training.learning_rate"
+            " Lower training.learning_rate."
         )
     allowed = TOLERANCE * everywhere[:1, :, 1:]
     agree = (np.abs(everywhere - everywhere[:1]) <= allowed).all(axis=2)
@@ -131,7 +131,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
     name = list(arrays)[int(np.flatnonzero(~agree.all(axis=0))[0])]
     raise RuntimeError(
         f"after step {checkpoint.step} the state of {among} {ranks} differs from that of 0, first"
-        f" in {name}. The workers did not exchange their gradients"
+        f" in {name}. The workers did not exchange their gradients."
     )
 
 

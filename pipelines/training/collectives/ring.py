@@ -50,7 +50,7 @@ class Ring:
     It listens from the beginning, at its own address alone; :meth:`join` makes the ring.
 
     Args:
-        addresses: Host and port of at least two workers, by rank.
+        addresses: Host and port of every worker, by rank; at least two.
         identity: Encrypts the connection of the worker before, if given.
         next_fingerprint: Of the next worker's certificate, if connections are encrypted.
 

@@ -161,8 +161,8 @@ def note_message(worker: MonitoredWorker, message: dict[str, Any]) -> None:
 GRACE_SECONDS = 2.0
 """A peer's death breaks the collective operations of the others within moments."""
 QUIET_SECONDS = 10.0
-"""Five heartbeats. If another worker has lost its connection to a worker, it counts as gone after
-this silence."""
+"""Five heartbeats. If another worker has lost its connection to a worker, the latter counts as gone
+after this silence."""
 
 
 @dataclass(frozen=True)

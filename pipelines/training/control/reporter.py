@@ -56,7 +56,7 @@ def memory_failure(error: BaseException) -> str | None:
     if not is_known and not (isinstance(error, RuntimeError) and _WORDS.search(str(error))):
         return None
     message = first_line(error) or type(error).__name__
-    return f"there is no memory left ({message}). {_REMEDY}"
+    return f"there is no memory left ({message}). {_REMEDY}."
 
 
 HEARTBEAT_SECONDS = 2.0

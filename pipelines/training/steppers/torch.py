@@ -556,7 +556,7 @@ class TorchStepper(BatchedWork):
 
 def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
-        # Autograd refuses changes in place of a leaf with a gradient, unless detached.
+        # Autograd refuses changes in place of a leaf that requires a gradient, unless detached.
         tensors[name].detach().copy_(torch.from_numpy(value))
 
 
