@@ -74,7 +74,7 @@ def benchmark(name: str, **options: object) -> Benchmark:
     """
     if name not in BENCHMARKS:
         raise InputError(
-            "NAME", f"there is no benchmark `{name}`", f"one of {', '.join(BENCHMARKS)}"
+            "NAME", f"there is no benchmark `{name}`", f"Choose one of {', '.join(BENCHMARKS)}"
         )
     for library in NEEDS.get(name, ()):
         check_installed(f"benchmark {name}", library, where=DRIVER)
@@ -82,7 +82,7 @@ def benchmark(name: str, **options: object) -> Benchmark:
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in signature(measure).parameters:
-            raise InputError(f"--{key}", f"benchmark `{name}` does not know it", "leave it out")
+            raise InputError(f"--{key}", f"benchmark `{name}` does not know it", "Leave it out")
 
     def shown(config: Config, data: str | None) -> dict[str, Any]:
         with job("benchmark", (f"benchmark {name}",)), activity(f"benchmark {name}"):

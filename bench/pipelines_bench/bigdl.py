@@ -85,7 +85,7 @@ def _sized(config: Config, manifest: LaneManifest, pairs: int) -> Config:
             "lanes.granule",
             f"{manifest.lanes} lanes of granules of {manifest.granule} give no steps of {pairs}"
             f" for {config.training.workers} workers",
-            "prepare with lanes.granule: 64 and lanes.count: 48",
+            "Prepare with lanes.granule: 64 and lanes.count: 48",
         )
     update = {"granules_per_step": granules, "precision": "fp32", "dropout": 0.0}
     return config.model_copy(update={"training": config.training.model_copy(update=update)})

@@ -53,7 +53,7 @@ def find_collection(data: str | None, folder: Path) -> Collection:
     raise InputError(
         "--data",
         f"{data or 'nothing'} is no folder in BEIR's layout, and holds no captions",
-        "name a folder with corpus.jsonl, queries.jsonl and qrels",
+        "Name a folder with corpus.jsonl, queries.jsonl and qrels",
     )
 
 

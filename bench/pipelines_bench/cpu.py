@@ -33,7 +33,7 @@ def local_session(config: Config, *, trains: bool = True) -> SparkSession:
         raise InputError(
             "spark.master",
             f"the CPU time of executors of {master} cannot be seen from here",
-            "leave it out for a local cluster",
+            "Leave it out for a local cluster",
         )
     return session
 

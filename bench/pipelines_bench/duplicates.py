@@ -87,7 +87,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """
     threshold = config.corpus.near_duplicates or THRESHOLD
     if threshold >= _BANDS[-1]:
-        raise InputError("corpus.near_duplicates", "no edited copy is as similar", "set it below 1")
+        raise InputError("corpus.near_duplicates", "no edited copy is as similar", "Set it below 1")
     with CpuMeter() as meter, tempfile.TemporaryDirectory() as folder:
         session = local_session(config)
         with Scratch(Path(folder) / "scratch") as scratch:
@@ -165,7 +165,7 @@ def _copies(sentences: DataFrame, threshold: float) -> list[Copy]:
             raise InputError(
                 "--data",
                 f"no sentence could be edited to a similarity of {band[0]} to {band[1]}",
-                "name a folder with more text",
+                "Name a folder with more text",
             )
     return [copy for copies in made.values() for copy in copies]
 

@@ -147,7 +147,9 @@ def write_sentences(
     )
     if len(rows) < ROUNDS * WARM_UP:
         raise InputError(
-            "--data", f"it holds {len(rows)} sentences", f"at least {ROUNDS * WARM_UP}"
+            "--data",
+            f"it holds {len(rows)} sentences",
+            f"Name a file of at least {ROUNDS * WARM_UP}",
         )
     pq.write_table(pa.table({"text": [row["text"] for row in rows]}), path)
 

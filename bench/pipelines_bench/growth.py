@@ -142,11 +142,11 @@ def _text_files(config: Config, data: str | None) -> list[Path]:
     kind = config.corpus.format
     if kind not in FORMATS:
         raise InputError(
-            "corpus.format", f"`{kind}` cannot be copied", f"one of {', '.join(FORMATS)}"
+            "corpus.format", f"`{kind}` cannot be copied", f"Choose one of {', '.join(FORMATS)}"
         )
     if data is None:
         raise InputError(
-            "--data", "growth has no text of its own", "name a folder that holds text files"
+            "--data", "growth has no text of its own", "Name a folder that holds text files"
         )
     return local_files((data,), kind, "--data")
 
@@ -217,7 +217,7 @@ def _check_disk(files: Sequence[Path], size: int, folder: Path) -> None:
             "prepared.folder",
             f"growth needs about {(copies + job) / _GIGABYTE:.1f} GB there, and "
             f"{free / _GIGABYTE:.1f} are free",
-            "set it to a larger disk, or name a folder with less text",
+            "Set it to a larger disk, or name a folder with less text",
         )
 
 

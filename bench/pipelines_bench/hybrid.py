@@ -38,10 +38,10 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """
     asked = config.evaluation.retrieval_sets
     if not asked:
-        raise InputError("evaluation.retrieval_sets", "it is empty", "name sets in BEIR's layout")
+        raise InputError("evaluation.retrieval_sets", "it is empty", "Name sets in BEIR's layout")
     start = start_folder(config)
     if start is None:
-        raise InputError("encoder.start", "random weights find nothing", "name a model")
+        raise InputError("encoder.start", "random weights find nothing", "Name a model")
     section = EvaluationSettings(retrieval=False, geometry=False, retrieval_sets=asked, hybrid=True)
     config = config.model_copy(update={"evaluation": section})
     session = spark_session(config.for_stage("evaluate"), needs_context=False)

@@ -74,10 +74,10 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     config = growth_config(config)
     if data is None:
         problem = "increment has no files of its own"
-        raise InputError("--data", problem, "name a folder that holds input files")
+        raise InputError("--data", problem, "Name a folder that holds input files")
     files = local_files((data,), config.corpus.format, "--data")
     if len(files) < _LEAST_FILES:
-        raise InputError("--data", f"{data} holds one file", "name a folder with several")
+        raise InputError("--data", f"{data} holds one file", "Name a folder with several")
     parent = Path(config.prepared.folder).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="increment-", dir=parent) as name:

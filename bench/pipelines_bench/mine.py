@@ -75,7 +75,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         InputError: Data were named.
     """
     if data is not None:
-        raise InputError("--data", "the vectors are made up", "leave it out")
+        raise InputError("--data", "the vectors are made up", "Leave it out")
     parts = [measured(config.mining, documents) for documents in DOCUMENTS]
     _print(parts)
     return {

@@ -105,7 +105,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         InputError: There is no such folder, or `training.max_steps` is missing.
     """
     if config.training.max_steps is None:
-        raise InputError("training.max_steps", "it is not set", "say how long the first recipe is")
+        raise InputError("training.max_steps", "it is not set", "Say how long the first recipe is")
     parent = Path(config.prepared.folder).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -242,7 +242,7 @@ class _Bench:
         intervals = mean_intervals(self._start.observations[name], model.observations[name])
         if FIGURE not in intervals:
             raise InputError(
-                "--data", f"{name} has too few queries for an interval", "name another one"
+                "--data", f"{name} has too few queries for an interval", "Name another one"
             )
         before, after = self._start.figure(name), model.figure(name)
         logger.info("seed %d: nDCG@10 %.2f, from %.2f", seed, after, before)

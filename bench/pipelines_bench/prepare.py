@@ -48,7 +48,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """
     if data is None:
         problem = "prepare has no text of its own"
-        raise InputError("--data", problem, "name a folder that holds input files")
+        raise InputError("--data", problem, "Name a folder that holds input files")
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder, CpuMeter() as meter:
         config = _for_folder(growth_config(config), data, f"{folder}/prepared")
         spent = _cpu_seconds(config, meter)

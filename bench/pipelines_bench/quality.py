@@ -75,16 +75,16 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     if not config.evaluation.similarity:
-        raise InputError("evaluation.similarity", "it is empty", "name files of scored pairs")
+        raise InputError("evaluation.similarity", "it is empty", "Name files of scored pairs")
     if config.training.max_steps is None:
-        raise InputError("training.max_steps", "it is not set", "say how long both train")
+        raise InputError("training.max_steps", "it is not set", "Say how long both train")
     objective = config.objective
     is_theirs = isinstance(objective, InBatchNegativesSettings) and objective.is_plain
     if objective.name != "in_batch_negatives" or spans_steps(objective) or not is_theirs:
         raise InputError(
             "objective.name",
             "the comparison is of MultipleNegativesRankingLoss",
-            "in_batch_negatives, with objective.negatives granule and no other keys",
+            "Set it to in_batch_negatives, with objective.negatives granule and no other keys",
         )
 
 

@@ -71,19 +71,19 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """
     given = config.evaluation.retrieval_sets
     if not given:
-        raise InputError("evaluation.retrieval_sets", "it is empty", "name sets in BEIR's layout")
+        raise InputError("evaluation.retrieval_sets", "it is empty", "Name sets in BEIR's layout")
     folders = [Path(one).expanduser().absolute() for one in given]
     if len({folder.name for folder in folders}) < len(folders):
-        raise InputError("evaluation.retrieval_sets", "two have one name", "rename a folder")
+        raise InputError("evaluation.retrieval_sets", "two have one name", "Rename a folder")
     for folder in folders:
         if not (folder / _CORPUS).is_file():
             raise InputError(
                 "evaluation.retrieval_sets",
                 f"there is no {folder / _CORPUS} to train on",
-                "name folders of this machine in BEIR's layout",
+                "Name folders of this machine in BEIR's layout",
             )
     if isinstance(location(config.prepared.folder, config.storage), RemotePath):
-        raise InputError("prepared.folder", "it is in a store", "name a folder of this machine")
+        raise InputError("prepared.folder", "it is in a store", "Name a folder of this machine")
     parent = Path(config.prepared.folder).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recipe-", dir=parent) as work:

@@ -131,7 +131,9 @@ def named_parts(names: str | None) -> set[str]:
     """
     found = set(PARTS) if names is None else {name.strip() for name in names.split(",")}
     if unknown := found - set(PARTS):
-        raise InputError("--cases", f"there is no `{min(unknown)}`", f"some of {', '.join(PARTS)}")
+        raise InputError(
+            "--cases", f"there is no `{min(unknown)}`", f"Choose from {', '.join(PARTS)}"
+        )
     return found
 
 
@@ -143,7 +145,9 @@ def _spark_costs(
         return {}, []
     pairs = list(islice(_pairs(config, data), max(SIZES)))
     if len(pairs) < max(SIZES):
-        raise InputError("--data", f"it holds {len(pairs)} pairs", f"at least {max(SIZES)}")
+        raise InputError(
+            "--data", f"it holds {len(pairs)} pairs", f"Name a file of at least {max(SIZES)}"
+        )
     prepared = {}
     with tempfile.TemporaryDirectory(prefix="sentence-pipelines-startup-") as name:
         for rows in SIZES:
@@ -277,12 +281,12 @@ def csv_pairs(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, str]]
         InputError: There is no such file, or it has only one column.
     """
     if not path.is_file():
-        raise InputError("--data", f"there is no file {path}", "name a CSV file of pairs")
+        raise InputError("--data", f"there is no file {path}", "Name a CSV file of pairs")
     with path.open(encoding="utf-8", newline="") as stream:
         rows = csv.DictReader(stream)
         names = list(rows.fieldnames or ())
         if len(names) < 2:
-            raise InputError("--data", f"{path} has no two columns", "name a CSV file of pairs")
+            raise InputError("--data", f"{path} has no two columns", "Name a CSV file of pairs")
         left, right = columns if set(columns) <= set(names) else names[:2]
         for row in rows:
             if row[left] and row[right]:

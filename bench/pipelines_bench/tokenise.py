@@ -139,7 +139,7 @@ def _text_files(folder: Path) -> list[Path]:
     raise InputError(
         "--data",
         f"{folder} holds no text files",
-        "name a folder of .txt or .md files, packed by gzip or not",
+        "Name a folder of .txt or .md files, packed by gzip or not",
     )
 
 

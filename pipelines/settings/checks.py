@@ -56,7 +56,7 @@ def check_encoder(encoder: EncoderSettings) -> None:
         raise InputError(
             "encoder.kind",
             f"encoder.start `default` is no `{encoder.kind}`",
-            "Set encoder.start: random",
+            "Set encoder.start to random",
         )
     if encoder.start == "random" and encoder.keep_layers is not None:
         raise InputError(
@@ -115,7 +115,7 @@ def check_training(
         raise InputError(
             "training.average_checkpoints",
             "a mean of LoRA's products is no adapter of the same rank",
-            "Leave it out, or set encoder.lora.export: merged",
+            "Leave it out, or set encoder.lora.export to merged",
         )
     if training.keep_best and not evaluation.every_checkpoints:
         raise InputError(
@@ -140,7 +140,7 @@ def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
         raise InputError(
             "training.start_share",
             "the adapter holds trained weights only",
-            "Leave it out, or set encoder.lora.export: merged",
+            "Leave it out, or set encoder.lora.export to merged",
         )
 
 

@@ -142,7 +142,7 @@ class SourceForm(Settings):
             raise InputError(
                 "corpus.sentences",
                 f"`pairs: {self.pairs}` does not use it",
-                "Leave it out, or set pairs: single",
+                "Leave it out, or set corpus.pairs to single",
             )
         self._check_triplets()
         if self.pairs == "title" and self.title_column is None:
@@ -176,7 +176,7 @@ class SourceForm(Settings):
                 f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
                 f"Name one for each of {', '.join(candidates)}"
                 if candidates
-                else "Set corpus.pairs: triplets",
+                else "Set corpus.pairs to triplets",
             )
 
 

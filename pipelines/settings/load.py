@@ -300,12 +300,12 @@ def _input_error(error: ValidationError) -> InputError:
 def _remedy_of(error: ErrorDetails) -> str:
     """Return the remedy for an error of pydantic."""
     if error["type"] in _REMEDIES:
-        # A bound of 1.0 is shown as 1.
-        bounds = {
-            name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
-            for name, bound in error.get("ctx", {}).items()
+        # The bounds of fractional settings are floats: 1 reads better than 1.0.
+        values = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in error.get("ctx", {}).items()
         }
-        return _REMEDIES[error["type"]].format(**bounds)
+        return _REMEDIES[error["type"]].format(**values)
     # After a comma pydantic explains how its parser failed.
     needed = error["msg"].partition(", ")[0]
     return f"Write {needed.removeprefix(_NEEDED)}" if needed.startswith(_NEEDED) else error["msg"]

@@ -126,7 +126,7 @@ def test_some_of_the_runs_can_be_chosen(file, measured):
     assert [run.name for run in bounds.chosen("search")] == ["search"]
     assert bounds.chosen(None) == bounds.runs
     for names in ("nobody", ","):
-        with pytest.raises(InputError, match=r"there is no run .* some of step, search"):
+        with pytest.raises(InputError, match=r"there is no run .* Choose from step, search"):
             bounds.chosen(names)
     verdicts, seconds = hold(bounds.chosen("step"), lambda run: GOOD[run.benchmark])
     assert [one.bound.name for one in verdicts] == ["torch", "bf16"]

@@ -52,7 +52,7 @@ def test_commands_alone_have_their_cost_and_start_no_spark(capsys):
 
 def test_a_part_that_there_is_not_is_refused():
     assert named_parts(None) == {"commands", "prepare", "engines"}
-    with pytest.raises(InputError, match=r"no `engine`\. some of commands, prepare, engines"):
+    with pytest.raises(InputError, match=r"no `engine`\. Choose from commands, prepare, engines"):
         named_parts("commands,engine")
 
 

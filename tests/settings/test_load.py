@@ -83,7 +83,7 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
             r"^training\.granules_per_step: 3 workers cannot share 2 .*multiple of 3",
         ),
         ("encoder.heads=3", r"^encoder\.heads: 3 does not divide"),
-        ("encoder.kind=static", r"^encoder\.kind: .*Set encoder\.start: random"),
+        ("encoder.kind=static", r"^encoder\.kind: .*Set encoder\.start to random"),
         ("objective.name=simcse", r"^training\.dropout: .*Set it to 0\.1"),
         ("corpus.format=csv", r"^corpus\.inputs: it is empty"),
         ("corpus.pairs=group", r"^corpus\.group_column: "),
@@ -94,6 +94,8 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
         ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
         ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit\. List at least 1\.$"),
+        ("corpus.evaluation_share=2", r"^corpus\.evaluation_share: .* Set it to less than 1\.$"),
+        ('evaluation.query_group=""', r"^evaluation\.query_group: .* Write 1 or more char"),
         (
             "promotion={metrics: [retrieval.ndcg@10], minimum: {a.b: 1}}",
             r"^promotion\.minimum: `a\.b` is not one of promotion\.met",

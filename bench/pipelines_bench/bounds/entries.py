@@ -132,7 +132,7 @@ class Bounds(Settings):
         if not wanted or (unknown := [name for name in wanted if name not in by_name]):
             told = unknown[0] if wanted else ""
             raise InputError(
-                "--cases", f"there is no run `{told}`", f"some of {', '.join(by_name)}"
+                "--cases", f"there is no run `{told}`", f"Choose from {', '.join(by_name)}"
             )
         return tuple(run for run in self.runs if run.name in wanted)
 
@@ -156,13 +156,13 @@ def read_bounds(path: Location | Openable | str | None = None) -> Bounds:
     try:
         return Bounds.model_validate(parse_yaml(read_text(file)))
     except FileNotFoundError:
-        raise InputError("--data", f"there is no file {file}", "name a file of bounds") from None
+        raise InputError("--data", f"there is no file {file}", "Name a file of bounds") from None
     except (OSError, UnicodeDecodeError, UnusableYamlError) as error:
         raise InputError(
-            "--data", f"{file} cannot be read ({error})", "see docs/reference/benchmarks.md"
+            "--data", f"{file} cannot be read ({error})", "See docs/reference/benchmarks.md"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         problem = f"{file}, {place or 'the whole'}: {first['msg']}"
-        raise InputError("--data", problem, "see docs/reference/benchmarks.md") from None
+        raise InputError("--data", problem, "See docs/reference/benchmarks.md") from None

@@ -46,7 +46,7 @@ def named_cases(names: str | None) -> list[str]:
     found = [name.strip() for name in names.split(",")]
     for name in found:
         if name not in CASES:
-            raise InputError("--cases", f"there is no `{name}`", f"some of {', '.join(CASES)}")
+            raise InputError("--cases", f"there is no `{name}`", f"Choose from {', '.join(CASES)}")
     return found
 
 

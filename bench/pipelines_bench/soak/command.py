@@ -66,7 +66,7 @@ def measure(
     """
     names = named_cases(cases)
     if steps is not None and runs is not None:
-        raise InputError("--runs", "a run has steps of its own", "leave out --steps")
+        raise InputError("--runs", "a run has steps of its own", "Leave out --steps")
     folder = Path(output or DEFAULT_FOLDER).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     small = small_settings(config, folder / "prepared")
