@@ -51,8 +51,8 @@ def test_what_does_not_fit_is_refused(frame, small_model, tmp_path) -> None:
         ({"output_column": "id"}, "embedding.output_column: the table already has a column `id`"),
         ({"dimensions": 33}, "embedding.dimensions: 33 is not within the model's 32"),
         ({"backend": "abacus"}, "embedding.backend: there is no backend `abacus`"),
-        ({"quantise": "int4"}, "embedding.quantise: there is no `int4`, none or int8"),
-        ({"precision": "fp16"}, "embedding.precision: there is no `fp16`, auto, fp32 or bf16"),
+        ({"quantise": "int4"}, "embedding.quantise: there is no `int4`. Choose one of none, int8"),
+        ({"precision": "fp16"}, "embedding.precision: there is no `fp16`. Choose one of auto, fp32, bf16"),
         ({"batch_tokens": -3}, "embedding.batch_tokens: -3 is too small. Set it to at least 1"),
     ]
     for options, message in cases:
