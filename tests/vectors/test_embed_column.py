@@ -52,7 +52,10 @@ def test_what_does_not_fit_is_refused(frame, small_model, tmp_path) -> None:
         ({"dimensions": 33}, "embedding.dimensions: 33 is not within the model's 32"),
         ({"backend": "abacus"}, "embedding.backend: there is no backend `abacus`"),
         ({"quantise": "int4"}, "embedding.quantise: there is no `int4`. Choose one of none, int8"),
-        ({"precision": "fp16"}, "embedding.precision: there is no `fp16`. Choose one of auto, fp32, bf16"),
+        (
+            {"precision": "fp16"},
+            "embedding.precision: there is no `fp16`. Choose one of auto, fp32, bf16",
+        ),
         ({"batch_tokens": -3}, "embedding.batch_tokens: -3 is too small. Set it to at least 1"),
     ]
     for options, message in cases:
