@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain, pairwise
 from types import UnionType
@@ -34,10 +34,10 @@ def fields() -> Iterator[SettingField]:
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not _is_part(model):
-            schema = Config.model_json_schema()["properties"][section]
-            yield SettingField(
-                section, _kind_in_words(schema), "null", description_of(Config, section)
-            )
+            # The schema of the whole class would take longer than those of all sections.
+            extra = section_field.json_schema_extra
+            kind = _kind_in_words(extra if isinstance(extra, dict) else {})
+            yield SettingField(section, kind, "null", description_of(Config, section))
             continue
         yield from _fields_of(section, model)
         if model.model_config.get("extra") == "allow":
@@ -46,6 +46,32 @@ def fields() -> Iterator[SettingField]:
             yield from _fields_of_losses(section)
         if model is CorpusSettings:
             yield from _fields_of_sources()
+
+
+def keys() -> Iterator[str]:
+    """Yield the key of every setting, without what :func:`fields` reads from the source."""
+    for section, section_field in Config.model_fields.items():
+        model = section_field.annotation
+        if not _is_part(model):
+            yield section
+            continue
+        yield from _keys_of(section, model)
+        if model.model_config.get("extra") == "allow":
+            yield section
+        if model is ObjectiveSettings:
+            for model_of_loss in settings_by_loss().values():
+                yield from _keys_of(section, model_of_loss)
+        if model is CorpusSettings:
+            yield from _keys_of("corpus.sources", SourceSettings, SourceForm.model_fields)
+
+
+def _keys_of(section: str, model: type[Settings], without: Container[str] = ()) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = f"{section}.{name}"
+        if _is_part(field.annotation):
+            yield from _keys_of(key, field.annotation)
+        elif name not in without:
+            yield key
 
 
 def kinds(section: str, name: str) -> set[Any]:
@@ -139,10 +165,7 @@ def _strings_below_fields(model: type) -> Mapping[str, str]:
     """Return the strings below the fields of a class, without their line breaks."""
     if model is BaseModel or not issubclass(model, BaseModel):
         return {}
-    try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    except OSError:
-        return {}  # An archive may leave sources out.
+    tree = _classes_of(model.__module__).get(model.__name__)
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in pairwise(getattr(tree, "body", ()))
@@ -152,6 +175,16 @@ def _strings_below_fields(model: type) -> Mapping[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+
+
+@cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    """Parse the classes of a module at once: `inspect` would parse it again for each of them."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except OSError:
+        return {}  # An archive may leave sources out.
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:

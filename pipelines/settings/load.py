@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.base import REFUSED, RENAMED, current_key
-from pipelines.settings.fields import fields, has_parts, is_section, kinds, remedy
+from pipelines.settings.fields import has_parts, is_section, keys, kinds, remedy
 from pipelines.settings.objective import own_keys
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings, conf_text
 from pipelines.settings.yaml_file import (
@@ -280,7 +280,7 @@ def _input_error(error: ValidationError) -> InputError:
     if kind == REFUSED:
         return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
     if kind == "extra_forbidden":
-        known = dict.fromkeys(field.key.removesuffix(".*") for field in fields())
+        known = dict.fromkeys(keys())
         # The first key in an unknown section shows which setting was meant.
         inside = given if isinstance(given, dict) else {}
         written = ".".join((key, *list(inside)[:1]))

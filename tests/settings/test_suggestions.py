@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.errors import InputError
-from pipelines.settings.fields import FROM_ELSEWHERE, IN_WORDS, fields, remedy
+from pipelines.settings.fields import FROM_ELSEWHERE, IN_WORDS, fields, keys, remedy
 from pipelines.settings.load import load
 
 KNOWN = [name for name, *_ in fields()]
@@ -55,3 +55,7 @@ def test_names_of_other_tools_are_none_of_ours():
 def test_what_is_in_a_section_that_there_is_not_counts():
     with pytest.raises(InputError, match=r"^optimizer: .* Did you mean training\.learning_rate\?$"):
         load(None, ["optimizer.lr=1"])
+
+
+def test_the_keys_are_those_of_the_page():
+    assert {*keys()} == {name.removesuffix(".*") for name in KNOWN}
