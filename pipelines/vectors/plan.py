@@ -23,7 +23,7 @@ from pipelines.files.ownership import TABLE
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
-from pipelines.vectors.embedding import EmbeddingOptions, embedding_options
+from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, model_folder
 from pipelines.vectors.parts import Constant, RowRange
 from pipelines.vectors.table_job import (
     INDEX_FOLDER,
@@ -194,7 +194,7 @@ def options_for(
 ) -> EmbeddingOptions:
     """Return the options of a model, with the computation of the section ``embedding``.
 
-    ``named`` is the model's folder; None means that of the run. For the others see
+    ``named`` is the model's folder or `default`; None means that of the run. For the others see
     :class:`~pipelines.vectors.embedding.EmbeddingOptions`.
 
     Raises:
@@ -202,9 +202,7 @@ def options_for(
     """
     settings = config.embedding
     return embedding_options(
-        RunFolder.of(config).model
-        if named is None
-        else versions.current(location(named, config.storage)),
+        RunFolder.of(config).model if named is None else model_folder(named, config.storage),
         backend=settings.backend,
         precision=settings.precision,
         batch_tokens=settings.batch_tokens,

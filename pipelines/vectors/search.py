@@ -18,8 +18,7 @@ import numpy as np
 
 from pipelines.arrow_columns import as_text
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, location
-from pipelines.files.versions import current
+from pipelines.files.locations import Location
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
@@ -36,7 +35,7 @@ from pipelines.vectors.bm25 import (
     weighted_fusion,
     word_statistics,
 )
-from pipelines.vectors.embedding import embedding_options, shortened
+from pipelines.vectors.embedding import embedding_options, model_folder, shortened
 from pipelines.vectors.exact import best_of_files, deal, search_table
 from pipelines.vectors.index import build_index, has_index, search_index
 from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, unit_length
@@ -183,11 +182,13 @@ def embed_queries(
     """
     if not queries:
         raise InputError("--query", "there is no query", "Pass a query, or a file with --queries")
+    if not all(map(str.strip, queries)):
+        raise InputError("--query", "a query is empty", "Write what to search for")
     named = model or table.model
     if named is None:
         problem = f"{table.folder} names no model"
         raise InputError("embedding.model", problem, "Name the model that made it")
-    options = embedding_options(current(location(named, table.stores)), backend=backend)
+    options = embedding_options(model_folder(named, table.stores), backend=backend)
     # Vectors of two models cannot be compared, although their cosines can be computed.
     if table.model_sha256 not in (None, options.model_sha256):
         raise InputError(

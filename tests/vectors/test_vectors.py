@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pipelines.settings import Config
+from pipelines.tokens.start import default_start
 from pipelines.vectors.embedding import (
     LEVELS,
+    model_folder,
     quantised,
     restored,
     shortened,
     vector_array,
     vectors_of,
 )
+from pipelines.vectors.plan import options_for
 
 VALUES = st.floats(-1e3, 1e3, width=32, allow_subnormal=False)
 
@@ -63,3 +67,8 @@ def test_vectors_of_several_sizes_are_refused() -> None:
     for rows in ([[1.0], [2.0, 3.0]], [[1.0], [2.0, 3.0, 4.0]]):
         with pytest.raises(ValueError, match="differ in length"):
             vectors_of(pa.array(rows, pa.list_(pa.float32())))
+
+
+def test_the_packaged_model_has_a_name() -> None:
+    assert options_for(Config(), "default").model == default_start()
+    assert model_folder("default") == default_start()
