@@ -94,7 +94,9 @@ def _delete(config: Config, keys: Sequence[str]) -> Deletion:
     folder = PreparedFolder.of(config)
     if not folder.corpus.pairs.is_dir():
         problem = f"there is no corpus in {folder.path}"
-        raise InputError("prepared.folder", problem, "Name the folder of a preparation")
+        raise InputError(
+            "prepared.folder", problem, "Name the folder of a preparation, or run `prepare`"
+        )
     check_table(config)
     folder.name_stages()
     # The list comes first: after a failure, the next preparation still leaves the rows out.
@@ -191,7 +193,7 @@ def _text_of(file: str) -> str:
 def command(config: Config, key: Sequence[str] | None, keys: str | None) -> Results:
     """Delete the rows of keys of a command line and of a file, and print the outcome."""
     deletion = delete(config, read_keys(key or (), keys))
-    say(f"deleted  {deletion.rows} rows of the {deletion.keys} listed keys")
+    say(f"deleted  {deletion.rows} rows in all, of the {deletion.keys} keys listed so far")
     if deletion.vectors is not None:
         say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
     if deletion.unmatched:
