@@ -334,7 +334,8 @@ def check_dropped(
         raise InputError(
             "corpus.max_dropped",
             f"{lost} of {total} rows{of_source} lack a value ({lacking})",
-            f"Name columns that hold values, or set it to at least {_rounded_up(lost / total)}",
+            "Name columns that hold values, or set corpus.max_dropped to at least "
+            f"{_rounded_up(lost / total)}",
         )
 
 
