@@ -92,7 +92,7 @@ airflow-2: $(AIRFLOW_2_STAMP)
 # nowhere, end it. It asks the network for nothing once its environment is there.
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
-	@echo "the site is in build/site: $(IN_VENV) -m http.server --directory build/site"
+	@echo "the site is in build/site: python3 -m http.server --directory build/site"
 
 # For the engine of that name, whose tests are skipped elsewhere:
 # .venv-megatron/bin/python -m pytest -k megatron
