@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipelines.errors import InputError
 from pipelines.jobs.base import job
 from pipelines.libraries import check_installed
 from pipelines.progress import activity
@@ -66,5 +67,7 @@ def command(
     hybrid: bool,
 ) -> None:
     """Print the rows nearest to the queries of a command line and of a file."""
+    if not all(map(str.strip, query or ())):
+        raise InputError("--query", "a query is empty", "Write what to search for")
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
     Screen().print(hits_table(asked, search(config, asked, k, indexed=index, hybrid=hybrid)))

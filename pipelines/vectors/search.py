@@ -182,8 +182,6 @@ def embed_queries(
     """
     if not queries:
         raise InputError("--query", "there is no query", "Pass a query, or a file with --queries")
-    if not all(map(str.strip, queries)):
-        raise InputError("--query", "a query is empty", "Write what to search for")
     named = model or table.model
     if named is None:
         problem = f"{table.folder} names no model"

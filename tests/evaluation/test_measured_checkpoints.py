@@ -126,8 +126,9 @@ def test_what_is_made_again_is_measured_again(tmp_path, measured):
     compare(run, 9, tmp_path)
     # The checkpoint of step 9 is torn.
     with evaluation(run, first=6, last=9):
-        assert [line["step"] for line in read_evaluations(run)] == [6]
+        pass
     assert measured == [9]
+    assert [line["step"] for line in read_evaluations(run)] == [6, 9]
 
 
 def test_without_a_best_to_keep_the_last_is_left_to_the_job(tmp_path, measured):
