@@ -106,9 +106,16 @@ def model_folder(named: str | Location, stores: StorageSettings = DEFAULT_STORES
     """Return the folder of a model by its setting.
 
     Raises:
-        InputError: It is the packaged model, which is not installed.
+        InputError: It is the packaged model, which is not installed, or the name of a folder, too.
     """
-    return default_start(KEY) if named == PACKAGED else current(location(named, stores))
+    return _packaged() if named == PACKAGED else current(location(named, stores))
+
+
+def _packaged() -> Path:
+    if Path(PACKAGED).is_dir():
+        problem = f"`{PACKAGED}` is the packaged model, and there is a folder of that name"
+        raise InputError(KEY, problem, f"Write ./{PACKAGED} to use the folder, or rename it")
+    return default_start(KEY)
 
 
 def embedding_options(
@@ -131,7 +138,7 @@ def embedding_options(
         InputError: The model is missing or narrower, or there is no such backend, precision, prompt
             or quantisation.
     """
-    folder = default_start(KEY) if model == PACKAGED else location(model).expanduser().absolute()
+    folder = _packaged() if model == PACKAGED else location(model).expanduser().absolute()
     if not folder.is_dir():
         raise InputError(KEY, f"there is no folder {folder}", "Name a sentence-transformers folder")
     known = {"quantise": (quantise, QUANTISATIONS), "precision": (precision, PRECISIONS)}

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.arrow_columns import type_for_spark
-from pipelines.corpus.readers.inputs import find_files, place_of
+from pipelines.corpus.readers.inputs import COLUMNS, find_files, names_of, place_of
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, arrow_source, fixed_folder
+from pipelines.files.locations import Location, arrow_source, fixed_folder, plain_suffix
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
@@ -210,9 +210,12 @@ def read_inputs(files: Iterable[Location]) -> list[InputFile]:
     return in_threads(_read_input, files)
 
 
-_OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "jsonl", ".jsonl": "jsonl", ".txt": "text"}
-"""Formats by ending, of files that were taken for Parquet."""
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
+def _remedy_of(file: Location) -> str:
+    """Return what to do about a file that is not Parquet: its ending may name another format."""
+    suffix, known = plain_suffix(file), names_of(COLUMNS).items()
+    formats = (name for name, files in known if suffix in files.suffixes and name != "parquet")
+    found = next(formats, None)
+    return f"Set embedding.format to {found}" if found else "Repair it, or name others"
 
 
 def _read_input(file: Location) -> InputFile:
@@ -221,10 +224,7 @@ def _read_input(file: Location) -> InputFile:
             footer, schema = opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        endings = [ending for ending in file.suffixes if ending not in _PACKED]
-        wanted = _OTHER_FORMATS.get(endings[-1]) if endings else None
-        remedy = f"Set embedding.format to {wanted}" if wanted else "Repair it, or name others"
-        raise InputError(KEY, f"{file} cannot be read ({reason})", remedy) from None
+        raise InputError(KEY, f"{file} cannot be read ({reason})", _remedy_of(file)) from None
     name = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if name is not None:
         raise InputError(KEY, f"{file} has two columns `{name}`", "Rename one of them")

@@ -139,7 +139,7 @@ def check_table(config: Config) -> None:
         InputError: See :func:`pipelines.files.ownership.check_ours`.
     """
     folder, version = _table(config)
-    if version is not None:
+    if version is not None or _begun(config):
         check_places(OUTPUT, folder, TABLE)
 
 
@@ -154,14 +154,20 @@ def discard_unfinished(config: Config, column: str) -> bool:
 
     It may hold deleted rows, and the next `embed` would continue it.
     """
-    folder = output_folder(config)
-    begun = [read_version(place, config.storage) for place in begun_folders(folder)]
-    if not any(version is not None and _has_column(version, column) for version in begun):
+    if not any(_has_column(version, column) for version in _begun(config)):
         return False
+    folder = output_folder(config)
     with working_on(OUTPUT, folder, "delete"):
         check_places(OUTPUT, folder, TABLE)
         discard_begun(folder)
     return True
+
+
+def _begun(config: Config) -> list[Version]:
+    """Return the unfinished tables for ``embedding.output``."""
+    places = begun_folders(output_folder(config))
+    found = (read_version(place, config.storage) for place in places)
+    return [version for version in found if version is not None]
 
 
 def _has_column(version: Version, column: str) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
 from pipelines.vectors.embedding import (
@@ -18,6 +19,7 @@ from pipelines.vectors.embedding import (
     vector_array,
     vectors_of,
 )
+from pipelines.vectors.parts import read_inputs
 from pipelines.vectors.plan import options_for
 
 VALUES = st.floats(-1e3, 1e3, width=32, allow_subnormal=False)
@@ -72,3 +74,21 @@ def test_vectors_of_several_sizes_are_refused() -> None:
 def test_the_packaged_model_has_a_name() -> None:
     assert options_for(Config(), "default").model == default_start()
     assert model_folder("default") == default_start()
+
+
+def test_a_folder_with_the_name_of_the_packaged_model_is_not_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "default").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^embedding\.model: .* folder of that name\. Write \./"):
+        model_folder("default")
+    assert model_folder("./default").absolute() == tmp_path / "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a.csv", "format to csv"), ("a.jsonl.gz", "format to jsonl"), ("a.csv.parquet", "Repair it")],
+)
+def test_the_ending_of_a_file_that_is_not_parquet_names_its_format(tmp_path, name, remedy) -> None:
+    (tmp_path / name).write_text("text")
+    with pytest.raises(InputError, match=remedy):
+        read_inputs([tmp_path / name])
