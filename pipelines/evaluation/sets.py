@@ -22,8 +22,9 @@ from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets, set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
 from pipelines.evaluation.rows import SparkRows, Tables
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.models.lsa.modules import count_terms
 from pipelines.progress import next_part
 from pipelines.runs.model_choice import Metric
 from pipelines.settings import Config
@@ -271,6 +272,8 @@ def evaluate(
         place = PreparedFolder.of(config).corpus.queries.parent
         logger.info("no retrieval evaluation: %s holds no held-out pairs", place)
     forms = Forms.of(config)
+    if forms.apart:
+        forms = forms._replace(lexical=count_terms(location(model_folder)))
     known: dict[tuple[Callable[..., Tables], str], Tables] = {}
     figures: dict[str, dict[str, float]] = {}
     for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
