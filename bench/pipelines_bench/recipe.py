@@ -206,6 +206,8 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
     """A training of each seed on the documents of a set."""
     tree = config.model_dump(mode="json")
     tree["corpus"] |= {"format": "jsonl", "inputs": [str(folder / _CORPUS)]}
+    # Half of the documents of a collection may be titles without a text.
+    tree["corpus"]["max_dropped"] = 1.0
     tree["prepared"]["folder"] = str(work / f"prepared-{folder.name}")
     tree["run"] |= {"folder": str(work / "run"), "overwrite": True}
     tree["evaluation"] |= {"retrieval": True, "geometry": False, "samples": 0}

@@ -66,11 +66,12 @@ class Forms(NamedTuple):
     lexical: int = 0
 
     @classmethod
-    def of(cls, config: Config) -> Forms:
-        """Return the forms of the settings."""
+    def of(cls, config: Config, *, held_out: bool) -> Forms:
+        """Return the forms of the settings, of held-out pairs or of other sets."""
         asked = config.evaluation
+        hybrid = not held_out if asked.hybrid is None else asked.hybrid
         apart = config.encoder.lsa.dimensions > 0
-        return cls(config.trained_widths(), asked.hybrid, asked.retrieval_metrics, apart)
+        return cls(config.trained_widths(), hybrid, asked.retrieval_metrics, apart)
 
     def each(self) -> list[Form]:
         """Return the forms, that of whole embeddings without BM25 first."""
