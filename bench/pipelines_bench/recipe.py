@@ -4,6 +4,9 @@ The documents of each set in ``evaluation.retrieval_sets`` are trained on by the
 times by their seed, and never its questions and judgements, by which start and models are measured.
 Beside them stands what pairs that were held out of the same documents say: whether these tell where
 questions gain, and whether they ever say *better* where the questions say *worse*.
+
+Each model ranks by its vectors alone and with BM25; one with lexical features also without them,
+which is the model that other servers can compute.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from rich.table import Table
 
 import pipelines
 from pipelines.errors import InputError
+from pipelines.evaluation.base import ENCODER, Form
 from pipelines.evaluation.intervals import NOT_SIGNIFICANT, Interval, Observations, mean_intervals
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.evaluate import AFTER, BEFORE, measure_models
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
+from pipelines.runs.model_choice import WHOLE, start_share
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.spark.session import spark_session
@@ -37,6 +43,25 @@ logger = logging.getLogger(__name__)
 SEEDS = (0, 1, 2)
 FIGURE = "ndcg@10"
 HELD_OUT = "retrieval"
+DENSE, HYBRID = Form(), Form(hybrid=True)
+PLAIN, PLAIN_HYBRID = Form(ENCODER), Form(ENCODER, hybrid=True)
+FORMS = {
+    "start": (BEFORE, DENSE),
+    "start, hybrid": (BEFORE, HYBRID),
+    "plain": (AFTER, PLAIN),
+    "plain, hybrid": (AFTER, PLAIN_HYBRID),
+    "lexical": (AFTER, DENSE),
+    "lexical, hybrid": (AFTER, HYBRID),
+}
+"""Each way of ranking: of the start or of the model, in a form."""
+DIFFERENCES = (
+    ("plain", "start"),
+    ("plain, hybrid", "start"),
+    ("lexical", "start"),
+    ("lexical, hybrid", "start"),
+    ("lexical", "plain, hybrid"),
+    ("lexical, hybrid", "plain, hybrid"),
+)
 _CORPUS = "corpus.jsonl"
 
 
@@ -53,6 +78,11 @@ class Trained:
     before: Mapping[str, Observations]
     after: Mapping[str, Observations]
     cpu_seconds: float | None
+
+    def form(self, name: str, form: str) -> Observations | None:
+        """Return the figures of a set in one of :data:`FORMS`; None where it was not measured."""
+        model, asked = FORMS[form]
+        return (self.before if model == BEFORE else self.after).get(asked.named(name))
 
 
 def measure(config: Config, data: str | None) -> dict[str, Any]:
@@ -108,7 +138,9 @@ def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
         ``queries``, ``before`` and ``after`` (of each seed; nDCG@10, times 100), the mean ``gain``
         with its ``interval`` (of queries, each with the mean of its gains) and ``verdict``,
         ``cpu_seconds`` (the median) and, under ``held_out``, queries, gain, interval and verdict of
-        the held-out pairs; nothing of these where the set has none.
+        the held-out pairs; nothing of these where the set has none. ``forms`` has the figures by
+        :data:`FORMS`, ``differences`` gain, interval and verdict by ``first - second`` of
+        :data:`DIFFERENCES`, both only of the measured forms.
     """
     seconds = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     return {
@@ -117,6 +149,43 @@ def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
         "after": [round(_mean(run.after[name]), 2) for run in runs],
         "cpu_seconds": round(statistics.median(seconds), 1) if seconds else None,
         "held_out": _gain(HELD_OUT, runs),
+        "forms": _in_forms(name, runs),
+        "differences": _differences(name, runs),
+    }
+
+
+def _in_forms(name: str, runs: Sequence[Trained]) -> dict[str, float]:
+    """Return the mean of a set over the runs, by form."""
+    found = {form: [run.form(name, form) for run in runs] for form in FORMS}
+    return {
+        form: round(statistics.fmean(map(_mean, known)), 2)
+        for form, measured in found.items()
+        if (known := [observed for observed in measured if observed is not None])
+    }
+
+
+def _differences(name: str, runs: Sequence[Trained]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for first, second in DIFFERENCES:
+        sides = [[run.form(name, form) for run in runs] for form in (second, first)]
+        if None not in sides[0] + sides[1]:
+            found[f"{first} - {second}"] = _difference(*map(_averaged, sides))
+    return found
+
+
+def _averaged(found: Sequence[Observations | None]) -> Observations:
+    """Return the means over the runs, query by query."""
+    known = [observed for observed in found if observed is not None]
+    values = np.mean([observed.values[FIGURE] for observed in known], axis=0)
+    return Observations(known[0].items, {FIGURE: values}, known[0].groups)
+
+
+def _difference(before: Observations, after: Observations) -> dict[str, Any]:
+    interval = mean_intervals(before, after).get(FIGURE)
+    return {
+        "gain": round(_mean(after) - _mean(before), 2),
+        "interval": None if interval is None else asdict(interval),
+        "verdict": NOT_SIGNIFICANT if interval is None else interval.verdict(),
     }
 
 
@@ -125,15 +194,8 @@ def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
     if name not in runs[0].before:
         return {"queries": 0, "gain": None, "interval": None, "verdict": NOT_SIGNIFICANT}
     before = runs[0].before[name]
-    after = np.mean([run.after[name].values[FIGURE] for run in runs], axis=0)
-    of_all = Observations(before.items, {FIGURE: after})
-    interval = mean_intervals(before, of_all).get(FIGURE)
-    return {
-        "queries": len(before.items),
-        "gain": round(float(after.mean()) - _mean(before), 2),
-        "interval": None if interval is None else asdict(interval),
-        "verdict": NOT_SIGNIFICANT if interval is None else interval.verdict(),
-    }
+    after = _averaged([run.after[name] for run in runs])
+    return {"queries": len(before.items), **_difference(before, after)}
 
 
 def _mean(found: Observations) -> float:
@@ -144,10 +206,12 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
     """A training of each seed on the documents of a set."""
     tree = config.model_dump(mode="json")
     tree["corpus"] |= {"format": "jsonl", "inputs": [str(folder / _CORPUS)]}
+    # Half of the documents of a collection may be titles without a text.
+    tree["corpus"]["max_dropped"] = 1.0
     tree["prepared"]["folder"] = str(work / f"prepared-{folder.name}")
     tree["run"] |= {"folder": str(work / "run"), "overwrite": True}
     tree["evaluation"] |= {"retrieval": True, "geometry": False, "samples": 0}
-    tree["evaluation"] |= {"retrieval_sets": [str(folder)], "guards": [], "hybrid": False}
+    tree["evaluation"] |= {"retrieval_sets": [str(folder)], "guards": [], "hybrid": True}
     runs = []
     for seed in SEEDS:
         next_part(f"{folder.name}, seed {seed}")
@@ -157,6 +221,9 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
         pipelines.train(one)
         runs.append(_measured(one))
         logger.info("%s, seed %d: %+.2f", folder.name, seed, _gain(folder.name, runs[-1:])["gain"])
+        # Without training, every seed gives the same model.
+        if start_share(one.training, PreparedFolder.of(one).corpus) == WHOLE:
+            break
     return runs
 
 
@@ -198,6 +265,21 @@ def _print(sets: Mapping[str, Mapping[str, Any]]) -> None:
             _told(held),
         )
     Screen().print(table)
+    Screen().print(_forms_table(sets))
+
+
+def _forms_table(sets: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return each set's figures by form, and the difference that decides about the default."""
+    forms = [form for form in FORMS if all(form in found["forms"] for found in sets.values())]
+    decides = " - ".join(DIFFERENCES[4])
+    table = Table("set", *forms, decides)
+    for name, found in sets.items():
+        difference = found["differences"].get(decides)
+        shown = "" if difference is None else _told(difference)
+        table.add_row(name, *(f"{found['forms'][form]:.2f}" for form in forms), shown)
+    means = [statistics.fmean(found["forms"][form] for found in sets.values()) for form in forms]
+    table.add_row("mean", *(f"{mean:.2f}" for mean in means), "")
+    return table
 
 
 def _told(found: Mapping[str, Any]) -> str:

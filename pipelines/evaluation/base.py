@@ -29,13 +29,17 @@ FEWER = " among held-out"
 
 WHOLE = 0
 """Stands for the whole width among the widths of truncated embeddings."""
+ENCODER = -1
+"""Stands for the encoder's own width among them, without the lexical features behind it."""
+_AT_WIDTH = {WHOLE: "", ENCODER: "@encoder"}
 
 
 class Form(NamedTuple):
     """A way of ranking documents; a set is measured in several.
 
-    Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all. A
-    hybrid form fuses the rankings by embeddings and by BM25.
+    Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all, and
+    :data:`ENCODER` all but lexical features. A hybrid form fuses the rankings by embeddings and by
+    BM25.
     """
 
     width: int = WHOLE
@@ -43,7 +47,7 @@ class Form(NamedTuple):
 
     def named(self, name: str) -> str:
         """Return the name in ``metrics.json`` of a set in this form."""
-        at_width = name if self.width == WHOLE else f"{name}@{self.width}"
+        at_width = name + _AT_WIDTH.get(self.width, f"@{self.width}")
         return f"{at_width}+bm25" if self.hybrid else at_width
 
 
@@ -51,23 +55,29 @@ class Forms(NamedTuple):
     """The further measurements of rankings.
 
     Widths that are not below the model's are left out. If ``hybrid``, each width is also fused with
-    BM25. ``metrics`` are added to the usual ones.
+    BM25. ``metrics`` are added to the usual ones. If ``apart``, the encoder is also measured
+    without its lexical features: the last ``lexical`` numbers of an embedding of this model.
     """
 
     widths: Sequence[int] = ()
     hybrid: bool = False
     metrics: Sequence[str] = ()
+    apart: bool = False
+    lexical: int = 0
 
     @classmethod
-    def of(cls, config: Config) -> Forms:
-        """Return the forms of the settings."""
+    def of(cls, config: Config, *, held_out: bool) -> Forms:
+        """Return the forms of the settings, of held-out pairs or of other sets."""
         asked = config.evaluation
-        return cls(config.trained_widths(), asked.hybrid, asked.retrieval_metrics)
+        hybrid = not held_out if asked.hybrid is None else asked.hybrid
+        apart = config.encoder.lsa.dimensions > 0
+        return cls(config.trained_widths(), hybrid, asked.retrieval_metrics, apart)
 
     def each(self) -> list[Form]:
         """Return the forms, that of whole embeddings without BM25 first."""
         hybrids = (False, True) if self.hybrid else (False,)
-        return [Form(width, hybrid) for width in (WHOLE, *self.widths) for hybrid in hybrids]
+        widths = (WHOLE, ENCODER) if self.apart else (WHOLE,)
+        return [Form(width, hybrid) for width in (*widths, *self.widths) for hybrid in hybrids]
 
 
 WHOLE_ALONE = Forms()

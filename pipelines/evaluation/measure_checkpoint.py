@@ -69,7 +69,7 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
             named.name,
             named.evaluation.name,
             named.evaluation.arrange(named.read_for_checkpoints(session, config)),
-            Forms.of(config),
+            named.forms(config),
         )
         for named in named_sets(config)
     ]

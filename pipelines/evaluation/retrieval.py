@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pipelines.evaluation.base import WHOLE, Evaluation, Figure, Form, Forms, Measured
+from pipelines.evaluation.base import ENCODER, WHOLE, Evaluation, Figure, Form, Forms, Measured
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.held_out import (
     held_out_sets,
@@ -262,10 +262,7 @@ def measure(
     depth = max(FUSED_RANKS, shown) if forms.hybrid else shown
     # One more: the query's own document, if among them, is dropped afterwards.
     most = depth + skip_themselves
-    model_width = queries.embeddings.shape[1]
-    shorter = {width for width in forms.widths if width < model_width}
-    widths = [WHOLE, *sorted(shorter, reverse=True)]
-    by_width = rank_documents(tables["documents"], queries, load, most, widths)
+    by_width = _rank_by_widths(tables["documents"], queries, load, most, forms)
     rankings = Rankings(by_width, rank_by_words(tables, most) if forms.hybrid else None)
     rankings = rankings.without_themselves(depth) if skip_themselves else rankings
     counts = {"queries": len(queries.relevant), "documents": tables["documents"].count()}
@@ -283,6 +280,22 @@ def measure(
         )
         for form, ranked in rankings.in_forms(shown).items()
     ]
+
+
+def _rank_by_widths(
+    documents: Rows, queries: Queries, load: EmbedderLoader, depth: int, forms: Forms
+) -> dict[int, Neighbours]:
+    """Return the best documents of each query at all widths of the forms."""
+    model_width = queries.embeddings.shape[1]
+    shorter = sorted((width for width in forms.widths if width < model_width), reverse=True)
+    # Without lexical features, such as those of a start, an embedding is the encoder's own.
+    own = model_width - forms.lexical if forms.lexical else WHOLE
+    wanted = dict.fromkeys((WHOLE, *((own,) if forms.apart else ()), *shorter))
+    ranked = rank_documents(documents, queries, load, depth, list(wanted))
+    by_width = {WHOLE: ranked[WHOLE]}
+    if forms.apart:
+        by_width[ENCODER] = ranked[own]
+    return by_width | {width: ranked[width] for width in shorter}
 
 
 def embed_queries(tables: Mapping[str, Rows], load: EmbedderLoader) -> Queries:

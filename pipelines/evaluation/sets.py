@@ -22,8 +22,9 @@ from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets, set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
 from pipelines.evaluation.rows import SparkRows, Tables
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.models.lsa.modules import count_terms
 from pipelines.progress import next_part
 from pipelines.runs.model_choice import Metric
 from pipelines.settings import Config
@@ -49,6 +50,12 @@ class NamedSet:
     def source(self) -> tuple[Callable[..., Tables], str]:
         """A key, equal for sets of the same tables, such as those of held-out pairs."""
         return self.evaluation.read, self.given
+
+    def forms(self, config: Config) -> Forms:
+        """Return the forms in which it is measured."""
+        if not self.evaluation.has_forms:
+            return WHOLE_ALONE
+        return Forms.of(config, held_out=self.evaluation.held_out)
 
     def read(self, session: SparkSession, config: Config) -> Tables:
         """Read the tables; raises InputError if they are missing or malformed."""
@@ -126,8 +133,7 @@ def named_sets(config: Config) -> list[NamedSet]:
 
 def names_in_forms(named: NamedSet, config: Config) -> list[str]:
     """Return the names of a set in all its measured forms."""
-    forms = Forms.of(config) if named.evaluation.has_forms else WHOLE_ALONE
-    return [form.named(named.name) for form in forms.each()]
+    return [form.named(named.name) for form in named.forms(config).each()]
 
 
 def intervals_between(
@@ -270,7 +276,7 @@ def evaluate(
     if config.evaluation.retrieval and not held_out_sets(config):
         place = PreparedFolder.of(config).corpus.queries.parent
         logger.info("no retrieval evaluation: %s holds no held-out pairs", place)
-    forms = Forms.of(config)
+    lexical = count_terms(location(model_folder))
     known: dict[tuple[Callable[..., Tables], str], Tables] = {}
     figures: dict[str, dict[str, float]] = {}
     for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
@@ -283,6 +289,7 @@ def evaluate(
         for named in of_evaluation:
             arranged = evaluation.arrange(known[named.source])
             tables = {name: SparkRows(frame) for name, frame in arranged.items()}
+            forms = named.forms(config)._replace(lexical=lexical)
             for found in evaluation.measure(tables, load, forms):
                 name = found.form.named(named.name)
                 figures[name] = found.figures

@@ -54,9 +54,9 @@ class EvaluationSettings(Settings):
     follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
-    hybrid: bool = False
+    hybrid: bool | None = None
     """Also measure retrieval by vectors and BM25 together (`NAME+bm25`), ranked like `search
-    --hybrid`."""
+    --hybrid`. Null: on judged sets and guards, not on held-out pairs."""
     geometry: bool = True
     """Measure alignment and uniformity of held-out pairs."""
     every_checkpoints: int = Field(default=0, ge=0)

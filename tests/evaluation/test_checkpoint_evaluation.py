@@ -113,7 +113,7 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
     run = tmp_path / "run"
     lines = read_evaluations(run)
     among = ["retrieval", "retrieval@4"]
-    rest = ["geometry", "sts", "same", "beir", "beir@4"]
+    rest = ["geometry", "sts", "same", "beir", "beir+bm25", "beir@4", "beir@4+bm25"]
     names = [*(f"{name} among held-out" for name in among), *rest]
     assert [(line["step"], line["evaluation"]) for line in lines] == [(6, name) for name in names]
 

@@ -6,10 +6,15 @@ from measured_sets import write_set
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE, Form
+from pipelines.evaluation.beir import EVALUATION as BEIR
 from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
+from pipelines.evaluation.retrieval import EVALUATION as HELD_OUT
 from pipelines.evaluation.retrieval import Rankings, ndcg_at
-from pipelines.evaluation.sets import digest_sets, evaluate, metric_named
+from pipelines.evaluation.sets import NamedSet, digest_sets, evaluate, metric_named
+from pipelines.models.folder import read_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.lsa.modules import count_terms, with_terms
+from pipelines.settings.encoder import LsaSettings
 from pipelines.settings.load import parse
 from pipelines.vectors.bm25 import WordQueries, best_by_words, word_statistics
 from pipelines.vectors.nearest import Neighbours, best_of, unit_length
@@ -96,6 +101,37 @@ def test_each_set_is_measured_with_words_too(spark, config, minilm, reference, t
     for name, of_set in figures.items():
         assert {key: found[name][key] for key in of_set} == pytest.approx(of_set, abs=1e-6)
     assert found["pumps+bm25"]["bm25_ndcg@10"] == pytest.approx(alone, abs=1e-6)
+
+
+def test_a_lexical_model_is_measured_without_its_words_too(spark, config, minilm, tmp_path) -> None:
+    spec, weights = read_encoder(minilm)
+    # So long that they decide about the ranks.
+    words = 9 * np.random.default_rng(3).normal(size=(spec.vocabulary, 16)).astype(np.float32)
+    write_encoder(tmp_path / "lexical", *with_terms(spec, weights, words), minilm, "")
+    assert (count_terms(minilm), count_terms(tmp_path / "lexical")) == (0, 16)
+
+    apart = config.model_copy(
+        update={"encoder": config.encoder.model_copy(update={"lsa": LsaSettings(dimensions=16)})}
+    )
+    plain, lexical = (evaluate(spark, apart, model) for model in (minilm, tmp_path / "lexical"))
+    names = ["pumps", "pumps+bm25", "pumps@encoder", "pumps@encoder+bm25", "pumps@64"]
+    assert list(lexical) == [*names, "pumps@64+bm25"] == list(plain)
+    assert plain["pumps@encoder"] == plain["pumps"] != lexical["pumps"]
+    for name in ("pumps", "pumps+bm25"):
+        encoder = name.replace("pumps", "pumps@encoder")
+        assert lexical[encoder] == pytest.approx(plain[name], abs=1e-6)
+
+
+def test_judged_sets_are_ranked_with_words_unless_asked_otherwise() -> None:
+    judged, held_out = (NamedSet("set", "", kind) for kind in (BEIR, HELD_OUT))
+
+    def is_hybrid(**section: object) -> list[bool]:
+        asked = parse({"evaluation": section})
+        return [of.forms(asked).hybrid for of in (judged, held_out)]
+
+    assert is_hybrid() == [True, False]
+    assert is_hybrid(hybrid=False) == [False, False]
+    assert is_hybrid(hybrid=True) == [True, True]
 
 
 def test_a_model_may_be_judged_by_what_it_is_with_words(spark, config) -> None:

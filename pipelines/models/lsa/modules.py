@@ -16,14 +16,18 @@ from typing import TypeVar
 import numpy as np
 
 from pipelines.files import records, storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.sentence_modules import CONFIG_FILE, DENSE, POOLING, refuse
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import TERMS, WEIGHT_FILE, Weights, save_weights
+from pipelines.models.weights import TERMS, WEIGHT_FILE, Weights, save_weights, stored_shapes
+from pipelines.tokens.start import folder_modules
 
 VECTORS = "WordEmbeddings"
+_VECTORS = "emb_layer.weight"
 BEHIND = (NORMALISING, VECTORS, DENSE, POOLING)
 """The modules between an encoder's last one and the final normalising."""
 _EMBEDDING, _FIRST = "sentence_embedding", "cls_token_embeddings"
@@ -88,6 +92,14 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
     return [*modules[:first], *modules[first + len(BEHIND) :]], modules[first : first + len(BEHIND)]
 
 
+def count_terms(folder: Location) -> int:
+    """Return the number of lexical features of a model, 0 for none; reads no weights."""
+    local = local_folder(folder)
+    _, of_terms = part_modules(folder_modules(local))
+    homes = {kind: local / path for kind, path in of_terms}
+    return stored_shapes(homes[VECTORS] / WEIGHT_FILE)[_VECTORS][1] if of_terms else 0
+
+
 def read_terms(folder: Path, modules: Modules) -> np.ndarray:
     """Read an encoder's terms, fp32 [vocabulary, dimensions], from :func:`part_modules`.
 
@@ -102,7 +114,7 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
             found = read_checkpoint(homes[VECTORS])
     if found is None:
         refuse(folder, "has WordEmbeddings that are not of `encoder.lsa`")
-    return np.ascontiguousarray(found["emb_layer.weight"], np.float32)
+    return np.ascontiguousarray(found[_VECTORS], np.float32)
 
 
 def write_terms(
@@ -146,7 +158,7 @@ def _write_vectors(home: Path, vectors: np.ndarray, max_length: int) -> None:
         home / "whitespacetokenizer_config.json",
         {"vocab": [], "stop_words": [], "do_lower_case": False},
     )
-    save_weights(home / WEIGHT_FILE, {"emb_layer.weight": vectors})
+    save_weights(home / WEIGHT_FILE, {_VECTORS: vectors})
 
 
 def _write_copy(home: Path, width: int) -> None:
