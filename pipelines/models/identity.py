@@ -1,7 +1,7 @@
 """The identity of a model: one digest of its files, equal wherever the folder is copied to.
 
 The digest is the SHA-256 of what `sha256sum` prints for the files of the folder, sorted by path, so
-a shell computes it, too (docs/guides/serving.md has the line). Tables, promotions, cards, MLflow
+a shell computes it, too (docs/guides/serving.md has the command). Tables, promotions, cards, MLflow
 and exports record it as ``model_digest``.
 
 Earlier releases had two other digests. :func:`is_digest_of` and :func:`has_made` recognise them, so
