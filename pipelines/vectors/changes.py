@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from pipelines.errors import DamagedFileError
 from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, arrow_source
+from pipelines.spark.parquet_parts import gathered
 from pipelines.vectors.table_job import MANIFEST_FILE
 
 CHANGES_FOLDER = "_changes"
@@ -180,15 +181,18 @@ def _schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
 
 
 def write_log(log: ChangeLog, key_type: pa.DataType, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a log in its place, whole or not at all; only a batch is in memory at a time."""
+    """Write a log in its place, whole or not at all; little of it is in memory at a time."""
     schema = _schema(key_type, log)
+    typed = (
+        pa.RecordBatch.from_arrays([batch["key"].cast(key_type), batch["change"]], schema=schema)
+        for batch in batches
+    )
     with (
         storage.built_file(log.path) as aside,
         pq.ParquetWriter(aside, schema, compression="zstd") as writer,
     ):
-        for batch in batches:
-            columns = [batch["key"].cast(key_type), batch["change"]]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        for batch in gathered(typed):
+            writer.write_batch(batch)
 
 
 def carry_over(home: Location, version: int, target: Location, keep: int) -> list[ChangeLog]:
