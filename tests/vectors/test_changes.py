@@ -391,6 +391,19 @@ VALUES = {
     "pairs": pa.array([[1, 2], None, [2, 1], [1, 1]], pa.list_(pa.int8(), 2)),
     "lists": pa.array([[["a"], []], None, [[], ["a"]], [["a", None]]]),
     "nothing": pa.nulls(4),
+    "halves": pa.array([np.float16(1), None, np.float16(2), None], pa.float16()),
+    "times": pa.array([datetime.time(1), None, datetime.time(2), None], pa.time64("us")),
+    "moments": pa.array([1, None, 2, 1], pa.timestamp("ms", "UTC")),
+    "spans": pa.array([1, None, 2, 1], pa.duration("us")),
+    "large numbers": pa.array([2**64 - 1, None, 0, 1], pa.uint64()),
+    "long numbers": pa.array([decimal.Decimal(10**40), None, decimal.Decimal(1), None]),
+    "bytes": pa.array([b"\xff", None, b"", b"\0"]),
+    "digits": pa.array([b"12", None, b"21", b"11"], pa.binary(2)),
+    "runs": pa.RunEndEncodedArray.from_arrays([2, 4], pa.array(["a", "b"])),
+    "tensors": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), [2]),
+        pa.array([[1, 2], None, [2, 1], None], pa.list_(pa.int32(), 2)),
+    ),
 }
 
 
