@@ -293,3 +293,13 @@ SEARCHES = Registry(
         "index": "pipelines.vectors.negatives:INDEX",
     },
 )
+
+STORES = Registry(
+    kind="store",
+    key="publish.store",
+    group="sentence_pipelines.stores",
+    entries={
+        "lancedb": "pipelines.publishing.lancedb:STORE",
+    },
+)
+"""Stores of vectors. A name is also that of the extra with the client."""

@@ -33,6 +33,7 @@ runs
 training
 engines
 vectors
+publishing
 evaluation
 embedding
 report
@@ -69,6 +70,13 @@ HEAVY = {
     "tensorboardX": ("*.tracking.tensorboard",),
     "transformers": ("*.hf.torch*",),
     "sentence_transformers": (),
+    "lancedb": ("*.publishing.lancedb",),
+    "psycopg": ("*.publishing.pgvector",),
+    "pgvector": ("*.publishing.pgvector",),
+    "qdrant_client": ("*.publishing.qdrant",),
+    "pymilvus": ("*.publishing.milvus",),
+    "opensearchpy": ("*.publishing.opensearch",),
+    "elasticsearch": ("*.publishing.elasticsearch",),
 }
 JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
 # What a driver or a notebook imports first, before it knows which engine is asked for.
