@@ -300,6 +300,10 @@ STORES = Registry(
     group="sentence_pipelines.stores",
     entries={
         "lancedb": "pipelines.publishing.lancedb:STORE",
+        "qdrant": "pipelines.publishing.qdrant:STORE",
+        "milvus": "pipelines.publishing.milvus:STORE",
+        "opensearch": "pipelines.publishing.search_engines:OPENSEARCH",
+        "elasticsearch": "pipelines.publishing.search_engines:ELASTICSEARCH",
     },
 )
 """Stores of vectors. A name is also that of the extra with the client."""

@@ -75,8 +75,8 @@ HEAVY = {
     "pgvector": ("*.publishing.pgvector",),
     "qdrant_client": ("*.publishing.qdrant",),
     "pymilvus": ("*.publishing.milvus",),
-    "opensearchpy": ("*.publishing.opensearch",),
-    "elasticsearch": ("*.publishing.elasticsearch",),
+    "opensearchpy": (),
+    "elasticsearch": (),
 }
 JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
 # What a driver or a notebook imports first, before it knows which engine is asked for.

@@ -7,7 +7,9 @@ for lists. The state of a collection is one of its properties.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -45,7 +47,7 @@ LONGEST_TEXT = 65_535
 """Bytes of a VARCHAR."""
 FILE_ENDING = ".db"
 """Of a file of Milvus Lite; pymilvus knows it by this."""
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIELDS = {"bool": DataType.BOOL, "int64": DataType.INT64, "double": DataType.DOUBLE}
 _MOST_NUMBERS = 32_768
 
@@ -70,18 +72,35 @@ def field_type(column: pa.Field) -> DataType:
     return _FIELDS.get(str(column.type), DataType.VARCHAR)
 
 
+@contextmanager
+def _untied() -> Iterator[None]:
+    """Free errors of pymilvus from themselves as their cause, an endless chain for others."""
+    try:
+        yield
+    except Exception as error:
+        if error.__cause__ is error:
+            error.__cause__ = None
+        raise
+
+
 class MilvusStore:
     """An open connection; see :class:`~pipelines.publishing.store.Store`."""
 
     def __init__(self, client: MilvusClient, target: Target) -> None:
         self._client = client
         self._target = target
-        self._time = {"timeout": target.timeout}
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the client, with a deadline."""
+        with _untied():
+            return getattr(self._client, method)(
+                *arguments, timeout=self._target.timeout, **options
+            )
 
     def collections(self) -> Mapping[str, str | None]:
         """Return the states of collections by name."""
         current = self.current()
-        names = self._client.list_collections(**self._time)
+        names = self._call("list_collections")
         return {
             name: self._state(name)
             for name in names
@@ -89,20 +108,20 @@ class MilvusStore:
         }
 
     def _state(self, name: str) -> str | None:
-        described = self._client.describe_collection(name, **self._time)
+        described = self._call("describe_collection", name)
         state: str | None = (described.get("properties") or {}).get(STATE)
         return state
 
     def current(self) -> str | None:
         """Return the collection behind the alias, or one with the alias's own name."""
         alias = self._target.collection
-        if alias in self._client.list_collections(**self._time):
+        if alias in self._call("list_collections"):
             return alias
         return self._aliased()
 
     def _aliased(self) -> str | None:
         try:
-            found = self._client.describe_alias(self._target.collection, **self._time)
+            found = self._call("describe_alias", self._target.collection)
         except MilvusException as error:
             if error.code in _NO_ALIAS:
                 return None
@@ -111,7 +130,7 @@ class MilvusStore:
 
     def create(self, name: str, layout: Layout, state: str) -> None:
         """Create an empty collection with its state, and load it."""
-        fields = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        fields = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         key = field_type(layout.key)
         length = {"max_length": LONGEST_TEXT} if key == DataType.VARCHAR else {}
         fields.add_field(_named(layout.key.name), key, is_primary=True, **length)
@@ -121,18 +140,18 @@ class MilvusStore:
             kind = field_type(column)
             length = {"max_length": LONGEST_TEXT} if kind == DataType.VARCHAR else {}
             fields.add_field(_named(column.name), kind, nullable=True, **length)
-        self._client.create_collection(
+        self._call(
+            "create_collection",
             name,
             schema=fields,
             properties={STATE: state},
             consistency_level="Strong",
-            **self._time,
         )
         self.finish(name, layout)
 
     def write_state(self, name: str, state: str) -> None:
         """Replace the state of a collection."""
-        self._client.alter_collection_properties(name, properties={STATE: state}, **self._time)
+        self._call("alter_collection_properties", name, properties={STATE: state})
 
     def upsert(
         self, name: str, layout: Layout, rows: pa.RecordBatch, *, may_exist: bool = True
@@ -143,43 +162,40 @@ class MilvusStore:
         """
         _check_lengths(rows)
         for part in requests_of(layout, rows):
-            self._client.upsert(name, data=list(_entities(layout, part)), **self._time)
+            self._call("upsert", name, data=list(_entities(layout, part)))
 
     def delete(self, name: str, layout: Layout, keys: pa.Array) -> None:
         """Delete rows by key."""
-        self._client.delete(name, ids=keys.to_pylist(), **self._time)
+        self._call("delete", name, ids=keys.to_pylist())
 
     def finish(self, name: str, layout: Layout) -> None:
         """Build missing indexes, and load the collection; reads are of strong consistency."""
         indexed = {
-            self._client.describe_index(name, index, **self._time)["field_name"]
-            for index in self._client.list_indexes(name)
+            self._call("describe_index", name, index)["field_name"]
+            for index in self._call("list_indexes", name)
         }
-        missing = self._client.prepare_index_params()
+        missing = MilvusClient.prepare_index_params()
         for column, options in _indexes(layout):
             if column not in indexed:
                 missing.add_index(column, **options)
         if len(missing):
-            self._client.create_index(name, missing, **self._time)
-        self._client.load_collection(name, **self._time)
+            self._call("create_index", name, missing)
+        self._call("load_collection", name)
 
     def count(self, name: str) -> int:
         """Return the number of rows."""
-        (found,) = self._client.query(
-            name, output_fields=["count(*)"], consistency_level="Strong", **self._time
-        )
+        (found,) = self._call("query", name, output_fields=["count(*)"], consistency_level="Strong")
         return int(found["count(*)"])
 
     def switch(self, name: str) -> None:
         """Point the alias to a collection."""
         alias = self._target.collection
         is_there = self._aliased() is not None
-        set_alias = self._client.alter_alias if is_there else self._client.create_alias
-        set_alias(name, alias, **self._time)
+        self._call("alter_alias" if is_there else "create_alias", name, alias)
 
     def drop(self, name: str) -> None:
         """Drop a collection."""
-        self._client.drop_collection(name, **self._time)
+        self._call("drop_collection", name)
 
     def close(self) -> None:
         """Close the connection, and give the file of Milvus Lite to other processes."""
@@ -196,7 +212,7 @@ def _named(name: str) -> str:
     Raises:
         InputError: Milvus has no such names.
     """
-    if pc.match_substring_regex(pa.array([name]), f"^{_NAME}$")[0].as_py():
+    if _NAME.fullmatch(name):
         return name
     raise InputError(
         COLUMNS,
@@ -248,16 +264,19 @@ def _open(target: Target) -> MilvusStore:
             problem = f"{target.address} is no file of Milvus Lite"
             remedy = f"Write http://host:19530, or a path that ends in {FILE_ENDING}"
             raise InputError(ADDRESS, problem, remedy)
-        return MilvusStore(MilvusClient(target.address, timeout=target.timeout), target)
+        with _untied():
+            client = MilvusClient(target.address, timeout=target.timeout, dedicated=True)
+        return MilvusStore(client, target)
     server = server_of(target, "http", "https")
     token = f"{server.user}:{server.secret}" if server.user else server.secret
-    client = MilvusClient(
-        server.url,
-        token=token or "",
-        timeout=target.timeout,
-        server_pem_path=server.ca_file or "",
-        dedicated=True,
-    )
+    with _untied():
+        client = MilvusClient(
+            server.url,
+            token=token or "",
+            timeout=target.timeout,
+            server_pem_path=server.ca_file or "",
+            dedicated=True,
+        )
     return MilvusStore(client, target)
 
 
