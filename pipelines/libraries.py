@@ -98,3 +98,14 @@ def left_out(what: str, modules: Sequence[str]) -> bool:
         name, command = _NAMES.get(missing[0], missing[0]), pip_install(EXTRAS[missing[0]])
         logger.warning("%s left out: %s is not installed. Run `%s`", what, name, command)
     return bool(missing)
+
+
+def check_store(name: str) -> None:
+    """Refuse a store of vectors without its client.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    for module, extra in EXTRAS.items():
+        if extra == name:
+            check_installed("publish.store", module, name)

@@ -78,9 +78,17 @@ HEAVY = {
     "opensearchpy": (),
     "elasticsearch": (),
 }
-JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
+JOBS = ("prepare", "train", "evaluate", "run", "embed", "publish", "mine", "search", "promote")
 # What a driver or a notebook imports first, before it knows which engine is asked for.
-FIRST = ("cli", *(f"jobs.{one}" for one in JOBS), "ml", "notebook", "settings", "errors")
+FIRST = (
+    "cli",
+    *(f"jobs.{one}" for one in JOBS),
+    "jobs.report",
+    "ml",
+    "notebook",
+    "settings",
+    "errors",
+)
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")

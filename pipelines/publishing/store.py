@@ -19,7 +19,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
+from pipelines.settings.redaction import HIDDEN
 
 ADDRESS = "publish.address"
 COLUMNS = "publish.columns"
@@ -169,23 +170,36 @@ class StoreKind:
 
 
 @contextmanager
-def opened(kind: StoreKind, target: Target) -> Iterator[Store]:
-    """Open a store for the block.
+def refusals(kind: StoreKind, target: Target) -> Iterator[None]:
+    """Turn the client's errors in the block into errors of one line, without the secret.
 
     Raises:
         InputError: The user can correct the failure.
+        PipelineError: Another failure, whose message has the secret.
     """
     try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        refused = kind.refusal(error, target)
+        if refused is not None:
+            raise refused from None
+        if target.secret and target.secret in str(error):
+            told = str(error).replace(target.secret, HIDDEN)
+            raise PipelineError(f"{target.store} failed: {told}") from None
+        raise
+
+
+@contextmanager
+def opened(kind: StoreKind, target: Target) -> Iterator[Store]:
+    """Open a store for the block, without a second attempt; raises as :func:`refusals`."""
+    with refusals(kind, target):
         store = kind.open(target)
         try:
             yield store
         finally:
             store.close()
-    except Exception as error:
-        refused = None if isinstance(error, InputError) else kind.refusal(error, target)
-        if refused is None:
-            raise
-        raise refused from error
 
 
 def vectors_of(layout: Layout, rows: pa.RecordBatch) -> np.ndarray:

@@ -41,6 +41,8 @@ class PublishSettings(Settings):
     """Most rows of a request. Null: 1,000, or what suits the store."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Time limit of a request."""
+    overwrite: bool = False
+    """Build a new collection from the whole table, even if the present one needs few changes."""
     keep_old: int = Field(default=1, ge=0)
     """Replaced collections to keep in the store."""
 
