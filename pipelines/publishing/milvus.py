@@ -6,6 +6,7 @@ for lists. The state of a collection is one of its properties.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -166,7 +167,9 @@ class MilvusStore:
 
     def delete(self, name: str, layout: Layout, keys: pa.Array) -> None:
         """Delete rows by key."""
-        self._call("delete", name, ids=keys.to_pylist())
+        # For `ids` pymilvus writes such a condition too, and escapes no quotes in it.
+        values = ", ".join(json.dumps(key, ensure_ascii=False) for key in keys.to_pylist())
+        self._call("delete", name, filter=f"{layout.key.name} in [{values}]")
 
     def finish(self, name: str, layout: Layout) -> None:
         """Build missing indexes, and load the collection; reads are of strong consistency."""

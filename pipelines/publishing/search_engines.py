@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError
 from pipelines.publishing.servers import (
     TEMPORARY_STATUSES,
     Server,
@@ -27,6 +27,7 @@ from pipelines.publishing.servers import (
     unreachable,
 )
 from pipelines.publishing.store import (
+    COLUMNS,
     Layout,
     Metric,
     StoreKind,
@@ -43,17 +44,15 @@ _NOT_FOUND = 404
 _TYPES = {"bool": "boolean", "int64": "long", "double": "double"}
 
 
-class RowsRefusedError(PipelineError):
+class RowsRefusedError(Exception):
     """Rows of a bulk request that the server refused; ``statuses`` are theirs."""
 
-    def __init__(
-        self, store: str, count: int, first: Mapping[str, Any], statuses: set[int]
-    ) -> None:
+    def __init__(self, count: int, first: Mapping[str, Any], statuses: set[int]) -> None:
         cause = first.get("error", {})
         reason = cause.get("reason", cause) if isinstance(cause, Mapping) else cause
         super().__init__(
-            f"{store} refused {count:,} rows; the first is `{first.get('_id')}`"
-            f" ({first.get('status')}: {brief(reason)})"
+            f"{count:,} rows, the first `{first.get('_id')}`: {first.get('status')},"
+            f" {brief(reason)}"
         )
         self.statuses = statuses
 
@@ -63,7 +62,6 @@ class Engine:
     """A search engine: what differs between the two.
 
     Attributes:
-        name: For messages, and in the catalog.
         connect: Returns a client.
         vector: Returns the mapping of a vector.
         settings: Of an index.
@@ -72,7 +70,6 @@ class Engine:
         most_numbers: The widest vector.
     """
 
-    name: str
     connect: Callable[[Server, float], Any]
     vector: Callable[[Layout], dict[str, Any]]
     settings: Mapping[str, Any]
@@ -162,7 +159,7 @@ class SearchEngineStore:
                 failed.append(answer)
         if failed:
             statuses = {answer["status"] for answer in failed}
-            raise RowsRefusedError(self._engine.name, len(failed), failed[0], statuses)
+            raise RowsRefusedError(len(failed), failed[0], statuses)
 
     def finish(self, name: str, layout: Layout) -> None:
         """Make all writes visible."""
@@ -305,6 +302,11 @@ def _is_temporary(engine: Engine, error: Exception) -> bool:
 def _refusal(engine: Engine, error: Exception, target: Target) -> InputError | None:
     if isinstance(error, engine.no_answer()):
         return unreachable(target, error)
+    if isinstance(error, RowsRefusedError):
+        problem = f"{target.store} refused rows ({error})"
+        if _is_temporary(engine, error):
+            return InputError("publish.connections", problem, "Use fewer connections")
+        return InputError(COLUMNS, problem, "Correct the column, or leave it out")
     return refused(target, _status(error))
 
 
@@ -320,7 +322,6 @@ def _kind(engine: Engine) -> StoreKind:
 
 OPENSEARCH = _kind(
     Engine(
-        name="OpenSearch",
         connect=_connect_opensearch,
         vector=_knn_vector,
         settings={"index.knn": True},
@@ -331,7 +332,6 @@ OPENSEARCH = _kind(
 )
 ELASTICSEARCH = _kind(
     Engine(
-        name="Elasticsearch",
         connect=_connect_elasticsearch,
         vector=_dense_vector,
         settings={},

@@ -20,10 +20,10 @@ from free_addresses import free_addresses
 from server_stores import KEY, SERVED, VECTOR, ServedStore, unit
 
 from pipelines.catalog import STORES
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError
 from pipelines.publishing.milvus import LONGEST_TEXT
 from pipelines.publishing.qdrant import point_id
-from pipelines.publishing.search_engines import LONGEST_ID, document_id
+from pipelines.publishing.search_engines import LONGEST_ID, RowsRefusedError, document_id
 from pipelines.publishing.store import Layout, Store, StoreKind, Target, opened
 
 pytestmark = pytest.mark.slow
@@ -274,9 +274,11 @@ def test_items_that_fail_in_a_request_that_does_not_are_seen(name, tmp_path):
         store.create("documents_1", layout, "state")
         for statuses, passes in (([429, 429], True), ([429, 400], False)):
             served.state.item_failures += statuses
-            with pytest.raises(PipelineError, match="refused 2 rows; the first is `a`") as raised:
+            with pytest.raises(RowsRefusedError, match="2 rows, the first `a`: 429") as raised:
                 store.upsert("documents_1", layout, rows)
             assert kind.is_temporary(raised.value) is passes
+            error = kind.refusal(raised.value, served.target)
+            assert error.key == ("publish.connections" if passes else "publish.columns")
         store.upsert("documents_1", layout, rows)
         store.finish("documents_1", layout)
         assert store.count("documents_1") == 3
