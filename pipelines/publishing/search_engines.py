@@ -6,6 +6,7 @@ and filters are keywords. Each client is imported when its store is opened.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ STATE = "sentence_pipelines"
 LONGEST_ID = 512
 """Bytes of an `_id`; longer keys are hashed."""
 _NOT_FOUND = 404
+_LOGGERS = ("opensearch", "elastic_transport.node_pool", "elastic_transport.transport")
 _TYPES = {"bool": "boolean", "int64": "long", "double": "double"}
 
 
@@ -283,6 +285,9 @@ def _elasticsearch_helpers() -> ModuleType:
 
 
 def _open(engine: Engine, target: Target) -> SearchEngineStore:
+    for logger in _LOGGERS:
+        # They warn of each failed request, before the error says the same.
+        logging.getLogger(logger).setLevel(logging.ERROR)
     server = server_of(target, "http", "https")
     client = engine.connect(server, target.timeout)
     return SearchEngineStore(engine, client, target)
@@ -301,7 +306,8 @@ def _is_temporary(engine: Engine, error: Exception) -> bool:
 
 def _refusal(engine: Engine, error: Exception, target: Target) -> InputError | None:
     if isinstance(error, engine.no_answer()):
-        return unreachable(target, error)
+        # The clients' own texts leave the reason out.
+        return unreachable(target, error.__cause__ or error.__context__ or error)
     if isinstance(error, RowsRefusedError):
         problem = f"{target.store} refused rows ({error})"
         if _is_temporary(engine, error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ TEMPORARY_STATUSES = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses of servers that are busy, restart or are out of reach."""
 NOT_AUTHENTICATED, NOT_PERMITTED = 401, 403
 
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _REQUEST_BYTES = 8 * 2**20
 """Size of a request; Amazon's small OpenSearch domains take 10 MB."""
 _NUMBER_BYTES = 22
@@ -47,7 +49,7 @@ def server_of(target: Target, *schemes: str) -> Server:
     """Return the server of an address; `publish.user` and the secret go before those in it.
 
     Raises:
-        InputError: It has another scheme, no host, or an unknown parameter.
+        InputError: It has another scheme, no host, an unknown parameter, or a file that is absent.
     """
     shown, parts = without_password(target.address), urlsplit(target.address)
     if parts.scheme not in schemes or not parts.hostname:
@@ -60,20 +62,31 @@ def server_of(target: Target, *schemes: str) -> Server:
             f"{shown} has the parameter `{unknown[0]}`, which {target.store} does not know",
             f"Leave it out; {CA_FILE} is the only one",
         )
+    ca_file = parameters.get(CA_FILE)
+    if ca_file is not None and not Path(ca_file).is_file():
+        problem = f"{CA_FILE} names {ca_file}, which is no file"
+        raise InputError(ADDRESS, problem, "Put it on the driver and every executor")
     place = parts.netloc.rpartition("@")[2]
     return Server(
         url=urlunsplit((parts.scheme, place, parts.path, "", "")),
         user=target.user or (unquote(parts.username) if parts.username else None),
         secret=target.secret or (unquote(parts.password) if parts.password else None),
-        ca_file=parameters.get(CA_FILE),
+        ca_file=ca_file,
     )
 
 
-def unreachable(target: Target, reason: object) -> InputError:
+def unreachable(target: Target, error: object) -> InputError:
     """Return the error for a server that does not answer."""
+    shown, reason = without_password(target.address), brief(error)
+    if _UNTRUSTED in reason:
+        return InputError(
+            ADDRESS,
+            f"{shown} has a certificate of an unknown authority",
+            f"Add ?{CA_FILE}=FILE with the authority's certificate to the address",
+        )
     return InputError(
         ADDRESS,
-        f"{target.store} does not answer at {without_password(target.address)} ({brief(reason)})",
+        f"{target.store} does not answer at {shown} ({reason})",
         "Start it, correct the address, or raise publish.timeout_seconds",
     )
 

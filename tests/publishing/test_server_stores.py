@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from certificates import self_signed
 from free_addresses import free_addresses
+from qdrant_server import qdrant_server
+from search_engine_server import search_engine_server
 from server_stores import KEY, SERVED, VECTOR, ServedStore, unit
 
 from pipelines.catalog import STORES
@@ -263,6 +266,20 @@ def test_a_wrong_password_is_refused_and_a_busy_server_is_temporary(name, tmp_pa
             with pytest.raises(Exception) as raised, opened(kind, served.target) as store:
                 store.collections()
             assert kind.is_temporary(raised.value) is passes
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_certificate_needs_a_known_authority(name, tmp_path):
+    certificate, tls = self_signed(tmp_path)
+    server = qdrant_server(tls=tls) if name == "qdrant" else search_engine_server(name, tls=tls)
+    with server as (address, _):
+        target = Target(name, address, "documents", timeout=30)
+        assert "a certificate of an unknown authority" in refusal_of(target).problem
+        trusting = replace(target, address=f"{address}?sslrootcert={certificate}")
+        with opened(STORES.load(name), trusting) as store:
+            assert store.collections() == {}
+        absent = replace(target, address=f"{address}?sslrootcert=/absent.pem")
+        assert "sslrootcert names /absent.pem, which is no file" in str(refusal_of(absent))
 
 
 @pytest.mark.parametrize("name", ["opensearch", "elasticsearch"])

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -36,12 +37,14 @@ class State:
 
 
 @contextmanager
-def qdrant_server(key: str | None = None) -> Iterator[tuple[str, State]]:
+def qdrant_server(
+    key: str | None = None, tls: SSLContext | None = None
+) -> Iterator[tuple[str, State]]:
     """Gives the address of a server with an empty store, and its state."""
     engine = QdrantClient(":memory:", force_disable_check_same_thread=True)
     state = State(engine, key)
-    with serving(Requests, state=state) as place:
-        yield f"http://{place['host']}:{place['port']}", state
+    with serving(Requests, tls, state=state) as place:
+        yield f"{place['schema']}://{place['host']}:{place['port']}", state
     engine.close()
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatch
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
@@ -82,12 +83,14 @@ class State:
 
 
 @contextmanager
-def search_engine_server(kind: str, user: str | None = None) -> Iterator[tuple[str, State]]:
+def search_engine_server(
+    kind: str, user: str | None = None, tls: SSLContext | None = None
+) -> Iterator[tuple[str, State]]:
     """Gives the address of an empty `opensearch` or `elasticsearch` for a `user:password`."""
     state = State(kind, f"Basic {b64encode(user.encode()).decode()}" if user else None)
     headers = {"X-Elastic-Product": "Elasticsearch"} if kind == "elasticsearch" else {}
-    with serving(Requests, state=state, more_headers=headers) as place:
-        yield f"http://{place['host']}:{place['port']}", state
+    with serving(Requests, tls, state=state, more_headers=headers) as place:
+        yield f"{place['schema']}://{place['host']}:{place['port']}", state
 
 
 def create(state: State, name: str, body: Any) -> None:
