@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from pipelines.errors import InputError
+from pipelines.libraries import is_installed
 from pipelines.publishing.servers import (
     NOT_AUTHENTICATED,
     NOT_PERMITTED,
@@ -260,13 +261,20 @@ def _indexes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _open(target: Target) -> MilvusStore:
     """Connect to a server, or open a file."""
-    # It logs each error with a traceback before it raises it.
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    for library in ("pymilvus", "milvus_lite"):
+        # They log each error with a traceback, and then raise it.
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     if not is_server(target):
         if not target.address.endswith(FILE_ENDING):
             problem = f"{target.address} is no file of Milvus Lite"
             remedy = f"Write http://host:19530, or a path that ends in {FILE_ENDING}"
             raise InputError(ADDRESS, problem, remedy)
+        if not is_installed("milvus_lite"):
+            raise InputError(
+                ADDRESS,
+                f"{target.address} needs Milvus Lite, which is not installed",
+                "Run `pip install milvus-lite`, or name a server",
+            )
         with _untied():
             client = MilvusClient(target.address, timeout=target.timeout, dedicated=True)
         return MilvusStore(client, target)

@@ -7,6 +7,8 @@ REST interface. OpenSearch and Elasticsearch are a stand-in, not the real server
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -382,3 +384,24 @@ def test_a_store_of_one_process_is_left_to_others_when_closed(name, tmp_path):
         if name == "qdrant_folder":
             with opened(kind, served.target):
                 assert "has the folder" in refusal_of(served.target).problem
+
+
+HOLDING = """
+import sys
+from milvus_lite import MilvusLite
+with MilvusLite(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_file_of_another_process_is_refused(tmp_path):
+    target = milvus_in(tmp_path)
+    command = [sys.executable, "-c", HOLDING, target.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        error = refusal_of(target)
+        process.communicate(timeout=120)
+    assert error.key == "publish.address"
+    assert "vectors.db cannot be opened" in error.problem
