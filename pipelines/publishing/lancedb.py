@@ -121,7 +121,8 @@ class LanceStore:
         # The schema of its rows has no metadata of columns, so no state.
         rows = table.search().to_batches()
         copied = pa.RecordBatchReader.from_batches(table.schema, _in_schema(rows, table.schema))
-        self._database.create_table(alias, data=copied, schema=table.schema, mode="overwrite")
+        mode = "overwrite" if self.current() else "create"
+        self._database.create_table(alias, data=copied, schema=table.schema, mode=mode)
         self._database.drop_table(name)
 
     def drop(self, name: str) -> None:

@@ -296,7 +296,7 @@ def _open(target: Target) -> PgvectorStore:
     if not target.address.startswith(SCHEMES):
         raise InputError(
             ADDRESS,
-            f"{brief(target.address)} is no address of PostgreSQL",
+            "it is no address of PostgreSQL",
             "Write postgresql://user@host:port/database",
         )
     return PgvectorStore(target)
@@ -364,7 +364,7 @@ def _refusals(
     )
     yield (
         (psycopg.DataError,),
-        "NUL",
+        "0x00",
         InputError(
             COLUMNS,
             "PostgreSQL takes no text with a NUL character",

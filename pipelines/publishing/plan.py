@@ -44,8 +44,15 @@ class Content:
     def difference(self, other: Content) -> str | None:
         """Return the first difference to another content in words, if any."""
         mine, others = asdict(self), asdict(other)
-        told = {"prompt": "prompt before the texts", "layout": "columns, metric or filters"}
-        return next((told.get(name, name) for name in mine if mine[name] != others[name]), None)
+        return next((_DIFFERENCES[name] for name in mine if mine[name] != others[name]), None)
+
+
+_DIFFERENCES = {
+    "table": "rows of another table",
+    "model": "vectors of another model",
+    "prompt": "vectors of texts with another prompt",
+    "layout": "other columns, or another metric or filters",
+}
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
 def _reason(state: State, content: Content) -> str:
     difference = state.content.difference(content)
     if difference is not None:
-        return f"the store has another {difference}"
+        return f"the store has {difference}"
     return f"the table has no log of all changes since version {state.version} of the store"
 
 

@@ -232,7 +232,7 @@ class PublishJob:
 
     def _writing(self, plan: Plan) -> Writing:
         batch_rows = self.config.publish.batch_rows or self.kind.batch_rows
-        return Writing(self.target, plan.name, self.source, batch_rows)
+        return Writing(self.kind, self.target, plan.name, self.source, batch_rows)
 
     def _in_rounds(
         self,

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
-from pipelines.catalog import STORES
 from pipelines.errors import PipelineError
 from pipelines.files.locations import Location
 from pipelines.publishing.plan import Logs
@@ -114,6 +113,7 @@ class Writing:
     the collection has none of the rows yet.
     """
 
+    kind: StoreKind
     target: Target
     name: str
     source: Source
@@ -170,8 +170,8 @@ def write_pieces(tasks: Iterator[Sequence[Piece]], *, writing: Writing) -> Itera
     # Spark tries a failed task again, which may have written some of its rows.
     may_exist = writing.may_exist or _is_second_attempt()
     keys = changed_keys(writing.logs) if writing.logs else None
-    kind, layout, name = STORES.load(writing.target.store), writing.source.layout, writing.name
-    with connected(kind, writing.target) as connection:
+    layout, name = writing.source.layout, writing.name
+    with connected(writing.kind, writing.target) as connection:
         for pieces in tasks:
             read = (
                 read_source(writing.source, piece.path, piece.start, piece.stop, keys)
@@ -198,8 +198,8 @@ def _write(
 
 def delete_keys(tasks: Iterator[pa.Array], *, writing: Writing) -> Iterator[Counts]:
     """Delete keys; yield their numbers. Runs on an executor, or in the driver."""
-    kind, layout, name = STORES.load(writing.target.store), writing.source.layout, writing.name
-    with connected(kind, writing.target) as connection:
+    layout, name = writing.source.layout, writing.name
+    with connected(writing.kind, writing.target) as connection:
         for keys in tasks:
             for start in range(0, len(keys), writing.batch_rows):
                 some = keys.slice(start, writing.batch_rows)
