@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipelines.jobs.mine import mine
     from pipelines.jobs.prepare import prepare
     from pipelines.jobs.promote import promote
+    from pipelines.jobs.publish import publish
     from pipelines.jobs.run import run
     from pipelines.jobs.search import search
     from pipelines.jobs.train import train
@@ -40,6 +41,7 @@ __all__ = [
     "mine",
     "prepare",
     "promote",
+    "publish",
     "run",
     "search",
     "train",

@@ -112,6 +112,7 @@ COMMANDS = Registry(
         "compare": "pipelines.jobs.compare:command",
         "run": "pipelines.jobs.run:command",
         "embed": "pipelines.jobs.embed:command",
+        "publish": "pipelines.jobs.publish:command",
         "mine": "pipelines.jobs.mine:command",
         "search": "pipelines.jobs.search:command",
         "engines": "pipelines.jobs.engines:command",
@@ -295,3 +296,18 @@ SEARCHES = Registry(
         "index": "pipelines.vectors.negatives:INDEX",
     },
 )
+
+STORES = Registry(
+    kind="store",
+    key="publish.store",
+    group="sentence_pipelines.stores",
+    entries={
+        "lancedb": "pipelines.publishing.lancedb:STORE",
+        "pgvector": "pipelines.publishing.pgvector:STORE",
+        "qdrant": "pipelines.publishing.qdrant:STORE",
+        "milvus": "pipelines.publishing.milvus:STORE",
+        "opensearch": "pipelines.publishing.search_engines:OPENSEARCH",
+        "elasticsearch": "pipelines.publishing.search_engines:ELASTICSEARCH",
+    },
+)
+"""Stores of vectors. A name is also that of the extra with the client."""

@@ -231,6 +231,11 @@ def embed() -> None:
 
 
 @_command(outcome=True)
+def publish() -> None:
+    """Bring a store of vectors up to date from an embedded table: new, changed and deleted rows."""
+
+
+@_command(outcome=True)
 def mine() -> None:
     """Add hard negatives to pairs, from the documents nearest to each anchor."""
 

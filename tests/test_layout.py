@@ -35,6 +35,7 @@ runs
 training
 engines
 vectors
+publishing
 evaluation
 embedding
 report
@@ -71,10 +72,25 @@ HEAVY = {
     "tensorboardX": ("*.tracking.tensorboard",),
     "transformers": ("*.hf.torch*",),
     "sentence_transformers": (),
+    "lancedb": ("*.publishing.lancedb",),
+    "psycopg": ("*.publishing.pgvector",),
+    "pgvector": ("*.publishing.pgvector",),
+    "qdrant_client": ("*.publishing.qdrant",),
+    "pymilvus": ("*.publishing.milvus",),
+    "opensearchpy": (),
+    "elasticsearch": (),
 }
-JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
+JOBS = ("prepare", "train", "evaluate", "run", "embed", "publish", "mine", "search", "promote")
 # What a driver or a notebook imports first, before it knows which engine is asked for.
-FIRST = ("cli", *(f"jobs.{one}" for one in JOBS), "ml", "notebook", "settings", "errors")
+FIRST = (
+    "cli",
+    *(f"jobs.{one}" for one in JOBS),
+    "jobs.report",
+    "ml",
+    "notebook",
+    "settings",
+    "errors",
+)
 # What an install without extras is for: the model in service, its digest, its weights, and help.
 LEAN = ("promotion", "models.folder", "settings.load", "cli")
 

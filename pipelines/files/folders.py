@@ -74,7 +74,7 @@ def working_in(
             for key in keys:
                 stack.enter_context(work_folder(key, _folder(config, key), job))
             for key in reading:
-                stack.enter_context(_read_folder(key, _folder(config, key), job))
+                stack.enter_context(read_folder(key, _folder(config, key), job))
             yield
 
     return around_job(folders)
@@ -113,11 +113,19 @@ def work_folder(
 
 
 @contextmanager
-def _read_folder(key: str, folder: Location, job: str) -> Iterator[None]:
+def read_folder(
+    key: str, folder: Location, job: str, lock_file: Location | None = None
+) -> Iterator[None]:
+    """Keep jobs that write a folder out of it; see :func:`work_folder` for the lock file.
+
+    Raises:
+        PipelineError: Another job works there.
+    """
     with ExitStack() as stack:
+        file = lock_file or folder / locks.LOCK_FILE
         # A read-only folder needs no lock, and the job itself reports a missing one.
         with suppress(OSError):
-            stack.enter_context(_locked(key, folder, folder / locks.LOCK_FILE, job, shared=True))
+            stack.enter_context(_locked(key, folder, file, job, shared=True))
         yield
 
 

@@ -34,6 +34,7 @@ from pipelines.settings.preparing import (
     TokenSettings,
 )
 from pipelines.settings.promotion import PromotionSettings
+from pipelines.settings.publishing import PublishSettings
 from pipelines.settings.recipes import with_recipe
 from pipelines.settings.running import CardSettings, RunSettings, TrackingSettings
 from pipelines.settings.spark import (
@@ -58,6 +59,7 @@ __all__ = [
     "ObjectiveSettings",
     "PreparedSettings",
     "PromotionSettings",
+    "PublishSettings",
     "RunSettings",
     "Settings",
     "SparkSettings",
@@ -89,6 +91,7 @@ class Config(Settings):
     tracking: TrackingSettings = TrackingSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
     mining: MiningSettings = MiningSettings()
+    publish: PublishSettings = PublishSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()
     card: CardSettings = CardSettings()

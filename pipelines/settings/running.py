@@ -19,8 +19,9 @@ class RunSettings(Settings):
     overwrite: bool = False
     """Delete the folder's run, and start over."""
     only_new: bool = False
-    """`train` and `embed` end with exit code 4 before Spark starts if nothing is new: same training
-    and lanes as the model in service; same model and inputs as the table."""
+    """`train`, `embed` and `publish` end with exit code 4 before Spark starts if nothing is new:
+    same training and lanes as the model in service; same model and inputs as the table; same table
+    as in the store."""
     keep: int = Field(default=5, ge=0)
     """Number of other runs beside `run.folder` that `clean` keeps, newest first. Runs of models in
     `promotion.target` stay too."""

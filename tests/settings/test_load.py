@@ -166,6 +166,7 @@ STORED = ("s3a://models/encoder", "S3://models/x", "hdfs://host:8020/x", "memory
 LOCAL = {"storage.cache_folder"}
 # Settings of texts whose name or description speaks of files and folders, and that are no path.
 NO_PATHS = {
+    "publish.address",
     "corpus.exclude_columns",
     "tracking.mlflow_run_name",
     "training.feed",

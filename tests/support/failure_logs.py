@@ -70,7 +70,10 @@ class FailureLogs:
 
 def outputs_of(error: BaseException | None) -> Iterator[tuple[str, str]]:
     """What a command printed that failed or was too slow, also where its error has a cause."""
-    while error is not None:
+    seen: list[BaseException] = []
+    # Some libraries raise an error from itself.
+    while error is not None and error not in seen:
+        seen.append(error)
         if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
             for stream, said in (("output", error.stdout), ("errors", error.stderr)):
                 text = said.decode(errors="replace") if isinstance(said, bytes) else said

@@ -8,17 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler], **shared: Any) -> Iterator[dict[str, Any]]:
+def serving(
+    handler: type[BaseHTTPRequestHandler], tls: SSLContext | None = None, **shared: Any
+) -> Iterator[dict[str, Any]]:
     """A server whose requests share attributes; gives its place, as connections have it."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), shared)) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield {"host": "127.0.0.1", "port": server.server_port, "schema": "http"}
+            yield {
+                "host": "127.0.0.1",
+                "port": server.server_port,
+                "schema": "https" if tls else "http",
+            }
         finally:
             server.shutdown()
 

@@ -1,0 +1,296 @@
+"""A store ends equal to the table, whatever has happened to either."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from publish_stores import STORES
+from vector_tables import VectorTables
+
+import pipelines
+from pipelines.catalog import STORES as KINDS
+from pipelines.errors import InputError, NothingNew
+from pipelines.publishing.publish import PublishSummary
+from pipelines.publishing.rows import source_of
+from pipelines.publishing.store import Layout, opened
+from pipelines.settings.load import parse
+from pipelines.vectors.store import open_table
+
+OTHER_MODEL = "fedcba9876543210" * 4
+
+
+# A second form of a store, or a server that takes seconds to start.
+MORE = ("qdrant_folder", "milvus", "elasticsearch")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.matrix if name in MORE else ()) for name in STORES]
+)
+def served(request, tmp_path):
+    with STORES[request.param](tmp_path) as store:
+        yield store
+
+
+@pytest.fixture
+def table(tmp_path):
+    return VectorTables(tmp_path / "embedded")
+
+
+def rows_of(count: int, text: str = "text", **changed: str | None) -> list[dict]:
+    return [
+        {
+            "id": number,
+            "text": changed.get(f"at_{number}", f"{text} {number}"),
+            "topic": "even" if number % 2 == 0 else "odd",
+            "year": 2000 + number,
+            "score": number / 4,
+            "tags": [f"t{number % 3}", "all"],
+        }
+        for number in range(count)
+    ]
+
+
+def config_of(served, table: VectorTables, monkeypatch=None, **changes):
+    target = served.target
+    settings = {
+        "store": target.store,
+        "address": target.address,
+        "user": target.user,
+        "collection": target.collection,
+        "filters": ["topic", "year"],
+        **changes,
+    }
+    return parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+
+
+def publish(served, table, monkeypatch, **changes) -> PublishSummary:
+    if served.target.secret:
+        monkeypatch.setenv("PUBLISH_PASSWORD", served.target.secret)
+    return pipelines.publish(config_of(served, table, **changes))
+
+
+def same(served, table: VectorTables, name: str | None = None) -> None:
+    """Has a collection, the one for readers by default, the rows of the table and no others."""
+    found = served.rows(name or served.target.collection)
+    expected = table.expected()
+    assert {*found} == {*expected}
+    for key, (kept, payload) in expected.items():
+        # Qdrant keeps vectors of length 1 for cosine, and int8 ones are not quite as long.
+        vector = kept / np.linalg.norm(kept) if served.target.store == "qdrant" else kept
+        row = dict(found[key])
+        np.testing.assert_allclose(np.asarray(row.pop("embedding")), vector, atol=1e-6)
+        assert row.pop("id") == key
+        assert {name: plain(value) for name, value in row.items()} == {
+            name: plain(value) for name, value in payload.items() if value is not None
+        }
+
+
+def plain(value):
+    return list(value) if isinstance(value, (list, np.ndarray)) else value
+
+
+def test_it_follows_new_changed_and_deleted_rows(served, table, monkeypatch):
+    table.write(rows_of(250, at_7=None))
+    first = publish(served, table, monkeypatch)
+    assert (first.rows, first.upserted, first.deleted, first.left_out) == (249, 249, 0, 1)
+    same(served, table)
+
+    rows = rows_of(250, at_3="another text", at_7="a text at last")
+    rows[5] = {**rows[5], "topic": "five"}  # Of the text nothing changes.
+    del rows[100:110]
+    table.write([*rows, {**rows[0], "id": 1000, "text": "new"}])
+    second = publish(served, table, monkeypatch)
+    assert (second.rows, second.upserted, second.deleted) == (241, 4, 10)
+    assert second.collection == first.collection
+    same(served, table)
+
+    table.write([{**row, "text": None if row["id"] == 9 else row["text"]} for row in rows])
+    third = publish(served, table, monkeypatch)
+    assert (third.rows, third.upserted, third.deleted, third.left_out) == (239, 0, 1, 1)
+    same(served, table)
+
+    again = publish(served, table, monkeypatch)
+    assert str(again) == "nothing to write"
+    with pytest.raises(NothingNew, match=r"documents has version 2 of the table already"):
+        pipelines.publish(config_of(served, table).changed("run", only_new=True))
+
+
+def test_several_versions_are_caught_up_at_once(served, table, monkeypatch):
+    table.write(rows_of(120))
+    publish(served, table, monkeypatch)
+    table.write(rows_of(110, at_1="changed"))
+    table.write(rows_of(120, "other"))
+    table.write(rows_of(115, "other", at_2="changed"))
+    made = publish(served, table, monkeypatch)
+    assert (made.rows, made.upserted, made.deleted) == (115, 115, 5)
+    same(served, table)
+
+
+def test_another_model_gets_a_collection_of_its_own(served, table, monkeypatch):
+    table.write(rows_of(60))
+    first = publish(served, table, monkeypatch)
+    old = table.expected()
+    table.width = 12
+    table.write(rows_of(60), model=OTHER_MODEL)
+    second = publish(served, table, monkeypatch)
+    same(served, table)
+    assert second.upserted == 60
+    if second.collection != second.name:
+        assert second.collection == f"documents_{OTHER_MODEL[:8]}"
+        # The one before is kept, as it was.
+        assert {*served.rows(first.collection)} == {*old}
+    # Back to the first model, whose collection is older than the table.
+    table.width = 8
+    table.write(rows_of(61), model="0123456789abcdef" * 4)
+    publish(served, table, monkeypatch)
+    same(served, table)
+
+
+def test_a_table_without_the_log_is_read_whole(served, table, monkeypatch):
+    table.keep = 1
+    table.write(rows_of(50))
+    first = publish(served, table, monkeypatch)
+    table.write(rows_of(49, at_1="changed"))
+    table.write(rows_of(48, at_2="changed"))
+    second = publish(served, table, monkeypatch, keep_old=0)
+    assert (second.upserted, second.rows) == (48, 48)
+    same(served, table)
+    if first.collection != first.name:
+        assert second.collection == f"{first.collection}_2"
+        with pytest.raises(Exception, match=first.collection):
+            served.rows(first.collection)
+
+
+def test_another_table_replaces_the_rows(served, table, tmp_path, monkeypatch):
+    table.write(rows_of(40))
+    publish(served, table, monkeypatch)
+    other = VectorTables(tmp_path / "other")
+    other.write(rows_of(30, "other"))
+    assert publish(served, other, monkeypatch).upserted == 30
+    same(served, other)
+
+
+def test_other_columns_make_a_new_collection(served, table, monkeypatch):
+    table.write(rows_of(30))
+    publish(served, table, monkeypatch)
+    made = publish(served, table, monkeypatch, columns=["topic", "text"], filters=["topic"])
+    assert made.upserted == 30
+    found = served.rows("documents")
+    assert found[3].keys() == {"id", "embedding", "topic", "text"}
+
+
+def test_keys_may_be_strings_with_any_character(served, tmp_path, monkeypatch):
+    table = VectorTables(tmp_path / "embedded", key_type=pa.string())
+    names = ["plain", "it's", 'a "quote"', "ü\U0001f600", "a/b?c=1&d", "back\\slash", " blank "]
+    table.write([{"id": name, "text": name, "topic": "x", "year": 1} for name in names])
+    publish(served, table, monkeypatch)
+    same(served, table)
+    table.write([{"id": name, "text": name, "topic": "y", "year": 1} for name in names[::2]])
+    made = publish(served, table, monkeypatch)
+    assert (made.upserted, made.deleted) == (4, 3)
+    same(served, table)
+
+
+def test_int8_vectors_are_multiplied_out(served, tmp_path, monkeypatch):
+    table = VectorTables(tmp_path / "embedded", int8=True)
+    table.write(rows_of(40, at_3=None))
+    assert publish(served, table, monkeypatch).rows == 39
+    same(served, table)
+
+
+def test_values_of_other_types_come_whole(served, table, monkeypatch):
+    moment = datetime.datetime(2026, 11, 27, 8, 30, 5, 123456, tzinfo=datetime.UTC)
+    day = datetime.date(2026, 11, 27)
+    rows = [
+        {"id": 1, "text": "a", "topic": "x", "year": 1, "at": moment, "day": day, "yes": True},
+        {"id": 2, "text": "b", "topic": "x", "year": 2, "at": None, "day": None, "yes": None},
+    ]
+    table.write(rows)
+    publish(served, table, monkeypatch)
+    found = served.rows("documents")
+    assert {*found[2]} == {"id", "embedding", "text", "topic", "year"}
+    assert str(found[1]["yes"]) == "True"
+    assert str(found[1]["day"]).startswith("2026-11-27")
+    assert "08:30:05.123456" in str(found[1]["at"])
+
+
+def test_overwrite_builds_again_what_somebody_has_changed(served, table, monkeypatch, caplog):
+    table.write(rows_of(30))
+    first = publish(served, table, monkeypatch)
+    kind, target = kind_and_target(served)
+    layout = layout_of(served, table)
+    with opened(kind, target) as store:
+        store.delete(first.collection, layout, pa.array([3, 4]))
+    caplog.set_level("WARNING", "pipelines")
+    assert publish(served, table, monkeypatch).rows == 28
+    assert "has 28 rows, and the table has 30 with a vector" in caplog.text
+    assert publish(served, table, monkeypatch, overwrite=True).upserted == 30
+    same(served, table)
+
+
+def kind_and_target(served):
+    return KINDS.load(served.target.store), served.target
+
+
+def layout_of(served, table: VectorTables) -> Layout:
+    return source_of(open_table(str(table.folder)), config_of(served, table).publish).layout
+
+
+def test_a_collection_of_others_is_refused(served, table, monkeypatch):
+    table.write(rows_of(5))
+    kind, target = kind_and_target(served)
+    layout = layout_of(served, table)
+    with opened(kind, target) as store:
+        store.create("documents", layout, "made by somebody else")
+    with pytest.raises(InputError, match=r"^publish\.collection: .*`documents` that `publish` has"):
+        publish(served, table, monkeypatch, overwrite=True)
+    with opened(kind, target) as store:
+        assert store.collections() == {"documents": "made by somebody else"}
+        assert store.count("documents") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"columns": ["nope"]},
+            r"^publish\.columns: .* no column `nope`.* text, topic, year, score",
+        ),
+        ({"filters": ["id"]}, r"^publish\.filters: .* no column `id` to store"),
+        ({"int8": "keep"}, r"^publish\.int8: .* no int8 vectors\. Set it to restore"),
+        (
+            {"address": None},
+            r"^publish\.address: it does not say where lancedb is\. Set it to a URL",
+        ),
+        ({"address": "db://mine"}, r"^publish\.address: db://mine is LanceDB Cloud"),
+        ({"address": "/proc/no"}, r"^publish\.address: /proc/no cannot be read or written"),
+    ],
+)
+def test_refusals_name_the_setting(changes, told, table, tmp_path):
+    table.write(rows_of(3))
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance"), **changes}
+    config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+    with pytest.raises(InputError, match=told):
+        pipelines.publish(config)
+
+
+def test_a_table_without_keys_is_refused(table, tmp_path):
+    table.write(rows_of(3))
+    manifest = table.folder / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace('"key_column": "id"', '"key_column": null'))
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+    with pytest.raises(InputError, match=r"^embedding\.key_column: .* has no keys, by which"):
+        pipelines.publish(config)
+
+
+def test_a_column_without_a_type_in_stores_is_refused(table, tmp_path):
+    table.write([{"id": 1, "text": "a", "place": {"x": 1}}])
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+    with pytest.raises(InputError, match=r"^publish\.columns: .* `place`, which holds struct"):
+        pipelines.publish(config)
+    assert pipelines.publish(config.changed("publish", columns=("text",))).rows == 1
