@@ -1,0 +1,195 @@
+"""The log of changes of a table of vectors, by which stores follow the table.
+
+Each version of a table with keys has a Parquet file `_changes/<version>.parquet`, with a row for
+each key to write (`upsert`) or to delete (`delete`) since the version before. A reader that knows a
+version applies the logs after it, the oldest first, and has the rows of the current version. Where
+a log of this chain is missing, it has to read the whole table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines.errors import DamagedFileError
+from pipelines.files import records, storage, versions
+from pipelines.files.locations import Location, arrow_source
+from pipelines.vectors.table_job import MANIFEST_FILE
+
+CHANGES_FOLDER = "_changes"
+"""Spark, pandas and pyarrow take no folder with an underscore for data."""
+METADATA = b"sentence_pipelines"
+"""Footer key of a log's head, as JSON."""
+UPSERT, DELETE = "upsert", "delete"
+"""Values of the column `change`. A key to write has a row in the table, or in a later log."""
+
+
+@dataclass(frozen=True)
+class ChangeLog:
+    """The log of a version.
+
+    ``since`` is the version that it is compared with; None for a log of all keys. ``model_digest``
+    is of the model of its vectors. ``table`` is the id that all versions of a table share.
+    """
+
+    version: int
+    since: int | None
+    path: Location
+    model_digest: str | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The place of a version among those of its table, as in the manifest.
+
+    ``version`` is the number of the build; ``table`` is a random id that a copy of the table shares
+    too; ``changes_since`` is the version that the log begins at, None for one of all keys.
+    """
+
+    version: int
+    table: str
+    changes_since: int | None
+
+
+class _Manifest(TypedDict, total=False):
+    """The known fields of a table's manifest for this module, besides others."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    version: int
+    table: str
+    changes_since: int | None
+
+
+class _Head(TypedDict):
+    """The head of a log."""
+
+    version: int
+    since: int | None
+    model_digest: str | None
+    table: str | None
+
+
+def model_digest_in(manifest: Mapping[str, Any]) -> str | None:
+    """Return the digest of the model of a table; earlier releases have it among the settings."""
+    known = manifest.get("settings", {})
+    digest: str | None = manifest.get("model_digest") or known.get("embedding.model")
+    return digest
+
+
+def read_lineage(folder: Location) -> Lineage | None:
+    """Return the place of a table among its versions; None for tables of earlier releases.
+
+    ``folder`` is of the table; in a store, also one of its versions.
+
+    Raises:
+        DamagedFileError: The manifest cannot be read.
+    """
+    path = versions.current(folder) / MANIFEST_FILE
+    known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
+    if "version" not in known or "table" not in known:
+        return None
+    return Lineage(known["version"], known["table"], known.get("changes_since"))
+
+
+def logs_after(folder: Location, version: int) -> tuple[ChangeLog, ...] | None:
+    """Return the logs from a version of a table to its current one, the oldest first.
+
+    None if they are no longer all there, or never were: the whole table has to be read. Empty if
+    the current version is the one asked for. A table with another id has other versions of these
+    numbers: compare :attr:`Lineage.table` before.
+
+    Raises:
+        DamagedFileError: The manifest or a log cannot be read.
+    """
+    home = versions.current(folder)
+    lineage = read_lineage(home)
+    if lineage is None:
+        return None
+    if lineage.version == version:
+        return ()
+    chain = _chain(home, lineage.version)
+    found = list(takewhile(lambda log: log.version > version, chain))
+    is_complete = bool(found) and found[-1].since == version
+    return tuple(reversed(found)) if is_complete else None
+
+
+def _chain(home: Location, version: int) -> Iterator[ChangeLog]:
+    """Yield the log of a version and those before it, as far as none is missing."""
+    log = read_log(home, version)
+    while log is not None:
+        yield log
+        log = None if log.since is None else read_log(home, log.since)
+
+
+def read_log(home: Location, version: int) -> ChangeLog | None:
+    """Return the log of a version of a table, None if it is missing; reads its footer only.
+
+    Raises:
+        DamagedFileError: It has no head, or that of another version.
+    """
+    path = log_file(home, version)
+    if not path.is_file():
+        return None
+    try:
+        metadata = pq.read_metadata(arrow_source(path)).metadata or {}
+    except pa.ArrowInvalid as error:
+        raise DamagedFileError(str(path), str(error)) from error
+    head = records.read_line(path, metadata.get(METADATA, b""), _Head)
+    assert head is not None, "only a torn line is None"
+    log = ChangeLog(head["version"], head["since"], path, head["model_digest"], head["table"])
+    if log.version != version or (log.since is not None and log.since >= version):
+        problem = f"it is the log of version {log.version} since {log.since}"
+        raise DamagedFileError(str(path), problem)
+    return log
+
+
+def log_file(home: Location, version: int) -> Location:
+    """Return the place of a version's log."""
+    return home / CHANGES_FOLDER / f"{version:05d}.parquet"
+
+
+def read_changes(log: ChangeLog) -> Iterator[pa.RecordBatch]:
+    """Read the columns `key` (int64 or string) and `change` of a log, in batches."""
+    with pq.ParquetFile(arrow_source(log.path)) as file:
+        yield from file.iter_batches(columns=["key", "change"], use_threads=False)
+
+
+def log_schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
+    """Return the columns of a log's file, with its head."""
+    head = {name: getattr(log, name) for name in ("version", "since", "model_digest", "table")}
+    columns = [("key", key_type), ("change", pa.string())]
+    return pa.schema(columns, {METADATA: json.dumps(head)})
+
+
+def write_log(log: ChangeLog, key_type: pa.DataType, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write a log in its place, whole or not at all; only a batch is in memory at a time."""
+    schema = log_schema(key_type, log)
+    with (
+        storage.built_file(log.path) as aside,
+        pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+    ):
+        for batch in batches:
+            columns = [batch["key"].cast(key_type), batch["change"]]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def carry_over(home: Location, version: int, target: Location, keep: int) -> list[ChangeLog]:
+    """Link or copy the newest ``keep`` logs of a version into the folder of the next one.
+
+    Logs from before a missing one lead nowhere, and stay behind.
+    """
+    carried = list(islice(_chain(home, version), keep))
+    (target / CHANGES_FOLDER).mkdir(exist_ok=True)
+    for log in carried:
+        storage.link_or_copy(log.path, log_file(target, log.version))
+    return carried
