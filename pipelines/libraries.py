@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 EXTRAS: Mapping[str, str] = {
     "accelerate": "transformers",
     "cryptography": "jobs",
+    "deltalake": "delta",
     "elasticsearch": "elasticsearch",
     "fasttext": "languages",
     "fsspec": "object-stores",
@@ -34,6 +35,7 @@ EXTRAS: Mapping[str, str] = {
     "psutil": "compare",
     "psycopg": "pgvector",
     "pyarrow": "jobs",
+    "pyiceberg": "iceberg",
     "pymilvus": "milvus",
     "pyspark": "spark",
     "qdrant_client": "qdrant",

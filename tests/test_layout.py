@@ -68,6 +68,8 @@ HEAVY = {
     "tensorflowonspark": ("*.tensorflowonspark.*",),
     "tf_keras": (),
     "openvino": ("*openvino*",),
+    "deltalake": (),
+    "pyiceberg": (),
     "mlflow": ("*.tracking.mlflow",),
     "tensorboardX": ("*.tracking.tensorboard",),
     "transformers": ("*.hf.torch*",),

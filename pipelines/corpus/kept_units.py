@@ -314,7 +314,7 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: 
         kept = _KeptUnits(session, settings, folder, deleted, config.storage)
         return kept.units(reuse=config.prepared.reuse)
     _remove(folder)
-    tables = tuple(known.pin(session, given) for given in settings.inputs) if known.pin else ()
+    tables = known.pinned(session, settings.inputs, config.storage)
     if tables:
         logger.info("reading %s", ", ".join(tables))
         settings = settings.model_copy(update={"inputs": tables})

@@ -69,7 +69,8 @@ class SourceForm(Settings):
     format: Annotated[str, choice_of(FORMATS)] = "docstrings"
     """[Format](../concepts/corpus.md#formats) of the inputs. `docstrings`: installed Python
     packages; `documents`: `text`, `markdown` and `wikiextractor`, detected by name and first bytes;
-    `table`, `iceberg`: tables by name; `delta`: table folders."""
+    `table`, `iceberg`: tables by name; `delta`: [folders or
+    addresses](../concepts/corpus.md#delta-and-iceberg)."""
     inputs: tuple[InputPath, ...] = ()
     """Files, folders, globs or tables. Only `docstrings` needs none."""
     pairs: Literal[

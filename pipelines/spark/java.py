@@ -42,7 +42,7 @@ from pipelines.errors import EngineUnavailable, InputError
 from pipelines.variables import variable_set
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, SparkSession
 
 
 _JAVA_SECONDS = 30.0
@@ -185,6 +185,25 @@ def java_version() -> int | None:
     # Java 8 calls itself 1.8.
     number = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     return int(number[1]) if number else None
+
+
+def has_connector(session: SparkSession, provider: str) -> bool:
+    """Return whether a session can read tables of a kind: `delta` or `iceberg`."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        # There is nothing to read: with a connector, Spark reports that by another error. A session
+        # of Spark Connect reports errors only when asked for the columns.
+        _ = session.read.format(provider).load("file:///sentence-pipelines/no-table").schema
+    except (PySparkException, Py4JJavaError) as error:
+        return not lacks_connector(error)
+    return True
+
+
+def lacks_connector(error: Exception) -> bool:
+    """Return whether Spark failed because it knows no such kind of table."""
+    return "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error)
 
 
 def delta_connector(version: str) -> str:

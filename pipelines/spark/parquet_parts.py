@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+SomePart = TypeVar("SomePart", bound="Part")
 
 PART_BYTES = 32 * 2**20
 """Unpacked bytes of one part, which one task reads; a row group is never split."""
@@ -82,7 +83,7 @@ def parts_of_files(files: Sequence[Location]) -> list[Part]:
     """Return the non-empty parts of Parquet files, in their order."""
     footers = enumerate(zip(files, read_footers(files), strict=True))
     return [
-        part for number, (path, footer) in footers for part in _parts_of_file(path, number, footer)
+        part for number, (path, footer) in footers for part in parts_of_file(path, number, footer)
     ]
 
 
@@ -97,7 +98,8 @@ def find_files(folder: Location) -> list[Part]:
     return files
 
 
-def _parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> Iterator[Part]:
+def parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> Iterator[Part]:
+    """Yield the non-empty parts of a file, the ``number``-th of a table."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     runs = _runs([group.total_byte_size for group in groups])
     for place, run in enumerate(runs):
@@ -166,8 +168,8 @@ def collect_from_parts(
 
 def frame_from_parts(
     session: SparkSession,
-    parts: Sequence[Part],
-    work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
+    parts: Sequence[SomePart],
+    work: Callable[[Iterator[SomePart]], Iterator[pa.RecordBatch]],
     schema: str | StructType,
 ) -> DataFrame:
     """Run tasks on parts, small ones together, and make a frame of their rows.
@@ -178,13 +180,13 @@ def frame_from_parts(
     return frame_from_tasks(session, _tasks(parts), partial(_work_on_tasks, work=work), schema)
 
 
-def _tasks(parts: Sequence[Part]) -> list[list[Part]]:
+def _tasks(parts: Sequence[SomePart]) -> list[list[SomePart]]:
     runs = _runs([part.size for part in parts])
     return [[parts[index] for index in run] for run in runs]
 
 
 def _work_on_tasks(
-    tasks: Iterable[Sequence[Part]], *, work: Callable[[Iterator[Part]], Iterator[T]]
+    tasks: Iterable[Sequence[SomePart]], *, work: Callable[[Iterator[SomePart]], Iterator[T]]
 ) -> Iterator[T]:
     """Do tasks one after the other. Runs on an executor."""
     # One task has one core; Arrow would start a thread for every core of the machine.

@@ -25,7 +25,6 @@ from pipelines.corpus.readers.ranges import FileRange, probe, records_of
 from pipelines.corpus.readers.rows import Record
 from pipelines.corpus.readers.spark_reader import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
-from pipelines.corpus.readers.tables import delta_folder
 from pipelines.errors import InputError
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, is_within, location
@@ -99,10 +98,10 @@ def _check_outside(files: Iterable[Location], folder: Location, key: str = OUTPU
 
 def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
     """Return the path of an input, perhaps a glob; None for a table known by name only."""
-    if kind == "delta":
-        return delta_folder(given)
-    by_name = kind in TABLE_FORMATS and TABLE_FORMATS.load(kind).files is None
-    return None if by_name else place_of(given, stores, INPUTS)
+    known: Format | None = TABLE_FORMATS.load(kind) if kind in TABLE_FORMATS else None
+    if known is None or known.files is not None:
+        return place_of(given, stores, INPUTS)
+    return None if known.folder is None else known.folder(given)
 
 
 def _would_find(pattern: Location, base: Location, real: Location) -> bool:
@@ -191,7 +190,8 @@ def stage_table(
         if known.load is None:
             frame = _read_files(session, settings, stores)
         else:
-            frames = [known.load(session, name) for name in settings.inputs]
+            pinned = known.pinned(session, settings.inputs, stores) or settings.inputs
+            frames = [known.load(session, given, stores) for given in pinned]
             frame = reduce(partial(type(frames[0]).unionByName, allowMissingColumns=True), frames)
             _check_outside(_local_files(frame), output)
         write_parquet(frame, folder)

@@ -5,13 +5,23 @@ import datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lake_tables import write_delta
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.readers.inputs import number_in
 from pipelines.corpus.readers.spark_reader import read_rows
-from pipelines.corpus.readers.tables import DELTA, ICEBERG, table_and_version
+from pipelines.corpus.readers.tables import (
+    DELTA,
+    ICEBERG,
+    load_delta,
+    load_iceberg,
+    no_reader,
+    table_and_version,
+)
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
+from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.spark.java import delta_connector, iceberg_connector
 
 
 def corpus(*inputs, **more):
@@ -166,9 +176,11 @@ def test_a_table_column_that_is_nested(spark):
     ("kind", "name", "named"),
     [
         ("table", "no_such_table", ["no_such_table", "catalog.database.table"]),
-        ("iceberg", "lake.texts.pages", ["iceberg-spark-runtime", "spark.jars.packages"]),
+        ("iceberg", "sea.texts.pages", ["pyiceberg knows no catalog `sea`", "~/.pyiceberg.yaml"]),
+        ("iceberg", "sea.texts.pages", ["iceberg-spark-runtime", "spark.jars.packages"]),
+        ("iceberg", "/none.metadata.json", ["there is no table", "none.metadata.json"]),
         ("delta", "no_such_table", ["io.delta:delta-spark", "spark.sql.extensions"]),
-        ("delta", None, ["Delta is not on the cluster", "spark.sql.catalog.spark_catalog"]),
+        ("delta", None, ["is no Delta table (", "Name the folder or address of one"]),
     ],
 )
 def test_tables_that_are_not_there(spark, tmp_path, kind, name, named):
@@ -177,6 +189,60 @@ def test_tables_that_are_not_there(spark, tmp_path, kind, name, named):
     assert raised.value.key == "corpus.inputs"
     assert all(part in str(raised.value) for part in named)
     assert "\n" not in str(raised.value)
+
+
+def test_a_cluster_without_connector_and_library_names_both_ways():
+    problem, remedy = no_reader("delta", delta_connector("3.5.1"), "on the driver")
+    assert problem == "Delta is not on the cluster"
+    assert remedy.startswith('Run `pip install "sentence-pipelines[delta]"` on the driver, or add ')
+    assert remedy.endswith("spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    _, remedy = no_reader("iceberg", iceberg_connector("4.0.0"), "on the driver")
+    assert "iceberg-spark-runtime-4.0_2.13" in remedy
+
+
+def test_delta_tables_without_a_connector(spark, tmp_path):
+    """Rows, their columns and versions by the executors."""
+    rows = pa.table({"text": ["a", None, "c"], "lang": ["en", "de", "de"], "n": [[1], None, []]})
+    folder = tmp_path / "a table"
+    write_delta(folder, rows, partition_by=["lang"])
+    more = rows.append_column("title", pa.array(["x", "y", "z"]))
+    table = write_delta(folder, more, mode="append", schema_mode="merge")
+    table.delete("text = 'a'")
+    titled = {"format": "delta", "pairs": "title"}
+
+    def found(version):
+        read = read_rows(spark, corpus(f"{folder}{version}", **titled)).collect()
+        return sorted((row["text_0"] or "", row["title"] or "") for row in read)
+
+    assert found("") == [("", ""), ("", "y"), ("c", ""), ("c", "z")]
+    assert found("@v1") == sorted([*found(""), ("a", ""), ("a", "x")])
+    with pytest.raises(InputError, match="has no column `title`"):
+        found("@v0")
+    with pytest.raises(InputError, match="holds array<bigint>"):
+        read_rows(spark, corpus(folder, format="delta", text_column="n"))
+    (row,) = load_delta(spark, f"{folder}@v0").where("text = 'a'").collect()
+    assert row.asDict() == {"text": "a", "lang": "en", "n": [1]}
+
+
+def test_iceberg_tables_without_a_connector(spark, lake):
+    nested = pa.table({"text": ["a", None], "lang": ["en", "de"], "in": [{"x": 1}, None]})
+    table = lake.create_table("db.texts", schema=nested.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("lang")
+    table.append(nested)
+    first = table.current_snapshot().snapshot_id
+    table.append(nested)
+    table.delete("text = 'a'")
+
+    def found(name):
+        rows = read_rows(spark, corpus(name, format="iceberg", group_column="lang")).collect()
+        return sorted((row["text_0"] or "", row["group"]) for row in rows)
+
+    assert found("lake.db.texts") == [("", "de"), ("", "de")]
+    assert found(f"lake.db.texts@{first}") == [("", "de"), ("a", "en")]
+    assert found(table.metadata_location) == [("", "de"), ("", "de")]
+    (row,) = load_iceberg(spark, f"lake.db.texts@{first}").where("text = 'a'").collect()
+    assert row.asDict(recursive=True) == {"text": "a", "lang": "en", "in": {"x": 1}}
 
 
 def test_a_version_stands_behind_an_at_sign(tmp_path):
@@ -205,16 +271,18 @@ def test_the_newest_version_of_a_delta_folder_is_pinned(tmp_path):
     log = tmp_path / "table" / "_delta_log"
     log.mkdir(parents=True)
     table = str(tmp_path / "table")
-    assert DELTA.pin(None, table) == table and DELTA.fingerprint([table]) is None
+    stores = DEFAULT_STORES
+    assert DELTA.pin(None, table, stores) == table
+    assert DELTA.fingerprint([table], stores) is None
     for name in ("9.json", "11.json", "10.checkpoint.parquet", "00000000000000000099.crc"):
         version, _, ending = name.partition(".")
         (log / f"{version.zfill(20)}.{ending}").touch()
-    assert DELTA.pin(None, table) == f"{table}@v11"
-    assert DELTA.pin(None, f"{table}@v3") == f"{table}@v3"
-    assert DELTA.fingerprint([table]) == {"tables": [[table, 11]]}
-    assert DELTA.fingerprint([f"{table}@v3"]) == {"tables": [[table, 3]]}
-    assert ICEBERG.fingerprint(["lake.a@7"]) == {"tables": [["lake.a", "7"]]}
-    assert ICEBERG.fingerprint(["lake.a@7", "lake.b"]) is None
+    assert DELTA.pin(None, table, stores) == f"{table}@v11"
+    assert DELTA.pin(None, f"{table}@v3", stores) == f"{table}@v3"
+    assert DELTA.fingerprint([table], stores) == {"tables": [[table, 11]]}
+    assert DELTA.fingerprint([f"{table}@v3"], stores) == {"tables": [[table, 3]]}
+    assert ICEBERG.fingerprint(["lake.a@7"], stores) == {"tables": [["lake.a", "7"]]}
+    assert ICEBERG.fingerprint(["lake.a@7", "lake.b"], stores) is None
 
 
 def test_spark_is_asked_for_the_version(spark):
@@ -224,7 +292,7 @@ def test_spark_is_asked_for_the_version(spark):
         with pytest.raises(InputError, match=r"(?i)time.travel") as raised:
             read_rows(spark, corpus("no_versions@v1", format="delta", text_column="id"))
         assert raised.value.key == "corpus.inputs"
-        assert ICEBERG.pin(spark, "no_versions") == "no_versions"
+        assert ICEBERG.pin(spark, "no_versions", DEFAULT_STORES) == "no_versions"
     finally:
         spark.sql("drop table no_versions")
 

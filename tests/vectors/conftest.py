@@ -1,10 +1,12 @@
 """Fixtures that embedding, search and mining share."""
 
 from embedding_fixtures import job, lines, minilm_folder, sentence_file, small_model
+from lake_tables import lake
 from mining_fixtures import mined, mining_job, pair_file
 
 __all__ = [
     "job",
+    "lake",
     "lines",
     "mined",
     "minilm_folder",

@@ -29,7 +29,7 @@ from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS, raw_rows, stamp_of
 from pipelines.corpus.readers.streams import Links, open_regular
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings
+from pipelines.settings import CorpusSettings, StorageSettings
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,9 @@ def _fast_parsing() -> Iterator[None]:
             gc.enable()
 
 
-def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+def _read_docstrings(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame:
     files = source_files(_source_roots(settings.inputs))
     if not files:
         raise InputError(INPUTS, "its folders hold no Python file", "Name source folders")
@@ -224,7 +226,7 @@ def _source_roots(inputs: Sequence[str]) -> list[Path]:
     return roots or installed_roots()
 
 
-def _docstrings_fingerprint(inputs: Sequence[str]) -> dict[str, Any]:
+def _docstrings_fingerprint(inputs: Sequence[str], stores: StorageSettings) -> dict[str, Any]:
     # About ten thousand files: their names alone would be megabytes.
     files = source_files(_source_roots(inputs))
     stamps = "".join(repr(stamp_of(Path(file.root, file.path))) for file in files)

@@ -18,6 +18,8 @@ from pipelines.files.locations import Location
 from pipelines.settings.spark import DEFAULT_STORES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
     from pipelines.settings import CorpusSettings, StorageSettings
@@ -309,16 +311,19 @@ class Format:
             Spark reads them.
         splits: Whether several tasks may read an uncompressed file, by its name and by
             :attr:`Wanted.multiline`.
-        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files.
+        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver, with the settings
+            of stores; None for files.
         read_files: The raw rows of files, on the driver, given all inputs, the wanted and the
             damaged ones; None for files read by their form.
         find_damaged: The files that Spark cannot read to their ends, by the wanted columns; None if
             our own readers say so of each row.
-        load: A table of the session by its input, for formats of tables.
+        load: A table by its input, for formats of tables.
         fingerprint: A value that changes with the inputs, itself None for an unknown version; None
             for the sizes and times of the files.
         pin: An input with its table's present version, as `load` takes it, so that a job reads one
             version from its beginning to its end; None if tables have none.
+        folder: The folder of a table on a file system by its input, itself None for other tables;
+            None if inputs show no folder.
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The possible values of `corpus.pairs`; None for all.
@@ -331,14 +336,23 @@ class Format:
     form: FormOf | None = None
     rows: FormOf | None = None
     splits: Callable[[Location, bool], bool] = lambda file, multiline: True
-    read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
+    read: Callable[[SparkSession, CorpusSettings, StorageSettings], DataFrame] | None = None
     read_files: ReadFiles | None = None
     find_damaged: Callable[[SparkSession, Sequence[Location], Sequence[str]], Damaged] | None = None
-    load: Callable[[SparkSession, str], DataFrame] | None = None
-    fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None
-    pin: Callable[[SparkSession, str], str] | None = None
+    load: Callable[[SparkSession, str, StorageSettings], DataFrame] | None = None
+    fingerprint: Callable[[Sequence[str], StorageSettings], dict[str, Any] | None] | None = None
+    pin: Callable[[SparkSession, str, StorageSettings], str] | None = None
+    folder: Callable[[str], Path | None] | None = None
     columns: bool = False
     is_documents: bool = False
     pairs: tuple[str, ...] | None = None
     unit: Literal["rows", "lines", "paragraphs"] = "rows"
     large_units: bool = False
+
+    def pinned(
+        self, session: SparkSession, inputs: Sequence[str], stores: StorageSettings
+    ) -> tuple[str, ...]:
+        """Return inputs with the present versions of their tables; none if tables have none."""
+        if self.pin is None:
+            return ()
+        return tuple(self.pin(session, given, stores) for given in inputs)

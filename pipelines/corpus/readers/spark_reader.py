@@ -83,7 +83,7 @@ def read_rows(
     check_settings(settings)
     known: Format = FORMATS.load(settings.format)
     if known.read is not None:
-        return known.read(session, settings)
+        return known.read(session, settings, stores)
     follow = settings.follow_links
     files = find_files(settings.inputs, settings.format, stores=stores, follow_links=follow)
     return read_files(session, settings, files, files, stores, damaged)
@@ -327,7 +327,7 @@ def input_fingerprint(
     if fingerprint is None:
         versions: dict[str, Any] | None = {"files": stamps(settings.inputs, settings.format)}
     else:
-        versions = fingerprint(settings.inputs)
+        versions = fingerprint(settings.inputs, stores)
     if versions is None or not settings.exclude:
         return versions
     return {**versions, "exclude": stamps(settings.exclude, COLUMNS, "corpus.exclude")}
