@@ -85,6 +85,7 @@ def test_words_of_the_corpus_need_scikit_learn_before_anything_begins(without, t
         "prepared": {"folder": str(tmp_path / "p")},
     }
     tree = {"recipe": "domain", "training": {"engine": "torch", "framework": "torch"}}
+    tree["encoder"] = {"lsa": {"dimensions": 128}}
     tree["corpus"] = {"format": "jsonl", "inputs": [str(tmp_path / "a.jsonl")]}
     with pytest.raises(InputError, match=r"encoder\.lsa\.dimensions: scikit-learn is not"):
         getattr(pipelines, job)(parse(tree | folders))

@@ -55,7 +55,7 @@ DOMAIN = Recipe(
     {
         "corpus": {"pairs": "document"},
         "tokens": {"max_length": 128},
-        "encoder": {"max_length": "corpus", "lsa": {"dimensions": 128}},
+        "encoder": {"max_length": "corpus"},
         "objective": PAIRS.settings["objective"],
         "training": {
             "epochs": 24,
@@ -101,14 +101,5 @@ def with_recipe(given: Any) -> Any:
     for section, keys in RECIPES.load(name).settings.items():
         asked = given.get(section, {})
         if isinstance(asked, Mapping) and asked.get("name", keys.get("name")) == keys.get("name"):
-            completed[section] = _completed(asked, keys)
-    return completed
-
-
-def _completed(asked: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section completed by the recipe's keys, in nested sections too."""
-    completed = {**recipe, **asked}
-    for key, value in asked.items():
-        if isinstance(value, Mapping) and isinstance(recipe.get(key), Mapping):
-            completed[key] = _completed(value, recipe[key])
+            completed[section] = {**keys, **asked}
     return completed

@@ -18,7 +18,7 @@ DOCUMENTS = 90
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("titled", [True, False])
-def test_only_titles_teach_the_encoder_and_words_stand_beside_it(tmp_path, titled):
+def test_only_titles_teach_the_encoder_and_lexical_features_stand_beside_it(tmp_path, titled):
     lines = [
         {"title": f"The matter of number {n}" if titled else "", "text": 3 * f"{sentence(n)} "}
         for n in range(DOCUMENTS)

@@ -58,10 +58,17 @@ def test_of_another_loss_nothing_of_its_objective_is_taken():
     assert (len(same.objective.directions), same.objective.temperature) == (4, 0.1)
 
 
-def test_of_a_section_in_a_section_the_rest_is_the_recipes():
-    config = parse({"recipe": "domain", "encoder": {"lsa": {"weight": 0.1}, "max_length": 256}})
-    assert (config.encoder.lsa.dimensions, config.encoder.lsa.weight) == (128, 0.1)
-    assert config.encoder.max_length == 256
+def test_no_recipe_sets_a_part_of_a_nested_section():
+    # A job that sets another part of it would otherwise lose the recipe's.
+    for recipe in map(RECIPES.load, RECIPES):
+        nested = [value for keys in recipe.settings.values() for value in keys.values()]
+        assert not any(isinstance(value, dict) for value in nested)
+
+
+def test_lexical_features_are_asked_for_beside_a_recipe():
+    config = parse({"recipe": "domain", "encoder": {"lsa": {"dimensions": 128}}})
+    assert (config.encoder.lsa.dimensions, config.encoder.max_length) == (128, "corpus")
+    assert parse({"recipe": "domain"}).encoder.lsa.dimensions == 0
 
 
 def test_what_a_run_has_written_down_is_not_completed_by_the_recipes_of_another_release(tmp_path):
