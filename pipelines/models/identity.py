@@ -1,7 +1,7 @@
 """The identity of a model: one digest of its files, equal wherever the folder is copied to.
 
 The digest is the SHA-256 of what `sha256sum` prints for the files of the folder, sorted by path, so
-a shell computes it, too (docs/guides/serving.md has the line). Tables, promotions, cards, MLflow
+a shell computes it, too (docs/guides/serving.md has the command). Tables, promotions, cards, MLflow
 and exports record it as ``model_digest``.
 
 Earlier releases had two other digests. :func:`is_digest_of` and :func:`has_made` recognise them, so
@@ -77,9 +77,11 @@ def has_made(recorded: str, folder: Location) -> bool:
     local = local_folder(folder)
     if recorded == model_digest(local):
         return True
+    is_served = (local / PROMOTION_FILE).is_file()
     # Without a readable tokenizer it made no table.
     with suppress(InputError):
-        return any(recorded == digest_in_earlier_tables(local, names) for names in (BESIDE, ()))
+        left_out = (BESIDE, ()) if is_served else ((),)
+        return any(recorded == digest_in_earlier_tables(local, names) for names in left_out)
     return False
 
 
