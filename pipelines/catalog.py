@@ -115,11 +115,12 @@ COMMANDS = Registry(
         "publish": "pipelines.jobs.publish:command",
         "mine": "pipelines.jobs.mine:command",
         "search": "pipelines.jobs.search:command",
+        "export": "pipelines.jobs.export:command",
         "engines": "pipelines.jobs.engines:command",
     },
 )
 """The console commands; :mod:`pipelines.cli` has their options."""
-WITHOUT_SPARK = frozenset({"clean", "engines", "promote", "report", "rollback"})
+WITHOUT_SPARK = frozenset({"clean", "engines", "export", "promote", "report", "rollback"})
 """The commands that do without Spark; `promote` starts it to measure the model in service again."""
 
 RECIPES = Registry(
@@ -276,6 +277,17 @@ TRACKERS = Registry(
     },
 )
 """A name is also that of the extra, and the prefix of the tracker's own settings."""
+
+EXPORTS = Registry(
+    kind="export format",
+    key="--to",
+    group="sentence_pipelines.exports",
+    entries={
+        "onnx": "pipelines.exports.onnx:ONNX",
+        "openvino": "pipelines.exports.openvino:OPENVINO",
+        "model2vec": "pipelines.exports.model2vec:MODEL2VEC",
+    },
+)
 
 MERGE_FORMATS = Registry(
     "table format",

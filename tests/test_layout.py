@@ -42,6 +42,7 @@ report
 model_card
 promotion
 tracking
+exports
 jobs compare
 ml notebook
 cli __main__
@@ -72,7 +73,10 @@ HEAVY = {
     "pyiceberg": (),
     "mlflow": ("*.tracking.mlflow",),
     "tensorboardX": ("*.tracking.tensorboard",),
-    "transformers": ("*.hf.torch*",),
+    "transformers": ("*.hf.torch*", "*.exports.torch_graph"),
+    "onnx_ir": ("*.exports.onnx",),
+    "onnxruntime": ("*.exports.onnx",),
+    "model2vec": ("*.exports.model2vec",),
     "sentence_transformers": (),
     "lancedb": ("*.publishing.lancedb",),
     "psycopg": ("*.publishing.pgvector",),
@@ -82,12 +86,14 @@ HEAVY = {
     "opensearchpy": (),
     "elasticsearch": (),
 }
-JOBS = ("prepare", "train", "evaluate", "run", "embed", "publish", "mine", "search", "promote")
+JOBS = (
+    *("prepare", "train", "evaluate", "run", "embed", "publish", "mine", "search", "promote"),
+    *("report", "export"),
+)
 # What a driver or a notebook imports first, before it knows which engine is asked for.
 FIRST = (
     "cli",
     *(f"jobs.{one}" for one in JOBS),
-    "jobs.report",
     "ml",
     "notebook",
     "settings",

@@ -17,7 +17,9 @@ from pipelines.errors import InputError
 from pipelines.promotion import current
 from pipelines.settings import Config
 
-JOBS = {"embed", "evaluate", "mine", "prepare", "promote", "publish", "run"} | {"search", "train"}
+JOBS = {"embed", "evaluate", "export", "mine", "prepare", "promote", "publish", "run", "search"} | {
+    "train"
+}
 MODULES = {
     "pipelines.cli",
     "pipelines.embedding.column",
