@@ -15,6 +15,7 @@ from pipelines.settings.base import (
     CsvSeparator,
     FollowLinks,
     InputPath,
+    NameOrPath,
     Settings,
     StoredPath,
     choice_of,
@@ -71,9 +72,10 @@ class EmbeddingSettings(Settings):
     Input files are never joined."""
     part_rows: int | None = Field(default=None, ge=1)
     """Most rows of an output file. Null: any number."""
-    merge_into: str | None = None
-    """Delta or Iceberg table (`catalog.database.table`) into which `embed` merges the finished
-    output by `key_column`; created if missing."""
+    merge_into: NameOrPath | None = None
+    """[Delta or Iceberg table](../concepts/vectors.md#into-a-delta-or-iceberg-table) into which
+    `embed` merges the finished output by `key_column`; created if missing. A name
+    `catalog.database.table`; of Delta, also a folder or an address."""
     merge_format: Annotated[str, choice_of(MERGE_FORMATS)] = "delta"
     """Format of the `merge_into` table."""
 

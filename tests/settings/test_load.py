@@ -167,6 +167,7 @@ LOCAL = {"storage.cache_folder"}
 # Settings of texts whose name or description speaks of files and folders, and that are no path.
 NO_PATHS = {
     "corpus.exclude_columns",
+    "embedding.merge_into",
     "tracking.mlflow_run_name",
     "training.feed",
 }
