@@ -15,6 +15,7 @@ from pipelines.settings.base import (
     CsvSeparator,
     FollowLinks,
     InputPath,
+    NameOrPath,
     Settings,
     StoredPath,
     choice_of,
@@ -74,9 +75,10 @@ class EmbeddingSettings(Settings):
     keep_changes: int = Field(default=30, ge=0)
     """Logs of [changes](../concepts/vectors.md#follow-the-changes) to keep in the table, one for
     each update, so other systems can follow it. 0: none."""
-    merge_into: str | None = None
-    """Delta or Iceberg table (`catalog.database.table`) into which `embed` merges the finished
-    output by `key_column`; created if missing."""
+    merge_into: NameOrPath | None = None
+    """[Delta or Iceberg table](../concepts/vectors.md#into-a-delta-or-iceberg-table) into which
+    `embed` merges the finished output by `key_column`; created if missing. A name
+    `catalog.database.table`; of Delta, also a folder or an address."""
     merge_format: Annotated[str, choice_of(MERGE_FORMATS)] = "delta"
     """Format of the `merge_into` table."""
 

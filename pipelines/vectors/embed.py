@@ -44,7 +44,7 @@ from pipelines.vectors.inputs import (
     stage_table,
 )
 from pipelines.vectors.keys import compare_rows
-from pipelines.vectors.merge import check_connector, merge_table
+from pipelines.vectors.merge import check_target, merge_table
 from pipelines.vectors.parts import (
     Constants,
     InputFile,
@@ -247,7 +247,7 @@ class EmbeddingJob:
             InputError: Input, column or key cannot be used, or the folder holds another table.
             PipelineError: Spark's job failed or stood still; finished parts are kept.
         """
-        check_connector(session, self.settings)
+        check_target(session, self.settings, self.folder, self.config.storage)
         work = self.work()
         options = options_in(session, self.options, self.settings.backend)
         version = work.goes_on
@@ -268,7 +268,7 @@ class EmbeddingJob:
         publish(version, self.folder)
         logger.info("embedding: %s", summary)
         table = versions.current(self.folder)
-        merge_table(session, self.settings, table)
+        merge_table(session, self.settings, table, self.config.storage)
         return replace(summary, folder=str(table))
 
     def log(self, version: Version, compare: Compare) -> Logged | None:

@@ -1,7 +1,9 @@
 """Merge the rows of a table of vectors into a Delta or Iceberg table, by their keys.
 
 The table's connector carries out an SQL MERGE: it adds rows with new keys, replaces different rows,
-and deletes rows with removed keys. A missing target is created from the rows.
+and deletes rows with removed keys. A missing target is created from the rows. Without the
+connector, and for folders and addresses, a library does the same
+(:mod:`pipelines.vectors.library_merge`).
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipelines.arrow_columns import column_for_spark, schema_for_spark
+from pipelines.arrow_columns import schema_for_spark
 from pipelines.catalog import MERGE_FORMATS
 from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.locations import Location, as_local
-from pipelines.settings import EmbeddingSettings
+from pipelines.settings import EmbeddingSettings, StorageSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
-from pipelines.spark.java import delta_connector, iceberg_connector
+from pipelines.spark.java import delta_connector, has_connector, iceberg_connector
 from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.parquet_parts import (
     Part,
@@ -32,6 +34,8 @@ from pipelines.spark.parquet_parts import (
     read_footers,
     read_part,
 )
+from pipelines.vectors import library_merge
+from pipelines.vectors.library_merge import KEY, Rows, Writer, in_schema, is_address
 from pipelines.vectors.table_job import MANIFEST_FILE
 
 if TYPE_CHECKING:
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEY = "embedding.merge_into"
 MERGED_FILE = "_merged.json"
 """Records the target of the last merge."""
 SOURCE = "sentence_pipelines_vectors"
@@ -53,40 +56,61 @@ class MergeFormat:
     """A kind of table to merge rows into.
 
     ``provider`` is Spark's name of it; ``connector`` returns the needs of a cluster with a Spark
-    version.
+    version. ``writer`` merges without Spark, if a library can.
     """
 
     provider: str
     connector: Callable[[str], str]
+    writer: Writer | None = None
 
 
-DELTA = MergeFormat("delta", delta_connector)
-ICEBERG = MergeFormat("iceberg", iceberg_connector)
+DELTA = MergeFormat("delta", delta_connector, library_merge.DELTA)
+ICEBERG = MergeFormat("iceberg", iceberg_connector, library_merge.ICEBERG)
 
 
-def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
-    """Refuse a cluster that cannot merge, before anything is embedded.
+def check_target(
+    session: SparkSession, settings: EmbeddingSettings, output: Location, stores: StorageSettings
+) -> None:
+    """Refuse a target that cannot be merged into, before anything is embedded.
 
     Raises:
-        InputError: It has no connector for this kind of table.
+        InputError: The cluster has neither connector nor library for this kind of table, or the
+            library does not reach the target.
     """
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    if settings.merge_into is None:
+    target = settings.merge_into
+    if target is None:
         return
     merged = MERGE_FORMATS.load(settings.merge_format)
-    try:
-        # There is nothing to read: with a connector, Spark reports that by another error. A session
-        # of Spark Connect reports errors only when asked for the columns.
-        _ = session.read.format(merged.provider).load("file:///sentence-pipelines/no-table").schema
-    except (PySparkException, Py4JJavaError) as error:
-        if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
+    connector = merged.connector(session.version)
+    writer = _writer(session, settings)
+    if writer is None:
+        if not has_connector(session, merged.provider):
             problem = f"the cluster has no connector for {settings.merge_format}"
-            raise InputError(KEY, problem, merged.connector(session.version)) from None
+            raise InputError(KEY, problem, connector)
+        return
+    try:
+        writer.check_target(target, output, stores)
+    except InputError as error:
+        if is_address(target):
+            raise
+        remedy = f"{error.remedy}, or {connector[0].lower()}{connector[1:]}"
+        raise InputError(KEY, error.problem, remedy) from None
 
 
-def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Location) -> None:
+def _writer(session: SparkSession, settings: EmbeddingSettings) -> Writer | None:
+    """Return the library for the target; None if Spark merges.
+
+    Names belong to Spark where it has the connector.
+    """
+    merged: MergeFormat = MERGE_FORMATS.load(settings.merge_format)
+    assert settings.merge_into is not None, "there is a target"
+    is_for_spark = not is_address(settings.merge_into) and has_connector(session, merged.provider)
+    return None if is_for_spark else merged.writer
+
+
+def merge_table(
+    session: SparkSession, settings: EmbeddingSettings, folder: Location, stores: StorageSettings
+) -> None:
     """Merge a whole table into the target, once.
 
     Raises:
@@ -104,14 +128,26 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
     if done.is_file() and storage.read_json(done) == merged:
         logger.info("embedding: %s has these rows already", target)
         return
+    writer = _writer(session, settings)
+    if writer is None:
+        _merge_by_spark(session, settings, target, key, folder)
+        logger.info("embedding: merged the rows into %s", target)
+    else:
+        changed = writer.merge(Rows.of(folder, key), target, stores)
+        what = "all rows" if changed is None else f"{changed:,} changed keys"
+        logger.info("embedding: merged %s into %s by %s", what, target, writer.library)
+    storage.write_json(done, merged)
+
+
+def _merge_by_spark(
+    session: SparkSession, settings: EmbeddingSettings, target: str, key: str, folder: Location
+) -> None:
     frame = read_all_columns(session, folder)
     frame.createOrReplaceTempView(SOURCE)
     try:
         _carry_out(session, settings, target, key, frame.schema)
     finally:
         session.catalog.dropTempView(SOURCE)
-    storage.write_json(done, merged)
-    logger.info("embedding: merged the rows into %s", target)
 
 
 def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
@@ -136,13 +172,7 @@ def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[p
     """Read the rows of files, perhaps with missing columns. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, schema.names):
-            columns = [
-                column_for_spark(batch[field.name]).cast(field.type)
-                if field.name in batch.schema.names
-                else pa.nulls(batch.num_rows, field.type)
-                for field in schema
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield in_schema(batch, schema)
 
 
 def _carry_out(

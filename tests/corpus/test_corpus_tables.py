@@ -224,6 +224,29 @@ def test_delta_tables_without_a_connector(spark, tmp_path):
     assert row.asDict() == {"text": "a", "lang": "en", "n": [1]}
 
 
+def test_a_version_whose_files_are_gone_is_named(spark, tmp_path):
+    table = write_delta(tmp_path, pa.table({"text": ["a"]}))
+    (file,) = tmp_path.glob("*.parquet")
+    table.delete("text = 'a'")
+    file.unlink()
+    with pytest.raises(InputError, match=r"data file of `.*@v0` cannot .* Name a newer version"):
+        load_delta(spark, f"{tmp_path}@v0")
+    assert load_delta(spark, str(tmp_path)).count() == 0
+
+
+def test_moments_and_times_of_no_zone_differ(spark, tmp_path):
+    """Both ways into Spark, by its reader and by the executors, give the same column."""
+    noon = datetime.datetime(2020, 7, 1, 12)
+    kinds = {"moment": pa.timestamp("us", "UTC"), "local": pa.timestamp("us")}
+    rows = pa.table({name: pa.array([noon, None], kind) for name, kind in kinds.items()})
+    write_delta(tmp_path / "lake", rows)
+    read = load_delta(spark, str(tmp_path / "lake"))
+    pq.write_table(rows, tmp_path / "plain.parquet")
+    plain = spark.read.parquet(f"file://{tmp_path}/plain.parquet")
+    assert read.dtypes == plain.dtypes == [("moment", "timestamp"), ("local", "timestamp_ntz")]
+    assert read.collect() == plain.collect()
+
+
 def test_iceberg_tables_without_a_connector(spark, lake):
     nested = pa.table({"text": ["a", None], "lang": ["en", "de"], "in": [{"x": 1}, None]})
     table = lake.create_table("db.texts", schema=nested.schema)

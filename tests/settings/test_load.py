@@ -168,6 +168,7 @@ LOCAL = {"storage.cache_folder"}
 NO_PATHS = {
     "publish.address",
     "corpus.exclude_columns",
+    "embedding.merge_into",
     "tracking.mlflow_run_name",
     "training.feed",
 }

@@ -50,11 +50,19 @@ def test_a_table_that_is_not_there_is_made_of_the_rows(spark) -> None:
     assert "iceberg" in plan.toString()
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_cluster_without_the_connector_is_refused_at_once(spark, job, tmp_path, kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "problem", "package"),
+    [
+        ("delta", "deltalake knows no catalog for `lake.db.vectors`", "io.delta:delta-spark"),
+        ("iceberg", ".*pyiceberg knows no catalog `lake`.*", "iceberg-spark-runtime"),
+    ],
+)
+def test_a_target_that_nothing_here_reaches_is_refused_at_once(
+    spark, job, tmp_path, kind, problem, package
+) -> None:
     config = job(key_column="id", merge_into="lake.db.vectors", merge_format=kind)
-    problem = f"the cluster has no connector for {kind}"
-    with pytest.raises(InputError, match=rf"^embedding.merge_into: {problem}\. "):
+    refused = rf"^embedding.merge_into: {problem}\. Name .*, or add the package .*{package}"
+    with pytest.raises(InputError, match=refused):
         embed_table(spark, config)
     assert not (tmp_path / "table").exists()
 

@@ -114,7 +114,8 @@ def _files(table: DeltaTable, schema: pa.Schema, stores: StorageSettings) -> Ite
     values: list[Mapping[str, Any]] = [{}] * actions.num_rows
     if partitioned:
         values = actions["partition"].to_pylist()
-    deleted = _deleted(table, stores)
+    features = table.protocol().reader_features or ()
+    deleted = _deleted(table, stores) if "deletionVectors" in features else {}
     root = unquote(table.table_uri).rstrip("/")
     for path, row in zip(actions["path"].to_pylist(), values, strict=True):
         place = place_of_file(_in_table(root, unquote(path)), stores)

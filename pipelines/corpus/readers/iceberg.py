@@ -59,7 +59,7 @@ def failures() -> tuple[type[Exception], ...]:
     ]
     # A catalog in a database has loaded it.
     of_database = getattr(sys.modules.get("sqlalchemy.exc"), "SQLAlchemyError", OSError)
-    return (*known, of_database, ValueError, OSError)
+    return (*known, of_database, ValueError, NotImplementedError, OSError)
 
 
 def store_properties(stores: StorageSettings) -> dict[str, str]:
@@ -136,7 +136,7 @@ def iceberg_version(
     try:
         scan = table.scan(snapshot_id=snapshot)
         wanted, tasks = scan.projection(), list(scan.plan_files())
-    except (ValueError, NotImplementedError) as error:
+    except failures() as error:
         problem = f"{LIBRARY} cannot read `{given}` ({str(error).splitlines()[0]})"
         remedy = "Add Iceberg's package to the cluster, or compact the table first"
         raise InputError(key, problem, remedy) from None

@@ -88,7 +88,8 @@ def frame_of_version(session: SparkSession, version: TableVersion) -> DataFrame:
     """Return the rows of a table in Spark's types; executors read the files."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = from_arrow_schema(schema_for_spark(version.schema))
+    # Without a time zone, a timestamp is no moment.
+    schema = from_arrow_schema(schema_for_spark(version.schema), prefer_timestamp_ntz=True)
     parts = _parts_of(version.files)
     if not parts:
         return session.createDataFrame([], schema)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -156,7 +157,9 @@ def load_iceberg(
         remedy = f"Name it as `catalog.database.table`, with a catalog of {iceberg.CONFIGURATION}"
         remedy = f"{remedy}, or {connector[0].lower()}{connector[1:]}"
         raise InputError(INPUTS, problem, remedy) from None
-    return frame_of_version(session, iceberg.iceberg_version(INPUTS, given, opened, number, stores))
+    with _readable(given):
+        version = iceberg.iceberg_version(INPUTS, given, opened, number, stores)
+        return frame_of_version(session, version)
 
 
 def load_delta(
@@ -197,10 +200,22 @@ def _load_delta_by_library(session: SparkSession, given: str, stores: StorageSet
     number = None if version is None else int(version)
     try:
         opened = delta.open_delta(table if path is None else str(path), stores, number)
+        found = delta.delta_version(INPUTS, given, opened, stores)
     except delta.failures() as error:
         problem = f"`{given}` is no Delta table ({_first_line(error)})"
         raise InputError(INPUTS, problem, "Name the folder or address of one") from None
-    return frame_of_version(session, delta.delta_version(INPUTS, given, opened, stores))
+    with _readable(given):
+        return frame_of_version(session, found)
+
+
+@contextmanager
+def _readable(given: str) -> Iterator[None]:
+    """Name the table whose data files cannot be read in the block."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        problem = f"a data file of `{given}` cannot be read ({_first_line(error)})"
+        raise InputError(INPUTS, problem, "Name a newer version, or repair the table") from None
 
 
 def _first_line(error: Exception) -> str:
