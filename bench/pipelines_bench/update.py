@@ -3,8 +3,9 @@
 The same job, in one session: a table is made; then nothing has changed; then a hundredth of the
 rows is new, in a file of its own, as where a lake grows; then every file has been written again, in
 another order and with another hundredth of the texts changed, as where a table is dumped each
-night. CPU time is that of all processes, the JVMs too. A small table before, which is brought up to
-date as well, has loaded the model and what Spark needs.
+night. CPU time is that of all processes, the JVMs too; that of the log of changes is measured by
+itself. A small table before, which is brought up to date as well, has loaded the model and what
+Spark needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
-from pipelines.vectors.embed import embed_table
+from pipelines.vectors.embed import EmbeddingJob
+from pipelines.vectors.plan import Version
+from pipelines.vectors.row_changes import Compare, Logged
 from pipelines_bench.cpu import CpuMeter, local_session
 from pipelines_bench.embed import write_sentences
 
@@ -46,12 +49,31 @@ class Measured:
         embedded: Of those, rows that were embedded.
         cpu_seconds: Of all processes.
         seconds: By the clock.
+        log_cpu_seconds: Of the CPU time, for the log of changes.
     """
 
     rows: int
     embedded: int
     cpu_seconds: float
     seconds: float
+    log_cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class _MeteredJob(EmbeddingJob):
+    """A job that notes the CPU time of its log."""
+
+    meter: CpuMeter | None = None
+    noted: list[float] = field(default_factory=list)
+
+    def log(self, version: Version, compare: Compare) -> Logged | None:
+        """Write the log as any job does."""
+        assert self.meter is not None, "the benchmark sets it"
+        before = self.meter.seconds()
+        try:
+            return super().log(version, compare)
+        finally:
+            self.noted.append(self.meter.seconds() - before)
 
 
 def measure(config: Config, data: str | None) -> dict[str, Any]:
@@ -65,7 +87,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
     Returns:
         ``unchanged_cpu_share``, ``appended_cpu_share`` and ``rewritten_cpu_share``: CPU time over
-        that of making the table; and ``jobs``, with the figures of each.
+        that of making the table; ``appended_log_cpu_share`` and so on: that of the log over the CPU
+        time of its own job; and ``jobs``, with the figures of each.
 
     Raises:
         InputError: There are too few sentences, or executors run on other machines.
@@ -89,6 +112,11 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         for name, one in jobs.items()
         if name != "made"
     }
+    shares |= {
+        f"{name}_log_cpu_share": round(one.log_cpu_seconds / one.cpu_seconds, 4)
+        for name, one in jobs.items()
+        if one.cpu_seconds
+    }
     return {**shares, "jobs": {name: asdict(one) for name, one in jobs.items()}}
 
 
@@ -109,10 +137,13 @@ def _configured(config: Config, folder: Path) -> Config:
 
 def _measured(session: Any, config: Config, meter: CpuMeter) -> Measured:
     before, began = meter.seconds(), time.monotonic()
-    summary = embed_table(session, config)
+    job = replace(_MeteredJob.of(config), meter=meter)
+    with job.working():
+        summary = job.run(session)
     seconds = time.monotonic() - began
     cpu_seconds = meter.seconds() - before
-    return Measured(summary.rows, summary.embedded, round(cpu_seconds, 2), round(seconds, 2))
+    rounded = (round(value, 2) for value in (cpu_seconds, seconds, sum(job.noted)))
+    return Measured(summary.rows, summary.embedded, *rounded)
 
 
 def _jobs(texts: list[str], folder: Path, measured: Callable[[], Measured]) -> dict[str, Measured]:
@@ -143,11 +174,12 @@ def _write(lake: Path, rows: pa.Table) -> None:
 
 def _print(jobs: dict[str, Measured]) -> None:
     table = Table("job")
-    for title in ("rows", "embedded", "CPU s", "wall s", "CPU time over the first"):
+    for title in ("rows", "embedded", "CPU s", "wall s", "CPU time over the first", "log CPU s"):
         table.add_column(title, justify="right")
     made = jobs["made"].cpu_seconds
     for name, one in jobs.items():
         share = f"{100 * one.cpu_seconds / made:.1f} %"
-        figures = (f"{one.cpu_seconds:.1f}", f"{one.seconds:.1f}", share)
-        table.add_row(name, f"{one.rows:,}", f"{one.embedded:,}", *figures)
+        seconds = (f"{one.cpu_seconds:.1f}", f"{one.seconds:.1f}")
+        log = f"{one.log_cpu_seconds:.1f}"
+        table.add_row(name, f"{one.rows:,}", f"{one.embedded:,}", *seconds, share, log)
     Screen().print(table)

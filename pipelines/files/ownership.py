@@ -158,7 +158,7 @@ NEGATIVES = Kind(
 
 VERSION = Kind(
     files=(*MODEL, "promotion.json", "observations.parquet"),
-    marks={"promotion.json": ("model", "replaces")},
+    marks={"promotion.json": ("run", "replaces")},
 )
 """A promoted model."""
 

@@ -136,11 +136,13 @@ def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
 def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
     table = f"embeddings ({config.embedding.output}): there is no table with the column"
     merged = f"{config.embedding.merge_into}: run `embed` again to remove the rows"
+    followed = f"stores with copies of {config.embedding.output}: bring them up to date by its log"
     return (
         "corpus.inputs, corpus.exclude and evaluation files: `delete` does not change your files",
         "earlier models in run folders and in promotion.target: train again",
         "samples.json, report.html and evaluation/ of earlier runs, and their copies in trackers",
         *([table] if vectors is None else []),
+        *([followed] if vectors else []),
         *([merged] if config.embedding.merge_into else []),
         f"pairs with hard negatives ({config.mining.output}): mine them again",
         "other tables of embeddings, and copies in storage.cache_folder after searches",

@@ -37,7 +37,9 @@ def embed(config: Config) -> EmbeddingSummary:
 
 
 def command(config: Config) -> Results:
-    """Embed a table, and print its folder."""
+    """Embed a table, and print its folder and the changes of an update."""
     made = embed(config)
     say(f"table   {made.folder}")
+    if made.changes is not None:
+        say(f"changes {made.changes}")
     return asdict(made)

@@ -71,6 +71,9 @@ class EmbeddingSettings(Settings):
     Input files are never joined."""
     part_rows: int | None = Field(default=None, ge=1)
     """Most rows of an output file. Null: any number."""
+    keep_changes: int = Field(default=30, ge=0)
+    """Logs of [changes](../concepts/vectors.md#follow-the-changes) to keep in the table, one for
+    each update, so other systems can follow it. 0: none."""
     merge_into: str | None = None
     """Delta or Iceberg table (`catalog.database.table`) into which `embed` merges the finished
     output by `key_column`; created if missing."""

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from pipelines.errors import DamagedFileError
 from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, arrow_source
+from pipelines.spark.parquet_parts import gathered
 from pipelines.vectors.table_job import MANIFEST_FILE
 
 CHANGES_FOLDER = "_changes"
@@ -117,14 +118,14 @@ def logs_after(folder: Location, version: int) -> tuple[ChangeLog, ...] | None:
         return None
     if lineage.version == version:
         return ()
-    chain = _chain(home, lineage.version)
+    chain = newest_logs(home, lineage.version)
     found = list(takewhile(lambda log: log.version > version, chain))
     is_complete = bool(found) and found[-1].since == version
     return tuple(reversed(found)) if is_complete else None
 
 
-def _chain(home: Location, version: int) -> Iterator[ChangeLog]:
-    """Yield the log of a version and those before it, as far as none is missing."""
+def newest_logs(home: Location, version: int) -> Iterator[ChangeLog]:
+    """Yield the log of a version and those before it, the newest first, until one is missing."""
     log = read_log(home, version)
     while log is not None:
         yield log
@@ -142,7 +143,10 @@ def read_log(home: Location, version: int) -> ChangeLog | None:
         return None
     try:
         metadata = pq.read_metadata(arrow_source(path)).metadata or {}
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        # Errors of the system have a number; those of pyarrow are about the content.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise DamagedFileError(str(path), str(error)) from error
     head = records.read_line(path, metadata.get(METADATA, b""), _Head)
     assert head is not None, "only a torn line is None"
@@ -164,7 +168,12 @@ def read_changes(log: ChangeLog) -> Iterator[pa.RecordBatch]:
         yield from file.iter_batches(columns=["key", "change"], use_threads=False)
 
 
-def log_schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
+def key_type_in(log: ChangeLog) -> pa.DataType:
+    """Return the type of the keys in a log: int64 or string."""
+    return pq.read_schema(arrow_source(log.path)).field("key").type
+
+
+def _schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
     """Return the columns of a log's file, with its head."""
     head = {name: getattr(log, name) for name in ("version", "since", "model_digest", "table")}
     columns = [("key", key_type), ("change", pa.string())]
@@ -172,15 +181,18 @@ def log_schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
 
 
 def write_log(log: ChangeLog, key_type: pa.DataType, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a log in its place, whole or not at all; only a batch is in memory at a time."""
-    schema = log_schema(key_type, log)
+    """Write a log in its place, whole or not at all; little of it is in memory at a time."""
+    schema = _schema(key_type, log)
+    typed = (
+        pa.RecordBatch.from_arrays([batch["key"].cast(key_type), batch["change"]], schema=schema)
+        for batch in batches
+    )
     with (
         storage.built_file(log.path) as aside,
         pq.ParquetWriter(aside, schema, compression="zstd") as writer,
     ):
-        for batch in batches:
-            columns = [batch["key"].cast(key_type), batch["change"]]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        for batch in gathered(typed):
+            writer.write_batch(batch)
 
 
 def carry_over(home: Location, version: int, target: Location, keep: int) -> list[ChangeLog]:
@@ -188,7 +200,7 @@ def carry_over(home: Location, version: int, target: Location, keep: int) -> lis
 
     Logs from before a missing one lead nowhere, and stay behind.
     """
-    carried = list(islice(_chain(home, version), keep))
+    carried = list(islice(newest_logs(home, version), keep))
     (target / CHANGES_FOLDER).mkdir(exist_ok=True)
     for log in carried:
         storage.link_or_copy(log.path, log_file(target, log.version))

@@ -3,8 +3,8 @@
 The plan of the parts comes first (:mod:`pipelines.vectors.plan`). Parts of unchanged input files
 are linked from the earlier table. Rows of other files are compared with that table by key, and
 their parts get the vectors of equal texts (:mod:`pipelines.vectors.keys`). Executors make the
-missing parts. `_manifest.json` is written last; then the table takes its place
-(:mod:`pipelines.vectors.table_job`).
+missing parts. The log of changed keys follows (:mod:`pipelines.vectors.row_changes`), and
+`_manifest.json` comes last; then the table takes its place (:mod:`pipelines.vectors.table_job`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.session import running_tasks
 from pipelines.spark.tasks import collect_from_tasks
 from pipelines.tokens.start import DOCUMENT, read_prompts
+from pipelines.vectors.changes import read_lineage
 from pipelines.vectors.column import check_columns, options_in
 from pipelines.vectors.embed_parts import embed_parts
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, task_device
@@ -69,11 +70,19 @@ from pipelines.vectors.plan import (
     Version,
     Work,
     choose_work,
+    digest_known_in,
     options_for,
     output_folder,
     part_file,
     publish,
     read_version,
+)
+from pipelines.vectors.row_changes import (
+    Compare,
+    Logged,
+    RowChanges,
+    compare_on_spark,
+    log_changes,
 )
 from pipelines.vectors.row_deletion import DeletedRows, read_deleted, write_deleted
 from pipelines.vectors.store import open_table
@@ -103,6 +112,7 @@ class EmbeddingSummary:
 
     ``folder`` is the table, in a store its current version. ``rows`` and ``texts`` (rows with a
     text) count the whole table; ``embedded`` counts the rows embedded by this run in ``seconds``.
+    ``changes`` are since the version before, if both are compared by key.
     """
 
     folder: str
@@ -111,6 +121,7 @@ class EmbeddingSummary:
     embedded: int
     seconds: float
     dimensions: int
+    changes: RowChanges | None = None
 
     def __str__(self) -> str:
         kept = self.rows - self.embedded
@@ -145,7 +156,7 @@ class EmbeddingJob:
     identity: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Config) -> EmbeddingJob:
+    def of(cls, config: Config) -> Self:
         """Read the model, ``<run.folder>/model`` unless named, and the inputs.
 
         Raises:
@@ -164,7 +175,7 @@ class EmbeddingJob:
         asked = settings.model_dump(mode="json")
         followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
         identity = {
-            "embedding.model": options.model_sha256,
+            "embedding.model": digest_known_in(output_folder(config), options, stores),
             INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
             **{f"embedding.{name}": asked[name] for name in followed},
             KEY_COLUMN: settings.key_column,
@@ -252,12 +263,34 @@ class EmbeddingJob:
         began = time.monotonic()
         missing = version.missing()
         embedded = make_vectors(session, version.folder, plan.parts, missing, options, self.columns)
-        summary = finish(version, options, self.columns, embedded, began)
+        logged = self.log(version, partial(compare_on_spark, session))
+        summary = finish(version, options, self.columns, embedded, began, logged)
         publish(version, self.folder)
         logger.info("embedding: %s", summary)
         table = versions.current(self.folder)
         merge_table(session, self.settings, table)
         return replace(summary, folder=str(table))
+
+    def log(self, version: Version, compare: Compare) -> Logged | None:
+        """Write the log of changes of a version with all of its parts, unless it has one.
+
+        None for a whole table of an earlier release.
+
+        Raises:
+            PipelineError: See :func:`~pipelines.vectors.row_changes.log_changes`.
+        """
+        current = versions.current(self.folder)
+        known = read_lineage(version.folder)
+        if version.is_whole and (known is not None or version.folder == current):
+            return None if known is None else Logged(known, None)
+        before = None if version.folder == current else read_version(current, self.config.storage)
+        return log_changes(
+            version,
+            before if before is not None and before.is_whole else None,
+            compare,
+            model_digest=self.options.model_sha256,
+            keep=self.settings.keep_changes,
+        )
 
     def _partition_columns(self) -> Mapping[Location, Constants]:
         settings = self.settings
@@ -350,11 +383,17 @@ def make_vectors(
 
 
 def finish(
-    version: Version, options: EmbeddingOptions, columns: Columns, embedded: int, began: float
+    version: Version,
+    options: EmbeddingOptions,
+    columns: Columns,
+    embedded: int,
+    began: float,
+    logged: Logged | None,
 ) -> EmbeddingSummary:
     """Check every part, write the manifest, and remove temporary files.
 
-    ``embedded`` counts this run's rows; ``began`` is its start on the monotonic clock.
+    ``embedded`` counts this run's rows; ``began`` is its start on the monotonic clock. ``logged``
+    is None for a whole table of an earlier release.
 
     Raises:
         PipelineError: A part lacks rows.
@@ -368,8 +407,10 @@ def finish(
         embedded=embedded,
         seconds=round(time.monotonic() - began, 2),
         dimensions=options.dimensions,
+        changes=None if logged is None else logged.changes,
     )
-    if embedded or not version.is_whole:
+    is_recorded = logged is None or logged.lineage == read_lineage(folder)
+    if embedded or not (version.is_whole and is_recorded):
         manifest = {
             "rows": summary.rows,
             "texts": summary.texts,
@@ -384,10 +425,12 @@ def finish(
             "compare_by": "cosine" if options.is_quantised else None,
             "normalised": options.normalise,
             "model": str(options.model),
+            "model_digest": options.model_sha256,
             "backend": plan.backend,
             "precision": plan.precision,
             "build": plan.build,
-            "changes": plan.changes and asdict(plan.changes),
+            **(asdict(logged.lineage) if logged is not None else {}),
+            "changes": _counted(plan, summary),
             "parts": {
                 part.name: footer.rows for part, footer in zip(plan.parts, footers, strict=True)
             },
@@ -398,6 +441,13 @@ def finish(
     for name in (STAGED, ATTEMPTS, KEPT):
         storage.discard_folder(folder / name)
     return summary
+
+
+def _counted(plan: Plan, summary: EmbeddingSummary) -> dict[str, int] | None:
+    """Return the numbers of changed rows for the manifest; without a log, those by text alone."""
+    if summary.changes is not None:
+        return summary.changes.fields(summary.rows)
+    return None if plan.changes is None else asdict(plan.changes)
 
 
 def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:

@@ -1,7 +1,8 @@
 """Deletion of rows from a table of vectors by their keys, for good.
 
 The table's folder lists hashes of the keys: no part gets such rows, whatever the inputs still hold.
-A table without them replaces a whole table, with links to or copies of the other parts.
+A table without them replaces a whole table, with links to or copies of the other parts. It is a
+version with its own log of changes, so stores can follow.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.tasks import collect_from_tasks, slices
+from pipelines.vectors.changes import (
+    UPSERT,
+    ChangeLog,
+    key_type_in,
+    model_digest_in,
+    newest_logs,
+    read_changes,
+    write_log,
+)
 from pipelines.vectors.embedding import Columns
 from pipelines.vectors.parts import (
     PartFooter,
@@ -43,8 +53,23 @@ from pipelines.vectors.parts import (
     read_rows,
     write_part,
 )
-from pipelines.vectors.plan import OUTPUT, Version, output_folder, part_file, read_version
-from pipelines.vectors.table_job import INDEX_FOLDER, MANIFEST_FILE, STAGED, run_job, working_on
+from pipelines.vectors.plan import (
+    KEY_COLUMN,
+    OUTPUT,
+    Version,
+    output_folder,
+    part_file,
+    read_version,
+)
+from pipelines.vectors.row_changes import Logged, compare_on_spark, log_changes
+from pipelines.vectors.table_job import (
+    ATTEMPTS,
+    INDEX_FOLDER,
+    MANIFEST_FILE,
+    STAGED,
+    run_job,
+    working_on,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -197,7 +222,7 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
         assert version is not None, "only jobs remove a table, and this one has the lock"
         # An unfinished table may hold such rows, so no job may continue it.
         discard_begun(folder)
-        gone = _replace(session, version, folder, deleted)
+        gone = _replace(session, version, folder, deleted, config.embedding.keep_changes)
         # The index and earlier versions still hold the deleted rows.
         storage.discard_folder(folder / INDEX_FOLDER)
         versions.forget_earlier(folder)
@@ -205,9 +230,12 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
 
 
 def _replace(
-    session: SparkSession, version: Version, folder: Location, deleted: DeletedRows
+    session: SparkSession, version: Version, folder: Location, deleted: DeletedRows, keep: int
 ) -> int:
-    """Replace the table by one without the rows; return their number."""
+    """Replace the table by one without the rows; return their number.
+
+    ``keep`` is the number of logs of changes.
+    """
     plan, build = version.plan, version.plan.build + 1
     manifest: _Manifest = records.read(version.folder / MANIFEST_FILE, _Manifest)
     columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
@@ -226,19 +254,68 @@ def _replace(
         named = {part.number: part.name for part in found}
         parts = (replace(part, name=named[number]) for number, part in enumerate(plan.parts))
         ordered = tuple(sorted(parts, key=lambda part: part.name))
+        write_deleted(begun.aside, deleted)
+        plan = replace(plan, parts=ordered, build=build, changes=None)
+        plan.write(begun.aside)
+        made = Version(begun.aside, plan, is_whole=False)
+        logged = _log(session, made, version, deleted, model_digest_in(manifest), keep)
+        rows = sum(part.footer.rows for part in found)
         counts: dict[str, Any] = {
-            "rows": sum(part.footer.rows for part in found),
+            "rows": rows,
             "texts": sum(part.footer.texts for part in found),
             "build": build,
+            **asdict(logged.lineage),
             "left_out": sum(part.footer.left_out for part in found),
-            "changes": None,
+            "changes": None if logged.changes is None else logged.changes.fields(rows),
             "parts": {part.name: part.footer.rows for part in found},
         }
-        write_deleted(begun.aside, deleted)
-        replace(plan, parts=ordered, build=build, changes=None).write(begun.aside)
         storage.write_json(begun.aside / MANIFEST_FILE, {**manifest, **counts})
     take_place(begun.folder, folder)
     return int(counts["left_out"]) - manifest.get("left_out", 0)
+
+
+def _log(
+    session: SparkSession,
+    made: Version,
+    before: Version,
+    deleted: DeletedRows,
+    model_digest: str | None,
+    keep: int,
+) -> Logged:
+    """Write the log of a deletion, and take its keys out of the logs before.
+
+    Those name them at most as keys to delete: who follows from an earlier version has to know.
+    """
+    compare = partial(compare_on_spark, session)
+    logged = log_changes(
+        made, before, compare, model_digest=model_digest, keep=keep, equality="keys"
+    )
+    storage.discard_folder(made.folder / ATTEMPTS)
+    logs = list(newest_logs(made.folder, logged.lineage.version))
+    if len(logs) < 2:
+        return logged
+    gone = chain.from_iterable(
+        hashed_keys(as_text(batch["key"])).to_pylist() for batch in read_changes(logs[0])
+    )
+    # A deleted row may have left the table before, and only its key tells that it was there.
+    is_key = deleted.column == made.plan.identity[KEY_COLUMN]
+    hashes = {*gone, *(deleted.keys if is_key else ())}
+    forget = partial(_forget_keys, hashes=pa.array(sorted(hashes), pa.int64()))
+    act = partial(collect_from_tasks, session, logs[1:], forget)
+    run_job(session, "embedding: deleting keys from the log", act)
+    return logged
+
+
+def _forget_keys(logs: Iterable[ChangeLog], *, hashes: pa.Array) -> Iterator[int]:
+    """Rewrite logs without the upserts of some keys; yield nothing. Runs on an executor."""
+
+    def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
+        is_one = pc.is_in(hashed_keys(as_text(batch["key"])), value_set=hashes)
+        return batch.filter(pc.invert(pc.and_(is_one, pc.equal(batch["change"], UPSERT))))
+
+    for log in logs:
+        write_log(log, key_type_in(log), map(kept, read_changes(log)))
+    yield from ()
 
 
 def _write_parts(

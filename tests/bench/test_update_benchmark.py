@@ -18,7 +18,9 @@ def test_a_hundredth_is_embedded_again(small_model, tmp_path, capsys) -> None:
     def measured() -> Measured:
         files.append(len(list((tmp_path / "lake").iterdir())))
         embedded = embed_here(_configured(config, tmp_path))
-        return Measured(rows=0, embedded=embedded, cpu_seconds=2.0, seconds=1.0)
+        return Measured(
+            rows=0, embedded=embedded, cpu_seconds=2.0, seconds=1.0, log_cpu_seconds=0.5
+        )
 
     jobs = _jobs([f"text {number}" for number in range(400)], tmp_path, measured)
     assert {name: job.embedded for name, job in jobs.items()} == {

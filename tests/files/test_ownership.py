@@ -76,6 +76,7 @@ OURS: dict[str, tuple[Kind, dict[str, str]]] = {
             "part-00000-00000.parquet": "",
             "_index/index.json": "",
             "_index/part-00000-00000.faiss": "",
+            "_changes/00000.parquet": "",
         },
     ),
     "negatives": (
@@ -84,7 +85,7 @@ OURS: dict[str, tuple[Kind, dict[str, str]]] = {
     ),
     "version": (
         VERSION,
-        {"promotion.json": '{"model": "m", "replaces": null}', "model.safetensors": ""},
+        {"promotion.json": '{"run": "r", "replaces": null}', "model.safetensors": ""},
     ),
 }
 

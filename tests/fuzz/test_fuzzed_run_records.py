@@ -1,4 +1,4 @@
-"""The JSON files of a run folder and a prepared folder, whatever they hold."""
+"""The records of a run folder, a prepared folder and a table of vectors, whatever they hold."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,8 @@ from pipelines.runs.step_metrics import (
 )
 from pipelines.settings import Config
 from pipelines.settings.load import parse
+from pipelines.vectors.changes import ChangeLog, log_file, logs_after, write_log
+from pipelines.vectors.table_job import MANIFEST_FILE
 
 LINE = {"step": 1, "loss": 1.5, "seconds": 2.0, "precision": "fp32", "examples_per_second": 3.0}
 
@@ -76,6 +79,11 @@ def write_all(folder: Path) -> Path:
     best = {"step": 1, "metric": "retrieval.ndcg@10", "value": 0.5}
     (folder / "best" / "best.json").write_text(json.dumps(best))
     TeacherVectors(width=4, precision="fp16", source="x").save(TeacherFolder(folder))
+    lineage = {"version": 1, "table": "x", "changes_since": 0}
+    (folder / MANIFEST_FILE).write_text(json.dumps(lineage))
+    log = ChangeLog(1, 0, log_file(folder, 1), "aa", "x")
+    changes = pa.record_batch({"key": ["a", "b"], "change": ["upsert", "delete"]})
+    write_log(log, pa.string(), [changes])
     return folder
 
 
@@ -129,6 +137,14 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "teacher": (
         lambda folder: TeacherFolder(folder).manifest,
         lambda folder: TeacherVectors.load(TeacherFolder(folder)),
+    ),
+    "lineage of a table": (
+        lambda folder: folder / MANIFEST_FILE,
+        lambda folder: logs_after(folder, 0),
+    ),
+    "log of changes": (
+        lambda folder: log_file(folder, 1),
+        lambda folder: logs_after(folder, 0),
     ),
 }
 

@@ -6,6 +6,7 @@ Where Spark would bring rows together that belong together, they are sorted.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.files import storage
 from pipelines.files.begun import beginning
 from pipelines.files.locations import Location
 from pipelines.files.versions import current
@@ -30,6 +32,8 @@ from pipelines.vectors.plan import (
     Version,
     publish,
 )
+from pipelines.vectors.row_changes import ROWS as ROWS_READ
+from pipelines.vectors.row_changes import RowScan, kinds_of, read_scan
 from pipelines.vectors.row_deletion import read_deleted, write_deleted
 from pipelines.vectors.store import VectorTable, open_table
 from pipelines.vectors.table_job import ATTEMPTS, KEPT
@@ -83,9 +87,19 @@ def embed_here(config: Config) -> int:
     make = partial(embed_parts, folder=version.folder, options=options, columns=job.columns)
     embedded = sum(make(missing, deleted=deleted))
     assert deleted or embedded == sum(part.embedded for part in missing)
-    embed.finish(version, options, job.columns, embedded, time.monotonic())
+    logged = job.log(version, compare_rows_here)
+    embed.finish(version, options, job.columns, embedded, time.monotonic(), logged)
     publish(version, folder)
     return embedded
+
+
+def compare_rows_here(scans: Sequence[RowScan], folder: Location) -> dict[str, int]:
+    """Does what ``compare_on_spark`` does."""
+    rows = pa.Table.from_batches((batch for scan in scans for batch in read_scan(scan)), ROWS_READ)
+    kinds = kinds_of(rows)
+    with storage.built_file(folder / "part-00000.parquet") as aside:
+        pq.write_table(kinds, aside)
+    return dict(Counter(kinds["kind"].to_pylist()))
 
 
 def compare_here(

@@ -11,6 +11,7 @@ from embedding_rounds import embed_here
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.begun import next_folder
+from pipelines.vectors.changes import logs_after
 from pipelines.vectors.embed import embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, search_index
@@ -66,7 +67,11 @@ def test_new_changed_and_gone_rows(spark, lake, lines, tmp_path, caplog) -> None
     assert "198 unchanged, 1 changed, 3 new, 1 gone; 3 of 7 parts stay as they are" in caplog.text
     assert {name: (lake.output / name).stat().st_ino for name in kept} == kept
     manifest = storage.read_json(lake.output / MANIFEST_FILE)
-    assert manifest["changes"] == {"unchanged": 198, "changed": 1, "new": 3, "gone": 1}
+    changes = {"unchanged": 198, "changed": 1, "metadata": 0, "new": 3, "gone": 1}
+    assert manifest["changes"] == changes
+    (log,) = logs_after(lake.output, 0)
+    written = {103: "upsert", 150: "delete", 777: "upsert", 1000: "upsert", 1001: "upsert"}
+    assert {row["key"]: row["change"] for row in pq.read_table(log.path).to_pylist()} == written
     embed_here(lake.job(output=str(tmp_path / "at-once")))
     (grown, vectors), (at_once, expected) = by_key(lake.output), by_key(tmp_path / "at-once")
     assert grown.equals(at_once)

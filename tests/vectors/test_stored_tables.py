@@ -17,6 +17,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath, arrow_source
 from pipelines.settings.load import parse
+from pipelines.vectors.changes import ChangeLog, logs_after, read_changes, read_log
 from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, index_folder, search_index
@@ -72,6 +73,11 @@ def stored(s3_bucket, small_model, tmp_path):
     return configured
 
 
+def changes_in(log: ChangeLog) -> dict[int, str]:
+    changes = [change for batch in read_changes(log) for change in batch.to_pylist()]
+    return {change["key"]: change["change"] for change in changes}
+
+
 def rows_of(table) -> pa.Table:
     read = [pq.read_table(arrow_source(file.path)) for file in table.files]
     return pa.concat_tables(read).sort_by("id")
@@ -93,9 +99,13 @@ def test_an_update_keeps_what_is_as_it_was(place, write, stored) -> None:
     assert rows_of(table)["text"].to_pylist() == ["one", "two", "3", None, "new"]
     first, kept = (rows_of(one)["embedding"].to_pylist()[:2] for one in (before, table))
     assert first == kept
+    (log,) = logs_after(place, 0)
+    assert changes_in(log) == {3: "upsert", 5: "upsert"}
+    assert log.path.parent.parent == table.folder
     # Who reads the table of before goes on, until the next one is there.
     assert rows_of(before).num_rows == 4
     assert embed_here(stored(dimensions=8)) == 5
+    assert changes_in(logs_after(place, 0)[1]) == dict.fromkeys(range(1, 6), "upsert")
     assert not before.folder.exists()
     assert versions.begun(place) == []
 
@@ -281,6 +291,10 @@ def test_deleted_rows_are_in_no_version(spark, place, stored, write, s3_bucket) 
     assert has_rows_by(stored(), deleted.column)
     embed_here(stored(part_rows=2, dimensions=8))
     assert delete_from_table(spark, stored(), deleted) == 1
+    # Who follows has to know, and no other log names the key.
+    logs = logs_after(place, 0)
+    assert [changes_in(log) for log in logs] == [dict.fromkeys([1, 3, 4], "upsert"), {2: "delete"}]
+    assert changes_in(read_log(versions.current(place), 0)) == dict.fromkeys([1, 3, 4], "upsert")
     assert rows_of(open_table(place))["text"].to_pylist() == ["one", "three", None]
     (whole,) = (path for path in place.iterdir() if versions.is_version(path.name))
     manifest = storage.read_json(whole / MANIFEST_FILE)
