@@ -17,6 +17,7 @@ from pipelines.publishing.publish import PublishSummary
 from pipelines.publishing.rows import source_of
 from pipelines.publishing.store import Layout, opened
 from pipelines.settings.load import parse
+from pipelines.vectors.embedding import quantised
 from pipelines.vectors.store import open_table
 
 OTHER_MODEL = "fedcba9876543210" * 4
@@ -199,6 +200,23 @@ def test_int8_vectors_are_multiplied_out(served, tmp_path, monkeypatch):
     table.write(rows_of(40, at_3=None))
     assert publish(served, table, monkeypatch).rows == 39
     same(served, table)
+
+
+def test_int8_vectors_are_kept_where_a_store_compares_them(served, tmp_path, monkeypatch):
+    table = VectorTables(tmp_path / "embedded", int8=True)
+    table.write(rows_of(10))
+    kind, target = kind_and_target(served)
+    if not kind.has_int8:
+        with pytest.raises(InputError, match=rf"^publish\.int8: {target.store} .* no int8 vectors"):
+            publish(served, table, monkeypatch, int8="keep")
+        return
+    publish(served, table, monkeypatch, int8="keep")
+    found = served.rows("documents")
+    for key, row in table.rows.items():
+        values, _ = quantised(table.vector(row)[None])
+        assert found[key]["embedding"] == values[0].tolist()
+    with pytest.raises(InputError, match=r"^publish\.metric: int8 vectors without their scales"):
+        publish(served, table, monkeypatch, int8="keep", metric="dot")
 
 
 def test_values_of_other_types_come_whole(served, table, monkeypatch):
