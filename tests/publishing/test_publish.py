@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,8 @@ from vector_tables import VectorTables
 
 import pipelines
 from pipelines.catalog import STORES as KINDS
-from pipelines.errors import InputError, NothingNew
+from pipelines.errors import InputError, NothingNew, PipelineError
+from pipelines.files.locks import held
 from pipelines.publishing.publish import PublishSummary
 from pipelines.publishing.rows import source_of
 from pipelines.publishing.store import Layout, opened
@@ -268,6 +271,26 @@ def test_a_collection_of_others_is_refused(served, table, monkeypatch):
     with opened(kind, target) as store:
         assert store.collections() == {"documents": "made by somebody else"}
         assert store.count("documents") == 0
+
+
+def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
+    table.write(rows_of(3))
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+    name = f"lancedb {settings['address']} documents"
+    lock = f".embedded.lock-{sha256(name.encode()).hexdigest()[:8]}"
+
+    def other() -> None:
+        with pytest.raises(
+            PipelineError, match=r"^publish\.collection: documents is in use by `publish`"
+        ):
+            pipelines.publish(config)
+
+    with held(tmp_path / lock, "publish"), ThreadPoolExecutor() as pool:
+        pool.submit(other).result()
+        assert pipelines.publish(config.changed("publish", collection="others")).rows == 3
+    assert pipelines.publish(config).rows == 3
+    assert not [path for path in tmp_path.iterdir() if ".lock" in path.name]
 
 
 @pytest.mark.parametrize(
