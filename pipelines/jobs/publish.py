@@ -75,5 +75,7 @@ def command(config: Config) -> Results:
     """Publish a table, and print the collection's name and its rows."""
     made = publish(config)
     say(f"{made}")
-    say(f"store   {made.name} is {made.collection}, version {made.version}: {made.rows:,} rows")
+    # In a store without aliases they are one.
+    behind = "" if made.collection == made.name else f" is {made.collection}"
+    say(f"store   {made.name}{behind}, version {made.version}: {made.rows:,} rows")
     return asdict(made)
