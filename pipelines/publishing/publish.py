@@ -95,10 +95,8 @@ class PublishSummary:
     def __str__(self) -> str:
         if not (self.upserted or self.deleted or self.left_out):
             return "nothing to write"
-        return (
-            f"{self.upserted:,} rows written, {self.deleted:,} deleted, {self.left_out:,} without a"
-            f" vector left out ({self.seconds:.1f} s)"
-        )
+        done = f"{self.upserted:,} rows written, {self.deleted:,} deleted ({self.seconds:.1f} s)"
+        return done + (f", {self.left_out:,} without a vector left out" if self.left_out else "")
 
 
 class _Manifest(TypedDict, total=False):
