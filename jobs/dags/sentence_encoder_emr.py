@@ -1,7 +1,7 @@
 """### A sentence encoder, trained and promoted on EMR on EC2
 
-prepare → train → evaluate → promote → embed, as steps of a cluster. A model that is worse than the
-one in service is not promoted. See docs/guides/airflow.md.
+prepare → train → evaluate → promote → embed → publish, as steps of a cluster. A model that is worse
+than the one in service is not promoted. See docs/guides/airflow.md.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """### A sentence encoder, trained and promoted on EMR Serverless
 
-prepare → train → evaluate → promote → embed, as job runs of an application. A model that is worse
-than the one in service is not promoted. See docs/guides/airflow.md.
+prepare → train → evaluate → promote → embed → publish, as job runs of an application. A model that
+is worse than the one in service is not promoted. See docs/guides/airflow.md.
 """
 
 from typing import Any

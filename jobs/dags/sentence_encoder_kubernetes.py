@@ -1,7 +1,7 @@
 """### A sentence encoder, trained and promoted on Kubernetes
 
-prepare → train → evaluate → promote → embed, as applications of the Spark operator. A model that is
-worse than the one in service is not promoted. See docs/guides/airflow.md.
+prepare → train → evaluate → promote → embed → publish, as applications of the Spark operator. A
+model that is worse than the one in service is not promoted. See docs/guides/airflow.md.
 """
 
 from typing import Any

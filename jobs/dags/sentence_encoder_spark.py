@@ -1,7 +1,7 @@
 """### A sentence encoder, trained and promoted through spark-submit
 
-prepare → train → evaluate → promote → embed. A model that is worse than the one in service is not
-promoted. See docs/guides/airflow.md.
+prepare → train → evaluate → promote → embed → publish. A model that is worse than the one in
+service is not promoted. See docs/guides/airflow.md.
 """
 
 from typing import Any

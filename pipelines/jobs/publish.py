@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from hashlib import sha256
 
-from pipelines.errors import NothingNew
+from pipelines.errors import NothingNew, PipelineError
 from pipelines.files.begun import lock_file
 from pipelines.files.folders import read_folder
-from pipelines.files.locations import location
+from pipelines.files.locations import Location, as_local, location
+from pipelines.files.locks import LockedError, held
 from pipelines.jobs.base import Results, job
 from pipelines.progress import say
 from pipelines.publishing.publish import PublishJob, PublishSummary
@@ -29,7 +33,10 @@ def publish(config: Config) -> PublishSummary:
         PipelineError: A task failed, or another job writes the table.
     """
     folder = location(config.embedding.output, config.storage).absolute()
-    with read_folder("embedding.output", folder, "publish", lock_file(folder)):
+    with (
+        read_folder("embedding.output", folder, "publish", lock_file(folder)),
+        _alone(config, folder),
+    ):
         making = PublishJob.of(config)
         plan = making.plan()
         if config.run.only_new and plan.is_done:
@@ -38,9 +45,37 @@ def publish(config: Config) -> PublishSummary:
         return making.run(plan, partial(spark_session, config, needs_context=False))
 
 
+@contextmanager
+def _alone(config: Config, folder: Location) -> Iterator[None]:
+    """Keep other jobs from bringing the same collection up to a table on a file system.
+
+    Raises:
+        PipelineError: Another job does so.
+    """
+    settings, path = config.publish, as_local(lock_file(folder))
+    if path is None:
+        yield
+        return
+    named = f"{settings.store} {settings.address} {settings.collection}"
+    lock = path.with_name(f"{path.name}-{sha256(named.encode()).hexdigest()[:8]}")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(lock, "publish"))
+        except LockedError as error:
+            raise PipelineError(
+                f"publish.collection: {settings.collection} is in use by {error.holder}. "
+                "Wait for its end, or name another collection."
+            ) from None
+        except OSError:
+            pass  # A read-only folder needs no lock of its jobs.
+        yield
+
+
 def command(config: Config) -> Results:
     """Publish a table, and print the collection's name and its rows."""
     made = publish(config)
     say(f"{made}")
-    say(f"store   {made.name} is {made.collection}, version {made.version}: {made.rows:,} rows")
+    # In a store without aliases they are one.
+    behind = "" if made.collection == made.name else f" is {made.collection}"
+    say(f"store   {made.name}{behind}, version {made.version}: {made.rows:,} rows")
     return asdict(made)

@@ -26,7 +26,8 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import records
 from pipelines.files.locations import Location
 from pipelines.libraries import check_store
-from pipelines.progress import WorkProgress
+from pipelines.progress import WorkProgress, activity
+from pipelines.progress.display import SHORT_SECONDS
 from pipelines.publishing.plan import (
     Content,
     Plan,
@@ -63,6 +64,8 @@ logger = logging.getLogger(__name__)
 TASK_ROWS = 25_000
 """Rows that a task writes in a round: some seconds to a minute of most stores."""
 LEAST_TASK_ROWS = 2000
+BATCH_BYTES = 64 * 2**20
+"""Most bytes of vectors in a batch, unless the settings name a number of rows."""
 HERE_ROWS = 50_000
 """Most rows to write, and a hundredth of the most to look through, without starting Spark."""
 KEPT_SO_FAR = "; whole parts are kept, and the same command writes the others"
@@ -92,10 +95,8 @@ class PublishSummary:
     def __str__(self) -> str:
         if not (self.upserted or self.deleted or self.left_out):
             return "nothing to write"
-        return (
-            f"{self.upserted:,} rows written, {self.deleted:,} deleted, {self.left_out:,} without a"
-            f" vector left out ({self.seconds:.1f} s)"
-        )
+        done = f"{self.upserted:,} rows written, {self.deleted:,} deleted ({self.seconds:.1f} s)"
+        return done + (f", {self.left_out:,} without a vector left out" if self.left_out else "")
 
 
 class _Manifest(TypedDict, total=False):
@@ -231,7 +232,8 @@ class PublishJob:
         return counts + self._in_rounds(files, writing, writing, following, sessions, share)
 
     def _writing(self, plan: Plan) -> Writing:
-        batch_rows = self.config.publish.batch_rows or self.kind.batch_rows
+        most = max(1, BATCH_BYTES // (4 * self.source.layout.width))
+        batch_rows = self.config.publish.batch_rows or min(self.kind.batch_rows, most)
         return Writing(self.kind, self.target, plan.name, self.source, batch_rows)
 
     def _in_rounds(
@@ -300,7 +302,10 @@ class PublishJob:
     def _finish(self, plan: Plan) -> tuple[str, int]:
         """Complete the collection, switch the alias and drop old ones; return name and rows."""
         state, layout, alias = plan.state, self.source.layout, self.target.collection
-        with connected(self.kind, self.target) as connection:
+        with (
+            activity("indexing", quiet=SHORT_SECONDS),
+            connected(self.kind, self.target) as connection,
+        ):
             connection.do(lambda store: store.finish(plan.name, layout))
             rows = connection.do(lambda store: store.count(plan.name))
             self._check_count(rows, plan)

@@ -81,7 +81,9 @@ def describe_dag(dag: Any) -> dict[str, Any]:
                 "after": sorted(task.upstream_task_ids),
                 "rule": str(getattr(task.trigger_rule, "value", task.trigger_rule)),
                 "is_teardown": task.is_teardown,
-                "outlets": [outlet.uri for outlet in task.outlets],
+                "outlets": [
+                    outlet.uri if hasattr(outlet, "uri") else outlet.name for outlet in task.outlets
+                ],
                 "pool": task.pool,
                 "deferrable": getattr(task, "deferrable", False),
                 "doc": task.doc_md,

@@ -19,8 +19,9 @@ from pipelines.errors import NothingNew
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("databricks", "emr", "emr_serverless", "kubernetes")
 SERVERS = dict(zip(KINDS, (Workspace, Emr, EmrServerless, Kubernetes), strict=True))
-STAGES = ["prepare", "train", "evaluate", "promote", "embed", "clean"]
+STAGES = ["prepare", "train", "evaluate", "promote", "embed", "publish", "clean"]
 FIGURES = {"after": {"retrieval": {"ndcg@10": 43.1}}}
+PUBLISHED = {"store": "qdrant", "name": "articles", "rows": 10}
 PROMOTED = {"version": "00007", "figures": {"retrieval.ndcg@10": 43.1}}
 NOTHING_NEW = "run.only_new: the model in service, 00006, was trained with the same settings"
 REFUSAL = "promotion.minimum: retrieval.ndcg@10 is 1.0000, and the minimum is 2.0000."
@@ -32,10 +33,12 @@ ENDS = {
         "evaluate": [{"results": FIGURES}],
         "promote": [{"results": PROMOTED}],
         "embed": [{"results": {"rows": 10}}],
+        "publish": [{"results": PUBLISHED}],
     },
     "emr_serverless": {
         "train": [{"exit_code": NothingNew.exit_code, "error": NOTHING_NEW}],
         "embed": [{"results": {"rows": 12}}],
+        "publish": [{"exit_code": NothingNew.exit_code, "error": NOTHING_NEW}],
     },
     "kubernetes": {
         "prepare": [{"lost": True}],
@@ -84,6 +87,7 @@ def variable(runs: str) -> dict[str, Any]:
                 "databricks": {"new_cluster": {"num_workers": 4}},
             },
             "embed": {"overrides": ["embedding.inputs=[/lake/a b.parquet]"]},
+            "publish": {"overrides": ["publish.store=qdrant"]},
         },
     }
 
@@ -178,6 +182,7 @@ def test_databricks_is_sent_the_jobs_and_a_lost_cluster_is_tried_again(clouds):
         "evaluate": ["failed", 1],
         "promote": ["upstream_failed", 0],
         "embed": ["upstream_failed", 0],
+        "publish": ["upstream_failed", 0],
         "clean": ["success", 1],
     }
     names = ("prepare", "prepare", "train", "evaluate", "clean")
@@ -206,7 +211,7 @@ def test_emr_is_sent_steps_and_figures_come_back(clouds):
     assert {one["JobFlowId"] for one in submitted} == {"j-1"}
     steps = [step for one in submitted for step in one["Steps"]]
     stages = [stage_of(step["HadoopJarStep"]["Args"]) for step in steps]
-    assert stages == ["prepare", "train", "train", "evaluate", "promote", "embed", "clean"]
+    assert stages == ["prepare", "train", *STAGES[1:]]
     step = steps[2]
     assert step["Name"] == "sentence-encoder-train"
     assert step["ActionOnFailure"] == "CONTINUE"
@@ -233,12 +238,17 @@ def test_assets_are_updated_by_what_was_made(clouds):
     found = clouds["kubernetes"]["events"]
     events = [event for event in found if event["dag"].removeprefix("sentence_encoder_") in KINDS]
     made = {event["uri"]: event["extra"] for event in events}
-    assert [event["task"] for event in events] == ["promote", "embed", "embed"]
+    tasks = [event["task"] for event in events]
+    assert tasks == ["promote", "embed", "publish", "publish", "embed"]
     folder = made["x-sentence-encoder://sentence_encoder_emr/model"].pop("run_folder")
     assert folder.startswith(f"{runs}_emr/manual__")
     assert made["x-sentence-encoder://sentence_encoder_emr/model"] == PROMOTED
     assert made["x-sentence-encoder://sentence_encoder_emr/vectors"]["rows"] == 10
     assert made["x-sentence-encoder://sentence_encoder_emr_serverless/vectors"]["rows"] == 12
+    for name in ("store", "qdrant/articles"):
+        store = made[f"x-sentence-encoder://sentence_encoder_emr/{name}"]
+        assert store.pop("run_folder") == folder
+        assert store == PUBLISHED
 
 
 def test_emr_serverless_skips_what_is_not_new_and_embeds(clouds):
@@ -250,6 +260,7 @@ def test_emr_serverless_skips_what_is_not_new_and_embeds(clouds):
         "evaluate": ["skipped", 0],
         "promote": ["skipped", 0],
         "embed": ["success", 1],
+        "publish": ["skipped", 1],
         "clean": ["success", 1],
     }
     assert NOTHING_NEW in clouds["output"]
@@ -272,6 +283,12 @@ def test_emr_serverless_skips_what_is_not_new_and_embeds(clouds):
         *("embedding.served=true", "embedding.overwrite=true", "training.workers=2"),
         "embedding.inputs=[/lake/a b.parquet]",
     ]
+    publish = submitted[3]["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+    settings = [value for flag, value in pairwise(publish) if flag == "--set"]
+    # The table is that of `embed`.
+    assert settings[:3] == [
+        *("training.workers=2", "embedding.inputs=[/lake/a b.parquet]", "publish.store=qdrant")
+    ]
 
 
 def test_kubernetes_is_sent_applications_and_the_gate_refuses(clouds):
@@ -283,6 +300,7 @@ def test_kubernetes_is_sent_applications_and_the_gate_refuses(clouds):
         "evaluate": ["success", 1],
         "promote": ["failed", 1],
         "embed": ["upstream_failed", 0],
+        "publish": ["upstream_failed", 0],
         "clean": ["success", 1],
     }
     # What is no number is none, since databases do not take it.

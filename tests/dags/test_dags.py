@@ -31,8 +31,8 @@ from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]
 DAGS = ["databricks", "emr", "emr_serverless", "kubernetes", "spark"]
-STAGES = ["prepare", "train", "evaluate", "promote", "embed", "clean"]
-RULES = {"embed": "none_failed", "clean": "all_done_setup_success"}
+STAGES = ["prepare", "train", "evaluate", "promote", "embed", "publish", "clean"]
+RULES = {"embed": "none_failed", "publish": "none_failed", "clean": "all_done_setup_success"}
 DAG = "sentence_encoder_spark"
 STEPS, EVERY = 200, 20
 SETTINGS = (
@@ -115,6 +115,8 @@ def test_what_is_made_is_an_asset_that_other_dags_can_wait_for(described):
         assert made == {
             "promote": [f"x-sentence-encoder://{dag_id}/model"],
             "embed": [f"x-sentence-encoder://{dag_id}/vectors"],
+            # And an alias of the store's own asset, whose name the job tells.
+            "publish": [f"x-sentence-encoder://{dag_id}/store", f"x-sentence-encoder://{dag_id}"],
         }
 
 
@@ -149,14 +151,16 @@ def chain(prepared, tmp_path_factory, described, ask_airflow) -> Callable[..., l
     config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
     config = config.changed("promotion", target=str(folder / "served"))
     (folder / "small.yaml").write_text(dump(config))
-    texts = pa.table({"text": ["a river", "two dogs", "a river in the snow"]})
-    pq.write_table(texts, folder / "texts.parquet")
+    texts = {"id": [1, 2, 3], "text": ["a river", "two dogs", "a river in the snow"]}
+    pq.write_table(pa.table(texts), folder / "texts.parquet")
     embedding = [f"embedding.inputs=[{folder / 'texts.parquet'}]"]
     embedding += [f"embedding.output={folder / 'vectors'}", "embedding.backend=torch"]
+    embedding += ["embedding.key_column=id", "embedding.overwrite=false"]
+    publishing = ["publish.store=lancedb", f"publish.address={folder / 'lance'}"]
     variable = {
         "config": str(folder / "small.yaml"),
         "runs": str(folder / "runs"),
-        "stages": {"embed": {"overrides": embedding}},
+        "stages": {"embed": {"overrides": embedding}, "publish": {"overrides": publishing}},
         "conf": {
             "spark.pyspark.python": sys.executable,
             "spark.sql.shuffle.partitions": "2",
@@ -263,10 +267,13 @@ def test_figures_and_the_version_are_handed_on_and_the_texts_are_embedded(killed
     assert handed_on["embed"]["rows"] == 3
     vectors = pq.read_table(killed_once["folder"].parents[2] / "vectors")
     assert vectors["embedding"].null_count == 0
-    model, table = killed_once["events"]
+    model, table, *stores = killed_once["events"]
     assert (model["task"], model["extra"]["version"]) == ("promote", "00001")
     assert (table["task"], table["extra"]["embedded"]) == ("embed", 3)
     assert model["extra"]["run_folder"] == str(killed_once["folder"])
+    made = {store["uri"]: store["extra"]["rows"] for store in stores}
+    names = ("store", "lancedb/documents")
+    assert made == {f"x-sentence-encoder://{DAG}/{name}": 3 for name in names}
 
 
 def write_worse_run(run: Path, folder: Path) -> None:
@@ -306,6 +313,7 @@ def test_where_nothing_is_new_nothing_is_trained_or_embedded(afterwards, killed_
         "evaluate": ["skipped", 0],
         "promote": ["skipped", 0],
         "embed": ["skipped", 1],
+        "publish": ["skipped", 1],
         "clean": ["success", 1],
     }
     assert "run.only_new: the model in service, 00001, was trained with the same" in found["output"]
@@ -322,6 +330,7 @@ def test_the_gate_ends_the_run_and_leaves_the_model_in_service(afterwards):
         "evaluate": ["success", 1],
         "promote": ["failed", 1],
         "embed": ["upstream_failed", 0],
+        "publish": ["upstream_failed", 0],
         "clean": ["success", 1],
     }
     verdict = json.loads((found["folder"] / "promotion.json").read_text())

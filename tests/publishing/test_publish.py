@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +14,13 @@ from vector_tables import VectorTables
 
 import pipelines
 from pipelines.catalog import STORES as KINDS
-from pipelines.errors import InputError, NothingNew
+from pipelines.errors import InputError, NothingNew, PipelineError
+from pipelines.files.locks import held
 from pipelines.publishing.publish import PublishSummary
 from pipelines.publishing.rows import source_of
 from pipelines.publishing.store import Layout, opened
 from pipelines.settings.load import parse
+from pipelines.vectors.embedding import quantised
 from pipelines.vectors.store import open_table
 
 OTHER_MODEL = "fedcba9876543210" * 4
@@ -201,6 +205,23 @@ def test_int8_vectors_are_multiplied_out(served, tmp_path, monkeypatch):
     same(served, table)
 
 
+def test_int8_vectors_are_kept_where_a_store_compares_them(served, tmp_path, monkeypatch):
+    table = VectorTables(tmp_path / "embedded", int8=True)
+    table.write(rows_of(10))
+    kind, target = kind_and_target(served)
+    if not kind.has_int8:
+        with pytest.raises(InputError, match=rf"^publish\.int8: {target.store} .* no int8 vectors"):
+            publish(served, table, monkeypatch, int8="keep")
+        return
+    publish(served, table, monkeypatch, int8="keep")
+    found = served.rows("documents")
+    for key, row in table.rows.items():
+        values, _ = quantised(table.vector(row)[None])
+        assert found[key]["embedding"] == values[0].tolist()
+    with pytest.raises(InputError, match=r"^publish\.metric: int8 vectors without their scales"):
+        publish(served, table, monkeypatch, int8="keep", metric="dot")
+
+
 def test_values_of_other_types_come_whole(served, table, monkeypatch):
     moment = datetime.datetime(2026, 11, 27, 8, 30, 5, 123456, tzinfo=datetime.UTC)
     day = datetime.date(2026, 11, 27)
@@ -250,6 +271,26 @@ def test_a_collection_of_others_is_refused(served, table, monkeypatch):
     with opened(kind, target) as store:
         assert store.collections() == {"documents": "made by somebody else"}
         assert store.count("documents") == 0
+
+
+def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
+    table.write(rows_of(3))
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
+    name = f"lancedb {settings['address']} documents"
+    lock = f".embedded.lock-{sha256(name.encode()).hexdigest()[:8]}"
+
+    def other() -> None:
+        with pytest.raises(
+            PipelineError, match=r"^publish\.collection: documents is in use by `publish`"
+        ):
+            pipelines.publish(config)
+
+    with held(tmp_path / lock, "publish"), ThreadPoolExecutor() as pool:
+        pool.submit(other).result()
+        assert pipelines.publish(config.changed("publish", collection="others")).rows == 3
+    assert pipelines.publish(config).rows == 3
+    assert not [path for path in tmp_path.iterdir() if ".lock" in path.name]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The chain prepare → train → evaluate → promote → embed, and clean, for operators of all kinds.
+"""The chain prepare → train → evaluate → promote → embed → publish, and clean, for any operator.
 
 A run of the DAG has one run folder for all tries. It holds the state: another try of a training
 resumes from the newest checkpoint, and one of a preparation keeps the finished stages.
@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sentence_encoder.airflow_versions import DAG, Asset, BaseOperator, Param, chain, cron_or_assets
+from sentence_encoder.airflow_versions import (
+    DAG,
+    Asset,
+    AssetAlias,
+    BaseOperator,
+    Param,
+    chain,
+    cron_or_assets,
+)
 from sentence_encoder.deployment import MACROS, OVERRIDE, pool
 from sentence_encoder.outcomes import Alert
 
@@ -69,6 +77,15 @@ STAGES = (
         makes="vectors",
     ),
     Stage(
+        "publish",
+        timedelta(hours=12),
+        "The changes of the table into a vector store. Skipped if the store is up to date, or if "
+        "the variable has no field `stages.publish`.",
+        # An earlier run may have left the store behind the table.
+        rule="none_failed",
+        makes="store",
+    ),
+    Stage(
         "clean",
         timedelta(hours=1),
         "Removes the folders of old runs; `run.keep` says how many stay.",
@@ -87,8 +104,16 @@ CORPUS = Asset(uri=f"{ASSETS}/corpus")
 
 
 def asset(dag_id: str, name: str) -> Asset:
-    """Return a product of a DAG: its `model` in service, or its table of `vectors`."""
+    """Return a product of a DAG: its `model` in service, its table of `vectors` or its `store`."""
     return Asset(uri=f"{ASSETS}/{dag_id}/{name}")
+
+
+def outlets(dag_id: str, stage: Stage) -> list[Asset | AssetAlias]:
+    """Return the products of a stage; a store also has an asset of its own name, once known."""
+    if stage.makes is None:
+        return []
+    named = [AssetAlias(name=f"{ASSETS}/{dag_id}")] if stage.makes == "store" else []
+    return [asset(dag_id, stage.makes), *named]
 
 
 def longest_run() -> timedelta:
@@ -174,7 +199,7 @@ def _options(dag_id: str, stage: Stage) -> dict[str, Any]:
         "execution_timeout": stage.timeout,
         "retries": stage.retries,
         "trigger_rule": stage.rule,
-        "outlets": [asset(dag_id, stage.makes)] if stage.makes else [],
+        "outlets": outlets(dag_id, stage),
         "doc_md": stage.says,
         **({"pool": place} if (place := pool(stage.name)) else {}),
     }

@@ -36,11 +36,14 @@ TRACKING: Mapping[str, Mapping[str, bool]] = {
 }
 """By its value, the options of SparkSubmitOperator."""
 
-OPTIONAL = ("embed",)
+OPTIONAL = ("embed", "publish")
 """Stages that need an entry in the field `stages`."""
 
 DEFAULTS = {"embed": ("embedding.served=true", "embedding.overwrite=true")}
 """Settings of a stage under those of the deployment."""
+
+FOLLOWS = {"publish": "embed"}
+"""A stage with the overrides of another under its own: both have the same table."""
 
 
 def pool(stage: str) -> str | None:
@@ -116,13 +119,15 @@ def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
     if not config:
         raise AirflowFailException(f"the Airflow variable `{VARIABLE}` has no field `config`")
     stage = ti.task_id
+    stages: Mapping[str, Any] = deployment("stages", {})
     for value in params["overrides"]:
         if not re.match(OVERRIDE, value):
             raise AirflowFailException(f"overrides: a run of the DAG may not set `{value}`")
     settings = [
         *DEFAULTS.get(stage, ()),
         *deployment("overrides", []),
-        *deployment("stages", {}).get(stage, {}).get("overrides", []),
+        *stages.get(FOLLOWS.get(stage, ""), {}).get("overrides", []),
+        *stages.get(stage, {}).get("overrides", []),
         *params["overrides"],
         f"run.folder={folder}",
         # Another try finds its own unfinished work.

@@ -13,6 +13,8 @@ from sentence_encoder.airflow_versions import (
     AirflowException,
     AirflowFailException,
     AirflowSkipException,
+    Asset,
+    AssetAlias,
     BaseNotifier,
     ObjectStoragePath,
 )
@@ -102,9 +104,14 @@ def _ended(context: Context, run: Callable[[], Any]) -> Any:
     if outcome is not None:
         logger.info("%s has ended: %s", task.task_id, json.dumps(outcome.results))
         task.xcom_push(key=XCOM, value=dict(outcome.results))
-        for asset in context["task"].outlets:
-            folder = {"run_folder": run_folder(task, params)}
-            context["outlet_events"][asset].extra.update({**outcome.results, **folder})
+        extra = {**outcome.results, "run_folder": run_folder(task, params)}
+        for outlet in context["task"].outlets:
+            event = context["outlet_events"][outlet]
+            if isinstance(outlet, AssetAlias):
+                name = f"{outlet.name}/{outcome.results['store']}/{outcome.results['name']}"
+                event.add(Asset(uri=name), extra=extra)
+            else:
+                event.extra.update(extra)
     return returned
 
 

@@ -1,0 +1,81 @@
+"""LanceDB: one commit for readers, indexes, and what a restored version knows."""
+
+from __future__ import annotations
+
+import lancedb
+import numpy as np
+import pytest
+from publish_stores import STORES
+from test_publish import OTHER_MODEL, config_of, rows_of, same
+from vector_tables import VectorTables
+
+import pipelines
+from pipelines.publishing import lancedb as store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def served(tmp_path):
+    with STORES["lancedb"](tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def table(tmp_path):
+    made = VectorTables(tmp_path / "embedded")
+    made.write(rows_of(300))
+    return made
+
+
+def opened(served) -> lancedb.table.Table:
+    return lancedb.connect(served.target.address).open_table("documents")
+
+
+def test_large_tables_get_indexes_that_find_the_same_rows(served, table, monkeypatch):
+    monkeypatch.setattr(store, "LEAST_INDEXED", 300)
+    pipelines.publish(config_of(served, table))
+    indexes = {tuple(index.columns): index.index_type for index in opened(served).list_indices()}
+    assert {*indexes} == {("id",), ("topic",), ("year",), ("embedding",)}
+    table.write(rows_of(301, at_5="changed"))
+    pipelines.publish(config_of(served, table))
+    expected = table.expected()
+    for key in (5, 100, 300):
+        query = opened(served).search(expected[key][0]).distance_type("cosine").limit(1)
+        assert query.to_list()[0]["id"] == key
+    same(served, table)
+
+
+def test_readers_keep_their_version_and_see_the_next_one_whole(served, table):
+    pipelines.publish(config_of(served, table))
+    reader = opened(served)
+    reader.checkout(reader.version)
+    table.width = 12
+    table.write(rows_of(200), model=OTHER_MODEL)
+    pipelines.publish(config_of(served, table))
+    assert reader.count_rows() == 300
+    reader.checkout_latest()
+    assert (reader.count_rows(), reader.schema.field("embedding").type.list_size) == (200, 12)
+    assert lancedb.connect(served.target.address).list_tables().tables == ["documents"]
+
+
+def test_a_restored_version_is_brought_up_to_date(served, table):
+    pipelines.publish(config_of(served, table))
+    before = opened(served).version
+    table.write(rows_of(290, at_1="changed"))
+    assert pipelines.publish(config_of(served, table)).deleted == 10
+    restored = opened(served)
+    restored.checkout(before)
+    restored.restore()
+    assert opened(served).count_rows() == 300
+    made = pipelines.publish(config_of(served, table))
+    assert (made.upserted, made.deleted, made.rows) == (1, 10, 290)
+    same(served, table)
+
+
+def test_unindexed_search_is_exact(served, table):
+    pipelines.publish(config_of(served, table))
+    expected = table.expected()
+    query = opened(served).search(expected[7][0]).distance_type("cosine").limit(300).to_list()
+    by_hand = sorted(expected, key=lambda key: -float(np.dot(expected[key][0], expected[7][0])))
+    assert [row["id"] for row in query][:20] == by_hand[:20]
