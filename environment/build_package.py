@@ -215,11 +215,12 @@ def fill(
         PackageError: An extra is unknown, or a package is not installed as the lock has it.
     """
     project = next(iter(metadata.distributions(path=[str(wheel)])))
-    known = {*project.metadata.get_all("Provides-Extra", ()), packages.SPARK}
+    known = {*project.metadata.get_all("Provides-Extra", ())}
     if unknown := sorted({*engines, *extras} - known):
         raise PackageError(f"there is no extra {', '.join(unknown)}: {', '.join(sorted(known))}")
     locked = packages.locked_versions(lock)
-    roots = packages.required(project.requires or (), [*engines, *extras])
+    # Of Spark its Python comes along in any case, since the jobs import it.
+    roots = packages.required(project.requires or (), [*engines, *extras, packages.SPARK])
     chosen = packages.closure(roots, locked)
     say(f"{len(chosen)} packages for {', '.join([*engines, *extras])}")
     folder = copy_interpreter(tree)

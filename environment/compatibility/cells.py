@@ -21,7 +21,7 @@ from errors import PackageError
 from compatibility import probe
 from compatibility.environments import OWN, Environment, digest, python_of
 from compatibility.models import MODELS, TEXTS
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import model_digest
 
 LIST = Path(__file__).resolve().parents[1] / "compatibility.toml"
 COSINE = 0.9999
@@ -178,7 +178,7 @@ def cell_key(listed: Listed, reader: Reader, folder: Path) -> str:
     """Return a digest of all that a cell comes from."""
     code = inspect.getsource(probe.PROBES[reader.probe]) + inspect.getsource(probe.pooled)
     export = listed.exports.get(reader.reads)
-    parts = [code, digest(reader.environment, listed.environments), digest_model(folder)]
+    parts = [code, digest(reader.environment, listed.environments), model_digest(folder)]
     parts += [reader.reads, json.dumps(TEXTS)]
     if export:
         parts += [json.dumps(export.command), digest(export.environment, listed.environments)]
@@ -262,7 +262,7 @@ def exported(listed: Listed, name: str, model: str, folder: Path, home: Path) ->
     if export is None:
         return folder
     key = [json.dumps(export.command), digest(export.environment, listed.environments)]
-    key = [hashlib.sha256("\0".join([*key, digest_model(folder)]).encode()).hexdigest()[:16]]
+    key = [hashlib.sha256("\0".join([*key, model_digest(folder)]).encode()).hexdigest()[:16]]
     target = home / "exports" / name / f"{model}-{key[0]}"
     if not target.is_dir():
         python = python_of(export.environment, listed.environments, home / "environments")

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
@@ -72,6 +70,10 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
 
     Columns are `set` and `name` (strings), `item` (int64), `value` (double) and `group` (int64).
     """
+    # Not above: a server that asks for the model in service needs no pyarrow.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     tables = [
         pa.table(
             {
@@ -104,6 +106,8 @@ def read_observations(path: Location) -> dict[str, Observations]:
     """Read a table of :func:`write_observations`, by set; an empty dict where there is no file."""
     if not path.is_file():
         return {}
+    import pyarrow.parquet as pq
+
     table = pq.read_table(arrow_source(path))
     if table.num_rows == 0:
         return {}

@@ -157,7 +157,7 @@ NEGATIVES = Kind(
 
 VERSION = Kind(
     files=(*MODEL, "promotion.json", "observations.parquet"),
-    marks={"promotion.json": ("model", "replaces")},
+    marks={"promotion.json": ("run", "replaces")},
 )
 """A promoted model."""
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import tenacity
 
+from pipelines.libraries import check_installed
 from pipelines.settings.base import STORES
 from pipelines.settings.spark import StorageSettings
 
@@ -187,6 +188,7 @@ class _Clients(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _opened(store: Store, _process: int) -> OpenStore:
+    check_installed(str(store), "pyarrow", "object-stores")
     known = _CLIENTS.get(store.kind)
     return known.files(store) if known else _by_fsspec(store)
 

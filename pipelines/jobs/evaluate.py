@@ -37,7 +37,8 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import Results, job, say_model, say_report
 from pipelines.jobs.report import draw_report
 from pipelines.model_card.card import write_card
-from pipelines.models.folder import digest_model, read_encoder
+from pipelines.models.folder import read_encoder
+from pipelines.models.identity import FIELD, model_digest
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.progress.screen import Screen
@@ -138,7 +139,7 @@ def _check(config: Config, run: RunFolder) -> None:
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
-    return {"model": digest_model(run.model), "sets": digest_sets(session, config)}
+    return {FIELD: model_digest(run.model), "sets": digest_sets(session, config)}
 
 
 def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:

@@ -24,7 +24,8 @@ from pipelines.model_card.front_matter import (
     watt_hours,
 )
 from pipelines.models.architecture import architecture_of
-from pipelines.models.folder import CARD_FILE, read_encoder
+from pipelines.models.folder import read_encoder
+from pipelines.models.identity import CARD_FILE
 from pipelines.models.lsa import LIMIT
 from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.weights import weight_shapes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.evaluation.sets import Role
 from pipelines.files.locations import as_local
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import is_digest_of, recorded_digest
 from pipelines.models.spec import EncoderSpec
 from pipelines.report.comparison import Comparison, compare, shown
 from pipelines.report.page_parts import read_if_there, read_record
@@ -166,8 +166,8 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
 
 def _is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
     """Tell whether the figures are of the model in the folder."""
-    known = metrics.get("measured", {}).get("model")
-    return known is not None and run.model.is_dir() and known == digest_model(run.model)
+    known = recorded_digest(metrics.get("measured", {}))
+    return run.model.is_dir() and is_digest_of(known, run.model)
 
 
 LIBRARY = "sentence-transformers"

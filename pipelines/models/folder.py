@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +35,7 @@ from pipelines.models.architecture import (
     architecture_of,
     check_framework,
 )
+from pipelines.models.identity import CARD_FILE
 from pipelines.models.lsa.modules import (
     hide_transformer,
     part_modules,
@@ -77,18 +78,6 @@ def start_card(spec: EncoderSpec) -> str:
         f"A sentence encoder {architecture_of(spec).described(spec)}, the start of a training with "
         f"sentence-pipelines.\nIt reads {length} of a text.\n"
     )
-
-
-CARD_FILE = "README.md"
-"""The model card in a model folder."""
-
-
-def digest_model(folder: Location, *, without: Collection[str] = ()) -> str:
-    """Return a digest of a model's files, 16 hexadecimal digits.
-
-    The card is left out, since every measurement rewrites it. So are the files in ``without``.
-    """
-    return storage.digest_folder(folder, without=(CARD_FILE, *without))
 
 
 __all__ = [
@@ -297,7 +286,7 @@ def write_encoder(
         storage.write_json(
             aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": COSINE}
         )
-        storage.write_text(aside / "README.md", card)
+        storage.write_text(aside / CARD_FILE, card)
 
 
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:

@@ -30,8 +30,7 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.progress import activity
-from pipelines.tokens.encoding import special_ends
-from pipelines.tokens.vocabulary import load_tokenizer
+from pipelines.tokens.vocabulary import load_tokenizer, special_ends
 
 KEY = "encoder.keep_layers"
 _LAYER_OF_NAME = re.compile(r"^encoder\.layer\.(\d+)\.")

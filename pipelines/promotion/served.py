@@ -38,15 +38,20 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, as_local, listed, location
 from pipelines.files.ownership import VERSION, foreign, is_ours, shown
 from pipelines.files.run_folder import OBSERVATIONS
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import (
+    FIELD,
+    PROMOTION_FILE,
+    is_digest_of,
+    is_hidden,
+    model_digest,
+    recorded_digest,
+)
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 CURRENT = "current"
 VERSIONS = "versions"
 HISTORY = "history.jsonl"
-RECORD = "promotion.json"
-_BESIDE = (RECORD, OBSERVATIONS)
-"""Files of a promotion beside those of a model."""
+RECORD = PROMOTION_FILE
 KEY = "promotion.target"
 
 WAIT_SECONDS = 10.0
@@ -68,7 +73,7 @@ class _Record(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
     run: str
-    model: str
+    model_digest: str
     identity: str | None
     when: str
     who: str
@@ -89,10 +94,10 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     folder = served_model(location(target, stores))
     if folder is None:
         raise nothing_in_service(target)
-    wanted = read_record(folder).get("model")
+    wanted = recorded_digest(read_record(folder))
 
     def check(copy: Path) -> None:
-        if wanted is not None and not _is_model(copy, wanted):
+        if wanted is not None and not is_digest_of(wanted, copy):
             raise InputError(
                 KEY,
                 f"{folder} differs from the promoted model",
@@ -312,7 +317,8 @@ def copied(
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
             storage.copy_folder(model, aside)
-            if digest_model(aside) != record["model"]:
+            _remove_hidden(aside)
+            if model_digest(aside) != record[FIELD]:
                 raise PipelineError(f"{model} changed during its copy. Promote it again.")
             if observations:
                 write_observations(aside / OBSERVATIONS, observations)
@@ -321,6 +327,18 @@ def copied(
             yield aside
         finally:
             storage.discard_folder(aside)
+
+
+def _remove_hidden(copy: Location) -> None:
+    """Remove files outside of the digest from a copy: a version is exactly what was promoted."""
+    for name in filter(is_hidden, storage.file_names(copy)):
+        parts = name.split("/")
+        first = next(place for place, part in enumerate(parts) if part.startswith("."))
+        hidden = copy.joinpath(*parts[: first + 1])
+        if hidden.is_dir():
+            storage.discard_folder(hidden)
+        else:
+            hidden.unlink(missing_ok=True)
 
 
 def place(target: Location, copy: Location) -> str:
@@ -366,8 +384,8 @@ def predecessors(target: Location, version: str) -> Iterator[str]:
         before = read_record(target / VERSIONS / before).get("replaces")
 
 
-def rolled_back_version(target: Location, digest: str) -> str | None:
-    """Return the newest kept and rolled back version of this model, if any.
+def rolled_back_version(target: Location, model: Location) -> str | None:
+    """Return the newest kept and rolled back version of a model, if any.
 
     Such a version was in service once and has a higher number than the one in service. Versions
     left by killed promotions were never in service.
@@ -377,7 +395,8 @@ def rolled_back_version(target: Location, digest: str) -> str | None:
     current = _number(served_name(target))
     for name in reversed(versions(target)):
         newer = int(name) > current and name in served
-        if newer and read_record(target / VERSIONS / name).get("model") == digest:
+        known = recorded_digest(read_record(target / VERSIONS / name)) if newer else None
+        if is_digest_of(known, model):
             return name
     return None
 
@@ -404,14 +423,11 @@ def prune(target: Location, keep: int) -> None:
 def _foreign(version: Location) -> list[str]:
     """Return the user's files in a version, without the extra files of a hub model."""
     found = foreign(version, VERSION, whole=True)
-    return [] if found and _is_model(version, read_record(version).get("model")) else found
-
-
-def _is_model(version: Location, digest: object) -> bool:
-    """Return whether a version has exactly the files of a model, besides its record."""
-    # Earlier releases counted the card of a model, too.
-    with_card = storage.digest_folder(version, without=_BESIDE)
-    return digest in (with_card, digest_model(version, without=_BESIDE))
+    known = recorded_digest(read_record(version)) if found else None
+    if not is_digest_of(known, version):
+        return found
+    # The digest leaves hidden files out, and so do promotions; those of earlier releases did not.
+    return [name for name in found if is_hidden(name)] if known == model_digest(version) else []
 
 
 def _remove(folder: Location) -> None:

@@ -27,7 +27,7 @@ from pipelines.files import records, storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import OBSERVATIONS, RunFolder
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import FIELD, is_digest_of, model_digest, recorded_digest
 from pipelines.progress import activity
 from pipelines.promotion import served
 from pipelines.promotion.gate import Figures, Judgement, compared_metrics, evaluations, judge
@@ -42,9 +42,10 @@ AGAIN = "Run `evaluate` again"
 
 
 class _Measured(TypedDict):
-    """The model and data behind a run's figures."""
+    """The model and data behind a run's figures; ``model`` is its digest in earlier releases."""
 
-    model: str
+    model_digest: NotRequired[str]
+    model: NotRequired[str]
     sets: dict[str, str]
     observations: NotRequired[str | None]
 
@@ -111,7 +112,7 @@ def promote(config: Config) -> Promotion:
     in_service = served.served_model(target)
     known = served.read_record(in_service) if in_service else {}
     noted = candidate.run.promotion
-    if in_service and known.get("model") == candidate.digest:
+    if in_service and is_digest_of(recorded_digest(known), candidate.model):
         logger.info("the model is in service already: %s", in_service)
         # An earlier promotion of it may have been killed before its end.
         with _unchanged(target, in_service):
@@ -246,7 +247,7 @@ def _refuse_rolled_back(
     target: Location, candidate: _Candidate, in_service: Location | None
 ) -> None:
     """Refuse a rolled back model: a repeated job does not undo a decision."""
-    version = served.rolled_back_version(target, candidate.digest)
+    version = served.rolled_back_version(target, candidate.model)
     if version is None:
         return
     refusal = PromotionRefused(
@@ -298,7 +299,7 @@ def _record(
         "when": served.now(),
         "who": served.who(),
         "release": __version__,
-        "model": candidate.digest,
+        FIELD: candidate.digest,
         "identity": trained_identity(candidate.model.parent),
         "replaces": in_service.name if in_service else None,
         "figures": candidate.figures,
@@ -328,13 +329,12 @@ def _candidate(config: Config) -> _Candidate:
     known: _Metrics = records.read(folder.metrics, _Metrics) if folder.metrics.is_file() else {}
     if "after" not in known or "measured" not in known:
         raise InputError("run.folder", f"{model} was not evaluated", "Run `evaluate` first")
-    digest = digest_model(model)
-    if known["measured"]["model"] != digest:
+    if not is_digest_of(recorded_digest(known["measured"]), model):
         raise InputError("run.folder", f"{model} has changed since its evaluation", AGAIN)
     return _Candidate(
         folder,
         model,
-        digest,
+        model_digest(model),
         known["after"],
         known["measured"]["sets"],
         known.get("sets", {}),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
+from pipelines.libraries import WITHOUT_CLUSTER, check_installed
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN, SPARK_PATTERN, SPARK_REDACTION
@@ -91,10 +92,11 @@ def spark_session(
         needs_context: Whether to refuse a Spark Connect session, which has no SparkContext.
 
     Raises:
-        InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
-            cannot be reached, or the existing session lacks a needed SparkContext, or a variable
-            of the shell leads astray.
+        InputError: There is no pyspark or Java, or Spark does not run on it or on this Python, or
+            the cluster cannot be reached, or the existing session lacks a needed SparkContext, or a
+            variable of the shell leads astray.
     """
+    check_installed("spark.master", "pyspark", where=WITHOUT_CLUSTER)
     from pyspark.sql import SparkSession
 
     if needs_context:

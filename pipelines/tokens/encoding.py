@@ -14,8 +14,8 @@ import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, Protocol
+from itertools import chain, repeat
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from pipelines.arrow_columns import text_bytes
+from pipelines.tokens.vocabulary import special_ends
 
 WHITE_SPACE = b" \t\n\r"
 """Begins a chunk; the library handles rarer white space, inside a chunk."""
@@ -110,30 +111,6 @@ def _begins_chunk(data: bytes, offsets: np.ndarray) -> np.ndarray:
     begins[1:] |= punctuation[:-1]
     begins[offsets[offsets < len(data)]] = True
     return begins
-
-
-_PROBES = 64
-"""Vocabulary entries to try; the first nearly always works."""
-
-
-class SpecialEnds(NamedTuple):
-    """The numbers of special tokens around a text, such as [CLS] before and [SEP] behind it."""
-
-    before: int
-    behind: int
-
-
-def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
-    """Return how many special tokens a tokenizer puts before and behind a text.
-
-    Raises:
-        ValueError: The tokenizer makes no token of any text.
-    """
-    for probe in ("a", *islice(tokenizer.get_vocab(), _PROBES)):
-        mask = tokenizer.encode(probe).special_tokens_mask
-        if not all(mask):
-            return SpecialEnds(mask.index(0), mask[::-1].index(0))
-    raise ValueError("it makes no token of any text")
 
 
 CACHE_BYTES = 32 * 2**20

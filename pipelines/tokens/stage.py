@@ -35,7 +35,7 @@ from pipelines.spark.parquet_parts import (
     read_part,
     read_table,
 )
-from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder, special_ends
+from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
 from pipelines.tokens.examples import (
     CORPUS_COLUMNS,
     SOURCE,
@@ -49,7 +49,12 @@ from pipelines.tokens.examples import (
 )
 from pipelines.tokens.start import training_prompts
 from pipelines.tokens.summary import TokenSummary, lengths_json, summarise, training_length
-from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
+from pipelines.tokens.vocabulary import (
+    load_tokenizer,
+    special_ends,
+    vocabulary_size,
+    write_tokenizer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 from tokenizers import (
@@ -33,7 +34,6 @@ from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config
-from pipelines.tokens.encoding import SpecialEnds, special_ends
 from pipelines.tokens.model_files import (
     CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
@@ -65,6 +65,8 @@ are scaled down, which keeps the time to seconds."""
 _WORDS_A_LINE = 1000
 _WORDPIECE_PREFIX = "##"
 _UNIGRAM_DECIMALS = 6
+_PROBES = 64
+"""Vocabulary entries to try; the first nearly always works."""
 _USUAL_MASKS = ("[MASK]", "<mask>")
 _RARE_WORD = "\ua66e"
 """A letter written once, in the fifteenth century: hardly any vocabulary has it."""
@@ -243,6 +245,26 @@ def write_tokenizer(
     else:
         model = (learn_bpe if tokens.model == "bpe" else learn_unigram)(words, size)
         save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
+
+
+class SpecialEnds(NamedTuple):
+    """The numbers of special tokens around a text, such as [CLS] before and [SEP] behind it."""
+
+    before: int
+    behind: int
+
+
+def special_ends(tokenizer: Tokenizer) -> SpecialEnds:
+    """Return how many special tokens a tokenizer puts before and behind a text.
+
+    Raises:
+        ValueError: The tokenizer makes no token of any text.
+    """
+    for probe in ("a", *islice(tokenizer.get_vocab(), _PROBES)):
+        mask = tokenizer.encode(probe).special_tokens_mask
+        if not all(mask):
+            return SpecialEnds(mask.index(0), mask[::-1].index(0))
+    raise ValueError("it makes no token of any text")
 
 
 def checked_ends(key: str, source: Path) -> SpecialEnds:

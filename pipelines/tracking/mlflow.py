@@ -31,7 +31,12 @@ import pipelines  # noqa: E402
 from pipelines.files import storage  # noqa: E402
 from pipelines.files.copies import local_file, local_folder  # noqa: E402
 from pipelines.files.locations import Location, location  # noqa: E402
-from pipelines.models.folder import digest_model  # noqa: E402
+from pipelines.models.identity import (  # noqa: E402
+    FIELD,
+    is_digest_of,
+    model_digest,
+    recorded_digest,
+)
 from pipelines.settings.redaction import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
@@ -115,13 +120,15 @@ class MlflowTracker:
         """Log a model, unless this run has it already: a finished training may be called again."""
         assert self._start is not None
         registered = self._start.settings.mlflow_registered_model
-        digest = digest_model(folder)
         noted = self._noted()
         logged = noted.get(MODEL) or {}
-        if logged.get("digest") == digest and registered in (None, logged["registered"]):
+        is_logged = is_digest_of(recorded_digest(logged), folder)
+        if is_logged and registered in (None, logged["registered"]):
             return
+        digest = model_digest(folder)
         log_model(folder, step, registered)
-        self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
+        mlflow.set_tag(FIELD, digest)
+        self._note(noted | {MODEL: {FIELD: digest, "registered": registered}})
 
     def _noted(self) -> dict[str, Any]:
         assert self._start is not None
@@ -177,6 +184,7 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
         input_example=EXAMPLE,
         pip_requirements=requirements(),
         registered_model_name=registered,
+        metadata={FIELD: model_digest(folder)},
         await_registration_for=0,
         step=step,
     )

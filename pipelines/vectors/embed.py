@@ -69,6 +69,7 @@ from pipelines.vectors.plan import (
     Version,
     Work,
     choose_work,
+    digest_known_in,
     options_for,
     output_folder,
     part_file,
@@ -164,7 +165,7 @@ class EmbeddingJob:
         asked = settings.model_dump(mode="json")
         followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
         identity = {
-            "embedding.model": options.model_sha256,
+            "embedding.model": digest_known_in(output_folder(config), options, stores),
             INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
             **{f"embedding.{name}": asked[name] for name in followed},
             KEY_COLUMN: settings.key_column,
@@ -384,6 +385,7 @@ def finish(
             "compare_by": "cosine" if options.is_quantised else None,
             "normalised": options.normalise,
             "model": str(options.model),
+            "model_digest": options.model_sha256,
             "backend": plan.backend,
             "precision": plan.precision,
             "build": plan.build,

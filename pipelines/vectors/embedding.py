@@ -13,7 +13,6 @@ NeurIPS 2022, arXiv:2208.07339.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,12 +29,12 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, arrow_source, location
 from pipelines.files.versions import current
 from pipelines.models.folder import read_model
+from pipelines.models.identity import model_digest
 from pipelines.models.inference.backends import GPU_BACKEND, Precision, choose_backend
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.tokens.start import default_start
-from pipelines.tokens.vocabulary import changed_tokenizer
 
 KEY = "embedding.model"
 PACKAGED = "default"
@@ -43,8 +42,6 @@ PACKAGED = "default"
 QUANTISATIONS = ("none", "int8")
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 LEVELS = 127
-
-_MODEL_FILES = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +158,7 @@ def embedding_options(
         raise InputError("embedding.dimensions", problem, f"Choose a number from 1 to {width}")
     return EmbeddingOptions(
         model=folder,
-        model_sha256=model_digest(folder),
+        model_sha256=model_digest(local_folder(folder)),
         kind=spec.kind,
         hidden=width,
         normalise=spec.normalise,
@@ -173,26 +170,6 @@ def embedding_options(
         dimensions=dimensions or width,
         quantise=quantise,
     )
-
-
-def model_digest(folder: Location) -> str:
-    """Return a digest of all model files with effect on embeddings, without loading weights."""
-    local = local_folder(folder)
-    digest = hashlib.sha256()
-    for file in sorted(file for kind in _MODEL_FILES for file in local.rglob(kind)):
-        digest.update(f"{file.relative_to(local)}\0".encode())
-        found = file.stat()
-        digest.update(_file_digest(file, found.st_ino, found.st_size, found.st_mtime_ns))
-    # Earlier releases ignored the files beside tokenizer.json: their vectors are of another model.
-    digest.update((changed_tokenizer(local) or "").encode())
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=256)
-def _file_digest(file: Path, *stamp: int) -> bytes:
-    """Digest a file; the stamp is a cache key, so one process reads a file once."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
 
 
 @lru_cache(maxsize=1)

@@ -27,6 +27,7 @@ from pipelines.files.begun import beginning, begun_folders, check_places, discar
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, listed, location
 from pipelines.files.ownership import NEGATIVES
+from pipelines.models.identity import has_made
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.settings import Config, MiningSettings
@@ -197,11 +198,13 @@ class Plan:
         return cls(texts, negatives, options.backend, options.precision)
 
     @classmethod
-    def read(cls, folder: Location) -> Plan | None:
-        """Return the plan in a folder, if there is one."""
+    def read(cls, folder: Location, options: EmbeddingOptions) -> Plan | None:
+        """Return the plan in a folder, if there is one; it may have an earlier release's digest."""
         path = folder / PLAN_FILE
         known: Plan | None = records.read(path, Plan) if path.is_file() else None
-        return known
+        if known is None or not has_made(str(known.texts.get(MODEL)), options.model):
+            return known
+        return replace(known, texts={**known.texts, MODEL: options.model_sha256})
 
     def write(self, folder: Location) -> None:
         """Write the plan into the folder of its table."""
@@ -260,7 +263,7 @@ class MiningJob:
                 ``mining.overwrite``.
         """
         check_places(OUTPUT, self.folder, NEGATIVES)
-        known = Plan.read(versions.current(self.folder))
+        known = Plan.read(versions.current(self.folder), self.options)
         if known is None or self.config.mining.overwrite:
             return False
         differing = self.plan.differing(known)
@@ -294,7 +297,7 @@ class MiningJob:
             logger.info("mining: %s", summary)
             return summary
         options = options_in(session, self.options, self.config.embedding.backend)
-        begun, plan = _begun(self.folder, replace(self.plan, backend=options.backend))
+        begun, plan = _begun(self.folder, replace(self.plan, backend=options.backend), options)
         if plan.precision == "auto":
             plan = replace(plan, precision=precision_of(session, options))
             plan.write(begun)
@@ -312,10 +315,10 @@ class MiningJob:
         return replace(summary, folder=str(versions.current(self.folder)))
 
 
-def _begun(folder: Location, plan: Plan) -> tuple[Location, Plan]:
+def _begun(folder: Location, plan: Plan, options: EmbeddingOptions) -> tuple[Location, Plan]:
     """Return folder and plan of a table: continue a begun one, with its backend and precision."""
     for place in begun_folders(folder):
-        known = Plan.read(place)
+        known = Plan.read(place, options)
         if known is None or known.texts != plan.texts:
             continue
         plan = replace(plan, backend=known.backend, precision=known.precision)

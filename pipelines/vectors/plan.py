@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import InputError
+from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import records, storage, versions
 from pipelines.files.begun import begun_folders, check_places, discard_begun, take_place
 from pipelines.files.locations import Location, as_local, location
 from pipelines.files.ownership import TABLE
 from pipelines.files.run_folder import RunFolder
+from pipelines.models.identity import has_made
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, model_folder
@@ -210,6 +211,21 @@ def options_for(
         dimensions=settings.dimensions,
         quantise=quantise,
     )
+
+
+def digest_known_in(folder: Location, options: EmbeddingOptions, stores: StorageSettings) -> str:
+    """Return the digest by which the tables in a place know a model.
+
+    A table of an earlier release keeps its digest, and so its vectors.
+    """
+    for place in (versions.current(folder), *begun_folders(folder)):
+        # A damaged plan is told once the work is chosen.
+        with suppress(DamagedFileError):
+            version = read_version(place, stores)
+            known = version and version.plan.identity.get("embedding.model")
+            if isinstance(known, str) and has_made(known, options.model):
+                return known
+    return options.model_sha256
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from pipelines.arrow_columns import as_text
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
+from pipelines.models.identity import has_made
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
@@ -188,7 +189,7 @@ def embed_queries(
         raise InputError("embedding.model", problem, "Name the model that made it")
     options = embedding_options(model_folder(named, table.stores), backend=backend)
     # Vectors of two models cannot be compared, although their cosines can be computed.
-    if table.model_sha256 not in (None, options.model_sha256):
+    if table.model_sha256 is not None and not has_made(table.model_sha256, options.model):
         raise InputError(
             "embedding.model",
             f"{table.folder} was made with another model than {options.model}",

@@ -118,6 +118,7 @@ class _Manifest(TypedDict, total=False):
     text_column: str | None
     key_column: str | None
     model: str | None
+    model_digest: str | None
     dimensions: int
     precision: str
     settings: _MadeBy
@@ -155,7 +156,7 @@ def open_table(
         text=known.get("text_column"),
         model=known.get("model"),
         dimensions=(is_recorded and known.get("dimensions")) or _dimensions(files, vector),
-        model_sha256=settings.get("embedding.model"),
+        model_sha256=known.get("model_digest") or settings.get("embedding.model"),
         prompt_name=settings.get("embedding.prompt_name"),
         key=known.get("key_column"),
         precision=known.get("precision"),

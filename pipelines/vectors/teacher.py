@@ -26,13 +26,14 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import AGAIN, PreparedFolder, TeacherFolder
 from pipelines.lanes.files import TeacherVectors
+from pipelines.models.identity import digest_in_earlier_tables, has_made
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
 from pipelines.settings.preparing import START
 from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
 from pipelines.tokens.start import read_prompts, reads_alike, teacher_folder
 from pipelines.vectors.embed import embed_table
-from pipelines.vectors.embedding import embedding_options, model_digest, vectors_of
+from pipelines.vectors.embedding import embedding_options, vectors_of
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.store import VectorTable, open_table
 
@@ -88,7 +89,9 @@ def teacher_digest(config: Config) -> str | None:
     settings = config.teacher
     sources: list[object]
     if settings.model is not None:
-        sources = [model_digest(teacher_folder(config)), settings.dimensions, reads_alike(config)]
+        # Another digest would make the stage, and the lanes behind it, again.
+        model = digest_in_earlier_tables(teacher_folder(config))
+        sources = [model, settings.dimensions, reads_alike(config)]
     elif settings.vectors:
         sources = [_table_digest(table) for table in _tables(config)]
     else:
@@ -338,14 +341,27 @@ def _tables(config: Config) -> list[VectorTable]:
             raise InputError(
                 VECTORS, f"{table.folder} does not name its column of texts", "Make it with `embed`"
             )
-        made_by = (table.dimensions, table.model_sha256)
-        if made_by != (tables[0].dimensions, tables[0].model_sha256):
+        if not _are_of_one_model(tables[0], table):
             raise InputError(
                 VECTORS,
                 f"{table.folder} and {tables[0].folder} come from different models",
                 "Name tables of one model",
             )
     return tables
+
+
+def _are_of_one_model(first: VectorTable, second: VectorTable) -> bool:
+    if first.dimensions != second.dimensions:
+        return False
+    if first.model_sha256 == second.model_sha256:
+        return True
+    # The tables may be of two releases, whose digests of one model differ.
+    digests = [table.model_sha256 for table in (first, second) if table.model_sha256 is not None]
+    folders = (location(table.model, table.stores) for table in (first, second) if table.model)
+    return len(digests) == 2 and any(
+        folder.is_dir() and all(has_made(digest, folder) for digest in digests)
+        for folder in folders
+    )
 
 
 def _table_digest(table: VectorTable) -> list[object]:

@@ -26,7 +26,7 @@ from pipelines.evaluation.intervals import (
 )
 from pipelines.files import storage
 from pipelines.files.run_folder import OBSERVATIONS
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import model_digest
 from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,7 +278,7 @@ def write_worse_run(run: Path, folder: Path) -> None:
     write_observations(folder / OBSERVATIONS, observed)
     metrics = storage.read_json(folder / "metrics.json")
     metrics["after"]["retrieval"]["ndcg@10"] = 0.0
-    metrics["measured"]["model"] = digest_model(folder / "model")
+    metrics["measured"]["model_digest"] = model_digest(folder / "model")
     metrics["measured"]["observations"] = digest_observations(folder / OBSERVATIONS)
     storage.write_json(folder / "metrics.json", metrics)
 

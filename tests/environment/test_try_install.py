@@ -11,7 +11,6 @@ from pathlib import Path
 import packages
 import pytest
 import try_install
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pipelines.libraries import EXTRAS
@@ -47,9 +46,7 @@ BY_CHANCE = {"boto3", "grpc", "grpc_status"}
 
 def promised(*extras: str) -> set[str]:
     """The packages that an install of some extras names itself."""
-    lists = (PROJECT["optional-dependencies"][extra] for extra in extras)
-    texts = [*PROJECT["dependencies"], *(text for one in lists for text in one)]
-    return {canonicalize_name(Requirement(text).name) for text in texts}
+    return {*packages.required(try_install.declared(PROJECT), extras)}
 
 
 def imported() -> dict[str, str]:
@@ -91,12 +88,26 @@ def test_the_example_for_own_pairs_runs_in_an_install_of_one_extra(tmp_path):
 
 @pytest.mark.slow
 def test_an_install_without_an_engine_is_refused_before_anything_is_written(tmp_path):
-    python = try_install.make("base", tmp_path / "environment", linked=True)
-    assert try_install.tried("base", python, tmp_path / "work") is None
+    python = try_install.make("spark", tmp_path / "environment", linked=True)
+    assert try_install.tried("spark", python, tmp_path / "work") is None
+
+
+@pytest.mark.slow
+def test_a_server_finds_and_reads_its_model_without_spark(tmp_path):
+    python = try_install.make("lean", tmp_path / "environment", linked=True)
+    assert try_install.tried("lean", python, tmp_path / "work") is None
+    done = try_install.command(python, tmp_path, "train")
+    assert done.stderr == (
+        "error: train: pyspark is not installed. Run "
+        '`pip install "sentence-pipelines[spark]"` here, or submit the job to a cluster.\n'
+    )
 
 
 def test_what_a_linked_environment_has_is_declared(tmp_path):
-    roots = packages.required(PROJECT["dependencies"], ())
-    found = {one.name for one in packages.closure(roots, {})}
-    assert "pyspark" in found
-    assert not {"torch", "matplotlib", "tensorflow"} & found
+    lean, spark = (
+        {one.name for one in packages.closure(promised(*extras), {})} for extras in ((), ("spark",))
+    )
+    assert {"numpy", "tokenizers"} <= lean < spark
+    assert not {"pyspark", "pyarrow", "pandas", "scipy"} & lean
+    assert {"pyspark", "pyarrow", "pandas", "scipy"} <= spark
+    assert not {"torch", "matplotlib", "tensorflow"} & spark

@@ -84,7 +84,7 @@ OURS: dict[str, tuple[Kind, dict[str, str]]] = {
     ),
     "version": (
         VERSION,
-        {"promotion.json": '{"model": "m", "replaces": null}', "model.safetensors": ""},
+        {"promotion.json": '{"run": "r", "replaces": null}', "model.safetensors": ""},
     ),
 }
 

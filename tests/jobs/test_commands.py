@@ -22,7 +22,7 @@ from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
 from pipelines.jobs.delete import delete
 from pipelines.jobs.prepare import check_prepared_folder
-from pipelines.models.folder import CARD_FILE, digest_model
+from pipelines.models.identity import CARD_FILE, model_digest
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -124,7 +124,7 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     assert results["cosine_ndcg@10"] == round(figures["after"]["retrieval"]["ndcg@10"] / 100, 6)
     assert "kept: pairs for training |" in card
     assert "W for a busy logical CPU" in card
-    assert digest_model(run / "model") == figures["measured"]["model"]
+    assert model_digest(run / "model") == figures["measured"]["model_digest"]
     target = tmp_path / "served"
     promoted = overrides(f"promotion.target={target}")
     assert main(["promote", "--config", str(config_file), *promoted]) == 0
@@ -166,10 +166,10 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     settings = overrides("training.max_steps=1", "training.resume=true")
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
-    model = digest_model(run / "model")
+    model = model_digest(run / "model")
     assert main(train) == 0
     assert "the run has made its 1 steps already" in caplog.text
-    assert digest_model(run / "model") == model
+    assert model_digest(run / "model") == model
     # Killed while the run folder was made.
     plan, settings_file = (run / "checkpoints" / "plan.json"), (run / "config.yaml")
     kept = {path: path.read_bytes() for path in (plan, settings_file)}
@@ -180,7 +180,7 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     assert "holds other files" in capsys.readouterr().err
     plan.write_bytes(kept[plan])
     assert main(train) == 0
-    assert digest_model(run / "model") == model
+    assert model_digest(run / "model") == model
 
 
 def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
@@ -191,14 +191,14 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
     settings = overrides(*(f"training.{change}" for change in changes))
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
-    model = digest_model(run / "model")
+    model = model_digest(run / "model")
     torn = run / "checkpoints" / "step-00000004" / "optimizer.safetensors"
     torn.unlink()
     assert main(train) == 0
     assert f"skipping a torn checkpoint: {torn} is missing" in caplog.text
     assert "has made its" not in caplog.text
     assert not torn.exists()
-    assert digest_model(run / "model") == model, "the steps were made again"
+    assert model_digest(run / "model") == model, "the steps were made again"
     checkpoints = {path.name: path for path in (run / "checkpoints").glob("step-*")}
     made = ["step-00000000", "step-00000002", "step-00000004-attempt-2"]
     assert sorted(checkpoints) == made

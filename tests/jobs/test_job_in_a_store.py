@@ -18,7 +18,7 @@ from pipelines.files.locations import RemotePath
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.storage import read_json
 from pipelines.files.versions import POINTER, put_file
-from pipelines.models.folder import CARD_FILE
+from pipelines.models.identity import CARD_FILE
 from pipelines.promotion import current
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.settings import Config

@@ -11,7 +11,8 @@ from logged_runs import write_run
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.folder import digest_model, write_encoder
+from pipelines.models.folder import write_encoder
+from pipelines.models.identity import model_digest
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import dump, parse
@@ -64,7 +65,7 @@ def made_run(tokenizer) -> Callable[..., tuple[RunFolder, EncoderSpec]]:
         ends = {"low": -1.75, "high": -0.75, "detectable": 0.7}
         known["interval"] = {"retrieval": {"mrr@10": ends}}
         known["sets"] = {"retrieval": {"evaluation": "retrieval", "role": "held_out"}}
-        known["measured"] = {"model": digest_model(run.model)}
+        known["measured"] = {"model_digest": model_digest(run.model)}
         storage.write_json(run.metrics, known)
         return run, spec
 

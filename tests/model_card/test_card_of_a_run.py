@@ -12,7 +12,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import put_file
 from pipelines.model_card.card import model_card, write_card
 from pipelines.model_card.front_matter import read_facts, watt_hours
-from pipelines.models.folder import CARD_FILE, digest_model
+from pipelines.models.identity import CARD_FILE, model_digest
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_left_out(made_run, tmp_path) -> None:
     known = storage.read_json(run.metrics)
     del known["training"]["cpu_seconds"]
     # Measured of another model, whose place this one has taken.
-    known["measured"]["model"] = "0" * 16
+    known["measured"]["model_digest"] = "0" * 64
     storage.write_json(run.metrics, known)
     for path in (run.funnel, run.tokens, run.environment):
         path.unlink()
@@ -103,11 +103,11 @@ def test_a_static_encoder_from_random_weights(made_run, tmp_path) -> None:
 
 def test_a_card_with_figures_leaves_the_model_what_it_is(made_run, tmp_path) -> None:
     run, _ = made_run(tmp_path, {})
-    known = digest_model(run.model)
+    known = model_digest(run.model)
     # The shape is read from the folder.
     write_card(run, parse({}))
     assert "-1.75 to -0.75" in (run.model / CARD_FILE).read_text()
-    assert digest_model(run.model) == known
+    assert model_digest(run.model) == known
 
 
 def test_energy_is_the_product_that_the_card_tells() -> None:
@@ -158,4 +158,4 @@ def test_a_card_in_a_store(made_run, tmp_path, s3_bucket) -> None:
     card = path.read_text()
     assert "-1.75 to -0.75" in card
     assert 'SentenceTransformer(".")' in card
-    assert digest_model(run.model) == digest_model(here.model)
+    assert model_digest(run.model) == model_digest(here.model)

@@ -12,7 +12,7 @@ from run_factory import IN_ORDER, content_of, names, settings, write_run
 
 from pipelines.errors import InputError, PipelineError, PromotionRefused
 from pipelines.files import storage
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import model_digest
 from pipelines.promotion import served
 from pipelines.promotion.stage import promote, roll_back
 
@@ -159,7 +159,7 @@ def test_waits_for_another_promotion_but_not_forever(run, target, monkeypatch):
 def test_copies_that_go_on_are_left_alone(tmp_path, run, target):
     run("a")
     model = write_run(tmp_path / "other", "other") / "model"
-    record = {"model": digest_model(model), "replaces": "00001"}
+    record = {"run": "run", "model_digest": model_digest(model), "replaces": "00001"}
     with served.copied(target, model, record, {}) as copy:
         run("b")
         roll_back(settings(target))

@@ -14,14 +14,19 @@ from run_factory import IN_ORDER, names, write_model
 
 from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files.locations import RemotePath
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import model_digest
 from pipelines.promotion import served
 
 
 def promote(target: Path, model: Path, **record) -> str:
     """What the stage does once the gate is open."""
     before = served.served_model(target)
-    told = {"model": digest_model(model), "replaces": before and before.name, **record}
+    told = {
+        "run": "run",
+        "model_digest": model_digest(model),
+        "replaces": before and before.name,
+        **record,
+    }
     with served.copied(target, model, told, {}) as copy, served.exclusive(target):
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
@@ -178,7 +183,7 @@ def test_a_lock_that_no_job_has_written_stays(tmp_path):
 
 def test_a_model_that_changes_while_it_is_copied_is_left_out(tmp_path):
     target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
-    record = {"model": "of another content"}
+    record = {"model_digest": "of another content"}
     copied = served.copied(target, model, record, {})
     with pytest.raises(PipelineError, match="changed during its copy"), copied:
         pass

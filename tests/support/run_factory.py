@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.files import storage
-from pipelines.models.folder import digest_model
+from pipelines.models.identity import model_digest
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 
@@ -20,7 +20,7 @@ def write_model(folder: Path, content: str) -> Path:
 def write_run(folder: Path, content: str, ndcg: float = 50.0) -> Path:
     """A run whose model has that content, measured on the same texts as all others."""
     model = write_model(folder / "model", content)
-    measured = {"model": digest_model(model), "sets": {"retrieval": "the same texts"}}
+    measured = {"model_digest": model_digest(model), "sets": {"retrieval": "the same texts"}}
     metrics = {"after": {"retrieval": {"ndcg@10": ndcg}}, "measured": measured}
     storage.write_json(folder / "metrics.json", metrics)
     return folder

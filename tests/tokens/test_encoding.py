@@ -26,12 +26,17 @@ from pipelines.tokens.encoding import (
     LibraryEncoder,
     open_encoder,
     shortened,
-    special_ends,
     split,
 )
 from pipelines.tokens.examples import words_of_columns
 from pipelines.tokens.start import default_start
-from pipelines.tokens.vocabulary import learn_bpe, learn_unigram, load_tokenizer, save_subwords
+from pipelines.tokens.vocabulary import (
+    learn_bpe,
+    learn_unigram,
+    load_tokenizer,
+    save_subwords,
+    special_ends,
+)
 
 NASTY = [
     "",

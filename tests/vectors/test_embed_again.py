@@ -83,7 +83,11 @@ def test_auto_stays_what_it_was(spark, job, tmp_path) -> None:
     made = storage.read_json(folder / MANIFEST_FILE)
     assert (made["backend"], made["precision"]) == ("torch", other)
     assert made["settings"]["embedding.precision"] == "auto"
-    assert open_table(folder).model_sha256 == made["settings"]["embedding.model"]
+    assert (
+        open_table(folder).model_sha256
+        == made["settings"]["embedding.model"]
+        == made["model_digest"]
+    )
 
 
 def test_a_table_that_may_have_changed_is_no_work_done(spark, job, tmp_path, lines) -> None:

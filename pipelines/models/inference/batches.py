@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from pipelines.tokens.encoding import Encoded
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipelines.tokens.encoding import Encoded
 
 TokenEmbedder = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Maps token ids int32 [batch, tokens], padded with 0, and lengths int32 [batch], at least 1, to
@@ -97,4 +100,7 @@ def embed_token_ids(
 
 def text_column(texts: Sequence[str] | pa.StringArray) -> pa.StringArray:
     """Return texts as an Arrow column without nulls."""
+    # Not above: reading a model needs no pyarrow.
+    import pyarrow as pa
+
     return texts if isinstance(texts, pa.StringArray) else pa.array(list(texts), pa.string())

@@ -32,10 +32,9 @@ from pipelines.models.weights import (
     normal_weights,
     save_weights,
 )
-from pipelines.tokens.encoding import special_ends
 from pipelines.tokens.model_files import TOKENIZER_FILE
 from pipelines.tokens.start import read_prompts
-from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
+from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer, special_ends
 
 STATIC_MODULE = "StaticEmbedding"
 ENDS = 2
