@@ -78,7 +78,7 @@ class Family:
         config: Further keys of config.json.
         tokens: Makes the tokenizer, and the options beside it.
         pooling: Of the model.
-        dense: Width of a dense layer behind the pooling; 0 for none.
+        dense: Widths of dense layers behind the pooling.
         rank: Of a LoRA product, merged into the weights; 0 for none.
     """
 
@@ -86,7 +86,7 @@ class Family:
     config: Mapping[str, Any]
     tokens: Callable[[], tuple[Tokenizer, dict[str, Any]]]
     pooling: Pooling = "mean"
-    dense: int = 0
+    dense: tuple[int, ...] = ()
     rank: int = 0
 
 
@@ -186,8 +186,13 @@ def rope(theta: float) -> dict[str, Any]:
 
 
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_ENDS = ("<s>", "<pad>", "</s>")
+_ENDS_OPTIONS = {
+    **{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"},
+    **{"pad_token": "<pad>", "eos_token": "</s>"},
+}
 FAMILIES = {
-    "bert": Family("bert", _ENCODER, word_pieces("BertTokenizer"), pooling="cls", dense=48),
+    "bert": Family("bert", _ENCODER, word_pieces("BertTokenizer"), pooling="cls", dense=(48,)),
     "distilbert": Family(
         "distilbert",
         {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 192}
@@ -228,6 +233,22 @@ FAMILIES = {
         pooling="lasttoken",
         rank=4,
     ),
+    "gemma3": Family(
+        "gemma3_text",
+        {**_DECODER, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+        | {"sliding_window": 16, "use_bidirectional_attention": True, "query_pre_attn_scalar": 32}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {"rope_parameters": {"full_attention": rope(5e5), "sliding_attention": rope(5e3)}},
+        byte_pairs(_ENDS, "<s>", "</s>", _ENDS_OPTIONS | {"padding_side": "left"}),
+        dense=(96, 48),
+    ),
+    "llama": Family(
+        "llama",
+        {**_DECODER, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+        | {"rope_parameters": rope(5e5)},
+        byte_pairs(_ENDS, "<s>", "", _ENDS_OPTIONS),
+        pooling="weightedmean",
+    ),
 }
 
 
@@ -237,13 +258,13 @@ def family_model(family: Family, folder: Path, start: Path) -> None:
     spec = replace(spec, pooling=family.pooling, max_length=LENGTH)  # type: ignore[call-arg]
     if family.rank:
         weights = merged(weights, family.rank)
-    if family.dense:
-        numbers = np.random.default_rng(11)
-        layer = Dense(width=family.dense)
-        spec = replace(spec, dense=(layer,))
-        for part, shape in {"weight": (layer.width, spec.hidden), "bias": (layer.width,)}.items():
-            values = numbers.standard_normal(shape) / np.sqrt(spec.hidden)
-            weights[dense_name(0, part)] = values.astype(np.float32)
+    spec = replace(spec, dense=tuple(Dense(width=width) for width in family.dense))
+    numbers, width = np.random.default_rng(11), spec.hidden
+    for place, layer in enumerate(spec.dense):
+        for part, shape in {"weight": (layer.width, width), "bias": (layer.width,)}.items():
+            values = numbers.standard_normal(shape) / np.sqrt(width)
+            weights[dense_name(place, part)] = values.astype(np.float32)
+        width = layer.width
     write_encoder(folder, spec, weights, start, "")
 
 
@@ -343,6 +364,11 @@ MODELS = {
     "xlm-roberta": Model("XLM-RoBERTa, mean pooling", _of_family("xlm-roberta")),
     "modernbert": Model("ModernBERT, mean pooling", _of_family("modernbert")),
     "qwen3": Model("Qwen3, last token, LoRA merged into its weights", _of_family("qwen3")),
+    "gemma3": Model(
+        "Gemma 3 that attends in both directions, mean pooling, two Dense layers",
+        _of_family("gemma3"),
+    ),
+    "llama": Model("Llama, weighted mean pooling", _of_family("llama")),
     "static": Model("static embeddings, no layers", lambda folder, _: static(folder)),
 }
 

@@ -88,14 +88,18 @@ READS = {
     "model2vec": "`sentence-pipelines export --to model2vec`",
 }
 INTRODUCTION = """\
-Each reader embedded the same 20 texts, one of them longer than the model reads, by the commands in
-[serve with other libraries](../guides/serving.md#other-readers). `equal`: the least cosine to the
-vectors of the first reader is at least 0.9999, and lengths differ by at most 1 %. `refuses`: an
-error, quoted below. No cell differs in silence.
+Each reader embedded the same 20 texts by the code in
+[serve with other libraries](../guides/serve-with.md). One text is longer than the model reads. A
+cell is `equal` if the least cosine to the vectors of the first reader is at least 0.9999, and if
+lengths differ by at most 1 %. A cell `refuses` if the reader raises an error, quoted below. No
+reader may return other vectors: the command then ends with exit code 1.
 """
 TEI = """\
-Text Embeddings Inference was not run: its binaries are no package of PyPI or npm. A test
-holds the folders against the rules of its parser.
+Text Embeddings Inference was not run, because no registry carries its binaries.
+[A test](../../tests/models/test_inference_server_rules.py) holds the folders against the rules of
+its parser (release 1.9.3). By them it serves BERT, DistilBERT, MPNet, XLM-RoBERTa, ModernBERT,
+Qwen3 and Gemma 3 with their pooling, Dense layers and prompts. It refuses lexical features, static
+embeddings and weighted mean pooling. On a CPU it refuses Llama.
 """
 NOTES = """\
 ## Run it
