@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.jobs.embed import embed
     from pipelines.jobs.evaluate import evaluate
+    from pipelines.jobs.export import export
     from pipelines.jobs.mine import mine
     from pipelines.jobs.prepare import prepare
     from pipelines.jobs.promote import promote
@@ -36,6 +37,7 @@ __all__ = [
     "embed",
     "embed_column",
     "evaluate",
+    "export",
     "load",
     "mine",
     "prepare",

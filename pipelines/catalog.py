@@ -114,6 +114,7 @@ COMMANDS = Registry(
         "embed": "pipelines.jobs.embed:command",
         "mine": "pipelines.jobs.mine:command",
         "search": "pipelines.jobs.search:command",
+        "export": "pipelines.jobs.export:command",
         "engines": "pipelines.jobs.engines:command",
     },
 )
@@ -275,6 +276,17 @@ TRACKERS = Registry(
     },
 )
 """A name is also that of the extra, and the prefix of the tracker's own settings."""
+
+EXPORTS = Registry(
+    kind="export format",
+    key="--to",
+    group="sentence_pipelines.exports",
+    entries={
+        "onnx": "pipelines.exports.onnx:ONNX",
+        "openvino": "pipelines.exports.openvino:OPENVINO",
+        "model2vec": "pipelines.exports.model2vec:MODEL2VEC",
+    },
+)
 
 MERGE_FORMATS = Registry(
     "table format",

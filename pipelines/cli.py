@@ -256,6 +256,35 @@ def search(
     """Print the rows of an embedded table nearest to a query."""
 
 
+@_command()
+def export(
+    to: Annotated[str, typer.Option("--to", help="onnx, openvino or model2vec.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="Model folder, or `default`. Default: the run's, in run.folder."
+        ),
+    ] = None,
+    served: Annotated[
+        bool, typer.Option("--served", help="Export the model in service (promotion.target).")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", help="Folder to write. Default: model-FORMAT."),
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Write the weights in int8 too (onnx).")
+    ] = False,
+    least_cosine: Annotated[
+        float | None,
+        typer.Option(
+            "--least-cosine", help="Least cosine of int8 vectors with the model's. Default: 0.95."
+        ),
+    ] = None,
+) -> None:
+    """Write a model in the form of another runtime, checked against the model."""
+
+
 @app.command()
 def engines(
     name: Annotated[str | None, typer.Argument(help="One engine. Default: all.")] = None,

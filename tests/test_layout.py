@@ -39,6 +39,7 @@ report
 model_card
 promotion
 tracking
+exports
 jobs compare
 ml notebook
 cli __main__
@@ -67,10 +68,24 @@ HEAVY = {
     "openvino": ("*openvino*",),
     "mlflow": ("*.tracking.mlflow",),
     "tensorboardX": ("*.tracking.tensorboard",),
-    "transformers": ("*.hf.torch*",),
+    "transformers": ("*.hf.torch*", "*.exports.torch_graph"),
+    "onnx_ir": ("*.exports.onnx",),
+    "onnxruntime": ("*.exports.onnx",),
+    "model2vec": ("*.exports.model2vec",),
     "sentence_transformers": (),
 }
-JOBS = ("prepare", "train", "evaluate", "run", "embed", "mine", "search", "promote", "report")
+JOBS = (
+    "prepare",
+    "train",
+    "evaluate",
+    "run",
+    "embed",
+    "mine",
+    "search",
+    "promote",
+    "report",
+    "export",
+)
 # What a driver or a notebook imports first, before it knows which engine is asked for.
 FIRST = ("cli", *(f"jobs.{one}" for one in JOBS), "ml", "notebook", "settings", "errors")
 

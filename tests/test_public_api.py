@@ -17,7 +17,7 @@ from pipelines.errors import InputError
 from pipelines.promotion import current
 from pipelines.settings import Config
 
-JOBS = {"embed", "evaluate", "mine", "prepare", "promote", "run", "search", "train"}
+JOBS = {"embed", "evaluate", "export", "mine", "prepare", "promote", "run", "search", "train"}
 MODULES = {
     "pipelines.cli",
     "pipelines.embedding.column",

@@ -260,9 +260,11 @@ def onnxruntime(folder: str, prompts: Prompts) -> Iterator[Embed]:
     wanted = {node.name for node in session.get_inputs()}
     options = json.loads(Path(folder, "tokenizer_config.json").read_text())
     tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
-    tokenizer.enable_truncation(options["model_max_length"])
-    pad = options.get("pad_token") or "[PAD]"
-    tokenizer.enable_padding(pad_token=pad, pad_id=tokenizer.token_to_id(pad) or 0)
+    if tokenizer.truncation is None:
+        tokenizer.enable_truncation(options["model_max_length"])
+    if tokenizer.padding is None:
+        pad = options.get("pad_token") or "[PAD]"
+        tokenizer.enable_padding(pad_token=pad, pad_id=tokenizer.token_to_id(pad) or 0)
 
     def embed(texts: list[str], name: str) -> Any:
         read = tokenizer.encode_batch([prompts.get(name, "") + text for text in texts])

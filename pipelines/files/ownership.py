@@ -161,6 +161,16 @@ VERSION = Kind(
 )
 """A promoted model."""
 
+EXPORT = Kind(
+    files=(
+        *(*MODEL, "export.json", "onnx/model.onnx", "onnx/model.onnx_data"),
+        *("onnx/model_quantized.onnx", "openvino/openvino_model.xml"),
+        "openvino/openvino_model.bin",
+    ),
+    marks={"export.json": ("model_digest", "runtime")},
+)
+"""A model in the form of another runtime."""
+
 
 def is_ours(folder: Location, kind: Kind) -> bool:
     """Return whether a folder has a mark of a kind."""

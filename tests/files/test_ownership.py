@@ -12,6 +12,7 @@ from pipelines.files import storage
 from pipelines.files.begun import discard_begun, next_folder
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import (
+    EXPORT,
     FITTED,
     MEASURED,
     NEGATIVES,
@@ -86,6 +87,14 @@ OURS: dict[str, tuple[Kind, dict[str, str]]] = {
         VERSION,
         {"promotion.json": '{"run": "r", "replaces": null}', "model.safetensors": ""},
     ),
+    "export": (
+        EXPORT,
+        {
+            "export.json": '{"model_digest": "0", "runtime": "onnx"}',
+            "onnx/model.onnx": "",
+            "tokenizer.json": "",
+        },
+    ),
 }
 
 
@@ -132,6 +141,7 @@ STRANGERS = {
     ),
     "negatives": ("notes.txt", "earlier/part-00000.parquet", ".mined.gone"),
     "version": ("notes.txt", "onnx/model.onnx"),
+    "export": ("notes.txt", "onnx/mine.onnx"),
 }
 
 

@@ -1,0 +1,252 @@
+"""The export of a model: read, written in another form, compared with the model, put in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from yaml import YAMLError
+
+from pipelines import __version__
+from pipelines.catalog import EXPORTS
+from pipelines.errors import InputError, PipelineError
+from pipelines.exports.base import ExportFormat, Source, compare
+from pipelines.exports.texts import CheckTexts, check_texts
+from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
+from pipelines.files.ownership import EXPORT, check_ours
+from pipelines.libraries import DRIVER, check_installed
+from pipelines.models.folder import read_model
+from pipelines.models.identity import FIELD, model_digest
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.spec import UNLIMITED
+from pipelines.progress import next_part
+from pipelines.settings import Config
+from pipelines.tokens.start import NO_PROMPTS
+
+RECORD = "export.json"
+CARD = "README.md"
+LEAST = 0.9999
+"""The least cosine of an fp32 file's embedding with the model's."""
+LEAST_INT8 = 0.95
+"""The same of an int8 file, unless asked otherwise."""
+STRETCH = 1e-3
+"""The largest relative difference in length of an fp32 file's embeddings."""
+_CARRIED = ("license", "license_name", "license_link", "language", "base_model", "datasets")
+"""What the card of an export keeps of the model's."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written export.
+
+    Attributes:
+        files: For each file of weights its precision, its size in bytes, and its :class:`Fit`.
+        texts: The number of compared texts, and where they are from.
+        lengths: The fewest and the most tokens of a compared text.
+        notes: What an exact reader needs beyond the folder.
+    """
+
+    folder: Location
+    model: Location
+    files: Mapping[str, Mapping[str, Any]]
+    texts: str
+    lengths: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+def check_export(to: str, output: Location, *, int8: bool) -> ExportFormat:
+    """Return the form of a name; refuse what cannot be written, before a model is read.
+
+    Raises:
+        InputError: There is no such form, its library is missing, it has no int8, or the folder
+            holds other files than an export's.
+    """
+    EXPORTS.check(to)
+    check_ours("--output", output, EXPORT, whole=True)
+    form = _loaded(to)
+    for library in form.libraries:
+        check_installed("--to", library, "export", DRIVER)
+    if int8 and form.int8 is not None:
+        raise InputError("--int8", form.int8, "Leave it out, or export to onnx")
+    return form
+
+
+def _loaded(to: str) -> ExportFormat:
+    try:
+        form: ExportFormat = EXPORTS.load(to)
+    except ModuleNotFoundError as error:
+        check_installed("--to", (error.name or "").partition(".")[0], "export", DRIVER)
+        raise
+    return form
+
+
+def export_model(
+    config: Config,
+    model: Location,
+    output: Location,
+    to: str,
+    *,
+    int8: bool = False,
+    least_int8: float = LEAST_INT8,
+) -> Exported:
+    """Write a model in another form into a folder, once it is compared with the model.
+
+    The settings name the corpus of the compared texts. An existing export is replaced.
+
+    Raises:
+        InputError: See :func:`check_export` and :func:`pipelines.models.folder.read_model`; or int8
+            moves a vector further than ``least_int8`` allows.
+        PipelineError: The vectors differ, or the model was replaced meanwhile.
+    """
+    form = check_export(to, output, int8=int8)
+    next_part("reading the model")
+    source = _read(model)
+    form.check(source.spec)
+    texts = check_texts(config, source.spec.max_length)
+    with storage.built_folder(output) as aside:
+        next_part(f"writing it for {to}")
+        precisions = form.write(source, aside, int8)
+        next_part("comparing embeddings")
+        exported = _compared(form, source, aside, precisions, texts)
+        _check_fits(exported.files, least_int8)
+        storage.write_json(aside / RECORD, _record(to, form, source, exported))
+        storage.write_text(aside / CARD, _card(to, form, source, exported))
+        if model_digest(model) != source.digest:
+            raise PipelineError(f"{model} was replaced during its export: export it again")
+    return Exported(**{**vars(exported), "folder": output, "model": model})
+
+
+def _read(model: Location) -> Source:
+    digest = model_digest(model)
+    folder = local_folder(model)
+    return Source(folder, *read_model(folder), digest)
+
+
+def _compared(
+    form: ExportFormat,
+    source: Source,
+    folder: Path,
+    precisions: Mapping[str, str],
+    texts: CheckTexts,
+) -> Exported:
+    # By the backend of `embed`: tables of vectors and this export are used together.
+    embed = load_embedder(source.folder, threads=os.cpu_count() or 1)
+    embed.prompts = NO_PROMPTS
+    expected = embed(list(texts.every))
+    files = {
+        file: {
+            "precision": precision,
+            "bytes": _size(folder, file),
+            **asdict(compare(form.open(folder, file), texts, expected)),
+        }
+        for file, precision in precisions.items()
+    }
+    encoded = source.tokenizer.encode_batch_fast(list(texts.every))
+    lengths = [min(len(text.ids), source.spec.max_length) for text in encoded]
+    return Exported(
+        folder=folder,
+        model=folder,
+        files=files,
+        texts=f"{len(expected)} texts, {len(texts.every) - len(texts.own)} {texts.origin}",
+        lengths=(min(lengths), max(lengths)),
+        notes=tuple(form.notes(folder, texts.every, expected)),
+    )
+
+
+def _size(folder: Path, file: str) -> int:
+    """Return the bytes of a file of weights, with the file beside it that has its numbers."""
+    path = folder / file
+    beside = (path.with_suffix(".bin"), path.with_name(f"{path.name}_data"))
+    return sum(found.stat().st_size for found in (path, *beside) if found.is_file())
+
+
+def _check_fits(files: Mapping[str, Mapping[str, Any]], least_int8: float) -> None:
+    for file, facts in files.items():
+        least, stretch = facts["least_cosine"], facts["stretch"]
+        if facts["precision"] == "int8":
+            if least < least_int8:
+                raise InputError(
+                    "--int8",
+                    f"it moves the vectors down to a cosine of {least:.4f} with the model's, "
+                    f"below {least_int8:g}",
+                    "Leave it out, or allow it by --least-cosine",
+                )
+        elif least < LEAST or stretch > STRETCH:
+            raise PipelineError(
+                f"the vectors of {file} are not the model's (least cosine {least:.6f}, lengths "
+                f"differ by up to {100 * stretch:.2g} %), so nothing was written"
+            )
+
+
+def _record(to: str, form: ExportFormat, source: Source, exported: Exported) -> dict[str, Any]:
+    return {
+        FIELD: source.digest,
+        "runtime": to,
+        "width": source.spec.embedding_width,
+        "max_length": source.spec.max_length,
+        "normalised": source.spec.normalise,
+        **form.facts,
+        "files": exported.files,
+        "compared": {"texts": exported.texts, "tokens": exported.lengths},
+        "notes": exported.notes,
+        "versions": {"sentence-pipelines": __version__, **dict(_versions(form))},
+    }
+
+
+def _versions(form: ExportFormat) -> Iterator[tuple[str, str]]:
+    for library in ("tokenizers", *form.libraries):
+        try:
+            yield library, version(library)
+        except PackageNotFoundError:
+            continue
+
+
+def _card(to: str, form: ExportFormat, source: Source, exported: Exported) -> str:
+    data = ModelCardData(
+        **_carried(source.folder),
+        pipeline_tag="sentence-similarity",
+        tags=[to, "sentence-similarity", "feature-extraction", "sentence-pipelines"],
+    )
+    body = "\n".join(_body(to, form, source, exported))
+    return f"---\n{data.to_yaml()}\n---\n\n{body}"
+
+
+def _carried(folder: Path) -> dict[str, Any]:
+    """Return licence, languages and origin of the model, as its own card has them."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    try:
+        found = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
+    except (YAMLError, ValueError):
+        return {}
+    return {name: found.get(name) for name in _CARRIED if found.get(name) is not None}
+
+
+def _body(to: str, form: ExportFormat, source: Source, exported: Exported) -> Iterator[str]:
+    spec = source.spec
+    length = "whole texts" if spec.max_length == UNLIMITED else f"{spec.max_length:,} tokens"
+    yield from (f"# A sentence encoder for {to}", "")
+    yield f"It reads {length}, and gives {spec.embedding_width} numbers. An export of the model"
+    yield f"with the digest `{source.digest}`."
+    yield ""
+    least, most = exported.lengths
+    yield f"Compared with that model on {exported.texts}, of {least} to {most:,} tokens:"
+    yield from ("", "| file | precision | MB | least cosine | mean |", "|---|---|--:|--:|--:|")
+    for file, facts in exported.files.items():
+        figures = f"{facts['least_cosine']:.6f} | {facts['mean_cosine']:.6f}"
+        yield f"| `{file}` | {facts['precision']} | {facts['bytes'] / 1e6:.1f} | {figures} |"
+    yield from ("", *exported.notes, *([""] if exported.notes else []))
+    named = [(name, text) for name, text in spec.prompts.texts if text]
+    if named:
+        yield "Put the prompt of its kind before each text:"
+        yield from ("", *(f"- {name}: `{text}`" for name, text in named), "")
+    yield from ("## Use", "", "Run these lines in this folder.", "")
+    yield from form.usage(source, exported.files)
