@@ -9,12 +9,9 @@ from typing import Any
 from compatibility.cells import Listed, Reader, Results
 from compatibility.models import MODELS
 
-_PATH = re.compile(r"(?:file://)?(?:/[\w.+-]+){2,}/?")
-_MEANING = {
-    "equal": "equal",
-    "differs": "**differs**",
-    "refuses": "refuses",
-}
+_FOLDER = re.compile(r"(?:file://)?/[\w./+-]*?/(?:models|exports/[\w-]+)/[\w-]+")
+_PATH = re.compile(r"(?<!\w)(?:/[\w+-][\w.+-]*){2,}")
+_MEANING = {"equal": "equal", "differs": "**differs**", "refuses": "refuses"}
 _ERROR_WORDS = 160
 
 
@@ -32,6 +29,7 @@ def page(listed: Listed, results: Results) -> str:
         "",
         TEI,
         "## Errors\n",
+        ERRORS,
         *(f"{number}. {error}" for error, number in notes.items()),
         "",
         "## Models\n",
@@ -67,7 +65,7 @@ def shown(cell: Mapping[str, Any], notes: dict[str, int]) -> str:
 
 def short(error: str) -> str:
     """Return an error in a few words, without paths of a machine, as code."""
-    text = _PATH.sub("FOLDER", error)
+    text = _PATH.sub("PATH", _FOLDER.sub("FOLDER", error))
     text = text if len(text) <= _ERROR_WORDS else f"{text[:_ERROR_WORDS].rsplit(' ', 1)[0]} …"
     return "`" + text.replace("`", "'").replace("|", "/") + "`"
 
@@ -94,6 +92,10 @@ cell is `equal` if the least cosine to the vectors of the first reader is at lea
 lengths differ by at most 1 %. A cell `refuses` if the reader raises an error, quoted below. No
 reader may return other vectors: the command then ends with exit code 1.
 """
+ERRORS = """\
+`FOLDER` is the model. `AutoModel` and optimum compute the states of a transformer, and the guide's
+code pools them: it refuses modules that it does not compute.
+"""
 TEI = """\
 Text Embeddings Inference was not run, because no registry carries its binaries.
 [A test](../../tests/models/test_inference_server_rules.py) holds the folders against the rules of
@@ -108,7 +110,10 @@ NOTES = """\
     make compatibility ARGS="--reader fastembed --model static"   # some; words of the names
     make compatibility ARGS=--page                                # writes this page only
 
-`build/compatibility` keeps environments (about 9 GB), models and results. A cell runs again after
-its reader, its environment or its model has changed. `environment/compatibility.toml` pins the
-releases; none of them is in `.venv`.
+`build/compatibility` keeps environments (6 GB without CUDA), models and results. A cell runs again
+after its reader, its environment or its model has changed. `environment/compatibility.toml` pins
+the releases. None of them is in `.venv`, except MLflow.
+
+Texts begin and end without white space: sentence-transformers strips it before release 5.4 and
+keeps it from then on.
 """
