@@ -5,7 +5,8 @@
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
 # something goes wrong under, `make bench` measures what must not slip (about a quarter of an hour),
 # `make fuzz` the fuzz tests for MINUTES. `make gpu-check` holds what PyTorch computes on a GPU against
-# the CPU, and measures it. `make test-install` tries installs of single extras by pip. `make azurite` installs a server
+# the CPU, and measures it. `make compatibility` reads models of this package by other libraries, each in
+# an environment of its own. `make test-install` tries installs of single extras by pip. `make azurite` installs a server
 # that speaks Azure's Blob Storage for the tests of object stores, by npm. `make docs` builds the
 # site of the pages.
 SHELL := /bin/bash
@@ -60,7 +61,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test test-install lint docs environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
+.PHONY: run test test-install lint docs environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages compatibility
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -192,6 +193,11 @@ fuzz: environment
 # A part of the tests on other releases of Python and Spark; see docs/reference/versions.md.
 matrix-versions: environment
 	$(IN_VENV) environment/versions.py $(if $(VERSIONS),"$(VERSIONS)")
+
+# Models of this package in other libraries; see docs/reference/compatibility.md. An environment for
+# each is downloaded once.
+compatibility: $(STAMP)
+	PYTHONPATH=environment $(IN_VENV) -m compatibility $(ARGS)
 
 # Mesh TensorFlow, which the engine `mesh` trains with, and nothing else: unmaintained since 2022.
 mesh: $(MESH_STAMP)

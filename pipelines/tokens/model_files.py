@@ -254,6 +254,7 @@ MODEL_FILE = "config.json"
 
 PLAIN_CLASS = "PreTrainedTokenizerFast"
 """The class without changes to tokenizer.json."""
+_END_OPTIONS = ("add_bos_token", "add_eos_token")
 _WORD_PIECES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "MobileBert", "ConvBert", "SqueezeBert", "Funnel"),
     *("LayoutLM", "Lxmert", "Splinter", "RetriBert", "DPRQuestionEncoder", "DPRContextEncoder"),
@@ -427,10 +428,18 @@ def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str)
         letters = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
         return kept | dict(zip(_LETTERS, letters, strict=True))
     parts = _parts(tokenizer)
-    if "Lowercase" in _kinds(parts["normalizer"]) or _is_misnamed(parts, kind):
-        # Other classes would leave the step out, or make another model.
-        kept["tokenizer_class"] = PLAIN_CLASS
-    return kept
+    is_pieces = parts["model"].get("type", "WordPiece") == "WordPiece"
+    if kind in ("", "PreTrained") and is_pieces and "Lowercase" not in _kinds(parts["normalizer"]):
+        return kept
+    # By their class, releases from 5 on rebuild the steps before the words, and each of these
+    # options a step behind them: a text would get other tokens there than by the file.
+    kept = {name: value for name, value in kept.items() if name not in _END_OPTIONS}
+    kept["tokenizer_class"] = PLAIN_CLASS
+    for step in _steps(parts["pre_tokenizer"]):
+        if "add_prefix_space" in step:
+            kept["add_prefix_space"] = step["add_prefix_space"]
+    # The class names a third input, which many models refuse. It is zeros for single texts.
+    return {"model_input_names": ["input_ids", "attention_mask"], **kept}
 
 
 def tokenizer_class(home: Path, options: Mapping[str, Any]) -> str:

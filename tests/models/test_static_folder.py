@@ -73,7 +73,7 @@ def test_embeddings_are_those_of_sentence_transformers(folder, sentences):
 def test_releases_before_5_find_the_module_in_a_folder_of_its_own(folder):
     first, *others = json.loads((folder / "modules.json").read_text())
     assert first["type"] == "sentence_transformers.models.StaticEmbedding"
-    assert first["path"] == "0_StaticEmbedding"
+    assert first["path"] == "0_Static"
     assert all((folder / module["path"]).is_dir() for module in others)
     assert list(load_weights(folder / first["path"] / "model.safetensors")) == ["embedding.weight"]
 

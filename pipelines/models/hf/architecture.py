@@ -51,6 +51,13 @@ _OF_A_FILE = (
     "transformers_version",
 )
 """Keys of config.json that describe the checkpoint and not the model's shape."""
+_ROPE, _THETA, _SCALING = "rope_parameters", "rope_theta", "rope_scaling"
+_PARTIAL = "partial_rotary_factor"
+_ROPE_OF_LAYERS: Mapping[str, tuple[str, str]] = {
+    "modernbert": ("global_rope_theta", "local_rope_theta"),
+    "gemma3_text": (_THETA, "rope_local_base_freq"),
+}
+"""Earlier keys of the rotary positions in layers of full and of sliding attention, by type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +89,43 @@ class HfSpec(EncoderSpec):
 
 def config_text(config: Mapping[str, Any]) -> str:
     """Return the text of a config.json; equal models have equal texts."""
-    return json.dumps({key: config[key] for key in sorted(config) if key not in _OF_A_FILE})
+    repeated = earlier_rope(config)
+    kept = {
+        key: config[key]
+        for key in sorted(config)
+        if key not in _OF_A_FILE and (key not in repeated or config[key] != repeated[key])
+    }
+    return json.dumps(kept)
+
+
+def earlier_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of rotary positions by the keys of `transformers` before release 5.
+
+    Those releases overlook the newer key, and compute with defaults. Empty without that key.
+    """
+    found = config.get(_ROPE)
+    if not isinstance(found, Mapping):
+        return {}
+    if _THETA in found:
+        return _earlier_keys(found, _THETA)
+    full, sliding = (found.get(f"{kind}_attention") for kind in ("full", "sliding"))
+    names = _ROPE_OF_LAYERS.get(str(config.get("model_type")))
+    if names is None or not isinstance(full, Mapping) or not isinstance(sliding, Mapping):
+        return {}
+    if _THETA not in full or _THETA not in sliding:
+        return {}
+    return _earlier_keys(full, names[0]) | {names[1]: sliding[_THETA]}
+
+
+def _earlier_keys(found: Mapping[str, Any], theta: str) -> dict[str, Any]:
+    keys = {theta: found[_THETA]}
+    if _PARTIAL in found:
+        keys[_PARTIAL] = found[_PARTIAL]
+    if found.get("rope_type", "default") != "default":
+        keys[_SCALING] = {
+            key: value for key, value in found.items() if key not in (_THETA, _PARTIAL)
+        }
+    return keys
 
 
 def recognises(folder: Path, modules: Modules) -> bool:
@@ -121,9 +164,11 @@ def write(
 ) -> list[tuple[str, str]]:
     """Write the transformer and the modules after it; return class and path of each."""
     architecture = _library(folder).write_weights(folder, spec, weights)
+    config = spec.described_config
     storage.write_json(
         folder / CONFIG_FILE,
-        {**spec.described_config, "architectures": [architecture], "torch_dtype": "float32"},
+        {**earlier_rope(config), **config, "architectures": [architecture]}
+        | {"torch_dtype": "float32"},
     )
     copy_tokenizer(tokenizer_folder, folder, spec.max_length)
     return write_head(folder, spec, spec.pooling, weights)

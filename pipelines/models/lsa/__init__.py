@@ -7,7 +7,7 @@ text has the mean of its tokens' directions, weighted by rareness.
 
 LIMIT = (
     "Only sentence-transformers (5.4 or later) and sentence-pipelines compute its embeddings. "
-    "vLLM, Text Embeddings Inference, fastembed, AutoModel and exports to ONNX know nothing of its "
-    "lexical (LSA) features: they refuse the folder, or leave the features out."
+    "vLLM, Text Embeddings Inference, infinity, fastembed and AutoModel refuse the folder, since "
+    "they know no lexical (LSA) features. `sentence-pipelines export` puts them into an ONNX file."
 )
 """The description of a model with terms, wherever it is shown."""

@@ -41,8 +41,9 @@ ENDS = 2
 """The special tokens around a text. A length counts them; the tokenizer of a StaticEmbedding adds
 none and does not."""
 
-_FOLDER = "0_StaticEmbedding"
-"""Releases before 5 take a module in the root for a transformer."""
+_FOLDER = "0_Static"
+"""Releases before 5 take a module in the root for a transformer. model2vec knows the module by its
+class, in `0_StaticEmbedding`: it would leave out the length, unknown words and Normalize."""
 _NAMES = ("embedding.weight", "embeddings")
 """The matrix's names in sentence-transformers and in model2vec."""
 _ROWS, _FACTORS = "mapping", "weights"
