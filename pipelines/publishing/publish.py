@@ -168,6 +168,30 @@ class PublishJob:
             overwrite=self.config.publish.overwrite,
         )
 
+    def told(self, plan: Plan) -> str:
+        """Return the work of a plan in words."""
+        version = self.lineage.version
+        if plan.is_done:
+            return f"{plan.name} has version {version} already"
+        parts = []
+        if plan.is_new:
+            because = f", since {plan.reason}" if plan.reason else ""
+            parts.append(f"{plan.name} is created{because}")
+        if plan.whole_from is not None:
+            rows = sum(file.rows for file in self._files_after(plan.whole_from))
+            parts.append(f"{rows:,} of {self.table.rows:,} rows are read and written")
+        if plan.logs:
+            gone = len(deleted_keys(plan.logs))
+            kept = len(changed_keys(plan.logs)) - gone
+            keys = f"{kept:,} changed and {gone:,} removed keys"
+            parts.append(f"{keys} since version {plan.state.version} are applied")
+        if plan.switches:
+            parts.append(f"{self.target.collection} is switched to it")
+        return "; ".join(parts)
+
+    def _files_after(self, name: str) -> list[VectorFile]:
+        return [file for file in self.table.files if file.path.stem > name]
+
     def run(self, plan: Plan, sessions: Sessions) -> PublishSummary:
         """Do the work; ``sessions`` starts Spark where it is needed.
 
@@ -206,7 +230,7 @@ class PublishJob:
 
     def _write_whole(self, plan: Plan, after: str, sessions: Sessions) -> Counts:
         """Write the parts behind the one named ``after``, in rounds."""
-        files = [file for file in self.table.files if file.path.stem > after]
+        files = self._files_after(after)
         # Parts of a later version may hold keys that are written already, and a killed job may have
         # written some of the first round.
         is_later = plan.state.version != self.lineage.version
