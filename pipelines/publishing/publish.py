@@ -40,6 +40,7 @@ from pipelines.publishing.plan import (
 from pipelines.publishing.rows import Source, source_of
 from pipelines.publishing.store import ADDRESS, Store, StoreKind, Target, opened
 from pipelines.publishing.write import (
+    Connection,
     Counts,
     Piece,
     Writing,
@@ -275,6 +276,7 @@ class PublishJob:
         the first file again.
         """
         counts, done, total = Counts(), 0, sum(file.rows for file in files)
+        amount = int(total * share)
         round_rows = int(self._connections * TASK_ROWS / max(share, 1e-9))
         line = "publishing {done}/{total} rows  {text}"
         with WorkProgress("publishing", total, 0, line, "connecting") as progress:
@@ -282,7 +284,7 @@ class PublishJob:
             for group in _rounds(files, round_rows):
                 rows = sum(file.rows for file in group)
                 pieces = _pieces(group, self._tasks(rows))
-                counts += self._run(pieces, write_pieces, writing, sessions, int(rows * share))
+                counts += self._run(pieces, write_pieces, writing, sessions, amount)
                 writing = others
                 done += rows
                 progress.show(done, f"{counts.upserted:,} written")
@@ -309,11 +311,11 @@ class PublishJob:
         work: Callable[..., Iterator[Counts]],
         writing: Writing,
         sessions: Sessions,
-        rows: int,
+        amount: int,
     ) -> Counts:
-        """Do the tasks in this process or on the executors, by the number of rows to write."""
+        """Do the tasks here, or on the executors for a large ``amount`` of rows in all rounds."""
         do = partial(work, writing=writing)
-        is_small = rows <= HERE_ROWS and self.table.rows <= 100 * HERE_ROWS
+        is_small = amount <= HERE_ROWS and self.table.rows <= 100 * HERE_ROWS
         if not tasks:
             return Counts()
         if self._is_here or is_small:
@@ -332,14 +334,15 @@ class PublishJob:
         ):
             connection.do(lambda store: store.finish(plan.name, layout))
             rows = connection.do(lambda store: store.count(plan.name))
-            self._check_count(rows, plan)
+            if rows != self.texts:
+                self._miscounted(connection, plan, rows)
             noted = finished(state, self.lineage.version)
             if noted != state:
                 connection.do(partial(_write_state, name=plan.name, state=noted))
-            if not plan.switches:
-                return plan.name, rows
-            connection.do(lambda store: store.switch(plan.name))
-            name = connection.do(lambda store: store.current()) or plan.name
+            name = plan.name
+            if plan.switches:
+                connection.do(lambda store: store.switch(plan.name))
+                name = connection.do(lambda store: store.current()) or plan.name
             if name != plan.name:
                 # A copy, of a store without aliases, has no index yet.
                 connection.do(lambda store: store.finish(name, layout))
@@ -349,13 +352,13 @@ class PublishJob:
                 connection.do(partial(_drop, name=old))
         return name, rows
 
-    def _check_count(self, rows: int, plan: Plan) -> None:
-        if rows == self.texts:
-            return
+    def _miscounted(self, connection: Connection, plan: Plan, rows: int) -> None:
+        """Warn of other rows than the table's, or drop a collection that has no readers yet."""
         told = f"{plan.name} has {rows:,} rows, and the table has {self.texts:,} with a vector"
-        remedy = "Set publish.overwrite=true to build it again"
         if plan.switches:
-            raise PipelineError(f"publishing: {told}. {remedy}.")
+            connection.do(partial(_drop, name=plan.name))
+            raise PipelineError(f"publishing: {told}. It is dropped. Run the command again.")
+        remedy = "Set publish.overwrite=true to build it again"
         logger.warning("publishing: %s. Others may write there. %s", told, remedy)
 
 

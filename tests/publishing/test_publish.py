@@ -308,6 +308,32 @@ def test_the_command_tells_its_work_before_and_after(table, tmp_path, capsys):
     assert json.loads(outcome.read_text())["exit_code"] == 4
 
 
+def test_a_collection_with_other_rows_than_the_table_gets_no_readers(served, table, monkeypatch):
+    table.write(rows_of(30))
+    manifest = table.folder / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace('"texts": 30', '"texts": 31'))
+    told = (
+        r"publishing: documents_01234567 has 30 rows, and the table has 31 with a vector. It is dr"
+    )
+    with pytest.raises(PipelineError, match=told):
+        publish(served, table, monkeypatch)
+    kind, target = kind_and_target(served)
+    with opened(kind, target) as store:
+        assert (dict(store.collections()), store.current()) == ({}, None)
+
+
+def test_old_collections_go_with_a_later_job_too(served, table, monkeypatch):
+    table.write(rows_of(20))
+    publish(served, table, monkeypatch)
+    table.write(rows_of(20), model=OTHER_MODEL)
+    made = publish(served, table, monkeypatch)
+    publish(served, table, monkeypatch, keep_old=0)
+    kind, target = kind_and_target(served)
+    with opened(kind, target) as store:
+        assert [*store.collections()] == [made.collection]
+    same(served, table)
+
+
 def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
     table.write(rows_of(3))
     settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
