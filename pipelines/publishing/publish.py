@@ -107,7 +107,6 @@ class _Manifest(TypedDict, total=False):
 
     texts: int
     build: int
-    normalised: bool
 
 
 @dataclass(frozen=True)
