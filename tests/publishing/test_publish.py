@@ -186,6 +186,8 @@ def test_other_columns_make_a_new_collection(served, table, monkeypatch):
     assert made.upserted == 30
     found = served.rows("documents")
     assert found[3].keys() == {"id", "embedding", "topic", "text"}
+    publish(served, table, monkeypatch, columns=[], filters=[])
+    assert served.rows("documents")[3].keys() == {"id", "embedding"}
 
 
 def test_keys_may_be_strings_with_any_character(served, tmp_path, monkeypatch):
