@@ -231,7 +231,11 @@ def embed() -> None:
 
 
 @_command(outcome=True)
-def publish() -> None:
+def publish(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the work, and write nothing.")
+    ] = False,
+) -> None:
     """Bring a store of vectors up to date from an embedded table: new, changed and deleted rows."""
 
 

@@ -71,8 +71,22 @@ def _alone(config: Config, folder: Location) -> Iterator[None]:
         yield
 
 
-def command(config: Config) -> Results:
-    """Publish a table, and print the collection's name and its rows."""
+@job("publishing")
+def plan_publishing(config: Config) -> str:
+    """Return what :func:`publish` would do, in words; nothing is written.
+
+    Raises:
+        InputError: See :func:`publish`.
+    """
+    making = PublishJob.of(config)
+    return making.told(making.plan())
+
+
+def command(config: Config, *, dry_run: bool = False) -> Results:
+    """Publish a table, and print the collection's name and its rows; or only print the plan."""
+    if dry_run:
+        say(plan_publishing(config))
+        return {}
     made = publish(config)
     say(f"{made}")
     # In a store without aliases they are one.

@@ -81,8 +81,8 @@ class PgvectorStore:
         )
         try:
             self._limit(target.timeout)
-            self._do("CREATE EXTENSION IF NOT EXISTS vector")
-            register_vector(self._connection)
+            if self._do("SELECT to_regtype('vector')").fetchone() != (None,):
+                register_vector(self._connection)
         except BaseException:
             self._connection.close()
             raise
@@ -120,7 +120,9 @@ class PgvectorStore:
         return behind[0] if is_alias else alias
 
     def create(self, name: str, layout: Layout, state: str) -> None:
-        """Create a table with its comment, in a transaction."""
+        """Create a table with its comment, in a transaction; and the extension before it."""
+        self._do("CREATE EXTENSION IF NOT EXISTS vector")
+        register_vector(self._connection)
         key, vector = sql.Identifier(layout.key.name), sql.Identifier(layout.vector.name)
         columns = [
             sql.SQL("{} {} PRIMARY KEY").format(key, sql.SQL(_type(layout.key.type))),

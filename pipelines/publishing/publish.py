@@ -40,6 +40,7 @@ from pipelines.publishing.plan import (
 from pipelines.publishing.rows import Source, source_of
 from pipelines.publishing.store import ADDRESS, Store, StoreKind, Target, opened
 from pipelines.publishing.write import (
+    Connection,
     Counts,
     Piece,
     Writing,
@@ -106,7 +107,6 @@ class _Manifest(TypedDict, total=False):
 
     texts: int
     build: int
-    normalised: bool
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,30 @@ class PublishJob:
             overwrite=self.config.publish.overwrite,
         )
 
+    def told(self, plan: Plan) -> str:
+        """Return the work of a plan in words."""
+        version = self.lineage.version
+        if plan.is_done:
+            return f"{plan.name} has version {version} already"
+        parts = []
+        if plan.is_new:
+            because = f", since {plan.reason}" if plan.reason else ""
+            parts.append(f"{plan.name} is created{because}")
+        if plan.whole_from is not None:
+            rows = sum(file.rows for file in self._files_after(plan.whole_from))
+            parts.append(f"{rows:,} of {self.table.rows:,} rows are read and written")
+        if plan.logs:
+            gone = len(deleted_keys(plan.logs))
+            kept = len(changed_keys(plan.logs)) - gone
+            keys = f"{kept:,} changed and {gone:,} removed keys"
+            parts.append(f"{keys} since version {plan.state.version} are applied")
+        if plan.switches:
+            parts.append(f"{self.target.collection} is switched to it")
+        return "; ".join(parts)
+
+    def _files_after(self, name: str) -> list[VectorFile]:
+        return [file for file in self.table.files if file.path.stem > name]
+
     def run(self, plan: Plan, sessions: Sessions) -> PublishSummary:
         """Do the work; ``sessions`` starts Spark where it is needed.
 
@@ -206,7 +230,7 @@ class PublishJob:
 
     def _write_whole(self, plan: Plan, after: str, sessions: Sessions) -> Counts:
         """Write the parts behind the one named ``after``, in rounds."""
-        files = [file for file in self.table.files if file.path.stem > after]
+        files = self._files_after(after)
         # Parts of a later version may hold keys that are written already, and a killed job may have
         # written some of the first round.
         is_later = plan.state.version != self.lineage.version
@@ -251,6 +275,7 @@ class PublishJob:
         the first file again.
         """
         counts, done, total = Counts(), 0, sum(file.rows for file in files)
+        amount = int(total * share)
         round_rows = int(self._connections * TASK_ROWS / max(share, 1e-9))
         line = "publishing {done}/{total} rows  {text}"
         with WorkProgress("publishing", total, 0, line, "connecting") as progress:
@@ -258,7 +283,7 @@ class PublishJob:
             for group in _rounds(files, round_rows):
                 rows = sum(file.rows for file in group)
                 pieces = _pieces(group, self._tasks(rows))
-                counts += self._run(pieces, write_pieces, writing, sessions, int(rows * share))
+                counts += self._run(pieces, write_pieces, writing, sessions, amount)
                 writing = others
                 done += rows
                 progress.show(done, f"{counts.upserted:,} written")
@@ -285,11 +310,11 @@ class PublishJob:
         work: Callable[..., Iterator[Counts]],
         writing: Writing,
         sessions: Sessions,
-        rows: int,
+        amount: int,
     ) -> Counts:
-        """Do the tasks in this process or on the executors, by the number of rows to write."""
+        """Do the tasks here, or on the executors for a large ``amount`` of rows in all rounds."""
         do = partial(work, writing=writing)
-        is_small = rows <= HERE_ROWS and self.table.rows <= 100 * HERE_ROWS
+        is_small = amount <= HERE_ROWS and self.table.rows <= 100 * HERE_ROWS
         if not tasks:
             return Counts()
         if self._is_here or is_small:
@@ -308,14 +333,15 @@ class PublishJob:
         ):
             connection.do(lambda store: store.finish(plan.name, layout))
             rows = connection.do(lambda store: store.count(plan.name))
-            self._check_count(rows, plan)
+            if rows != self.texts:
+                self._miscounted(connection, plan, rows)
             noted = finished(state, self.lineage.version)
             if noted != state:
                 connection.do(partial(_write_state, name=plan.name, state=noted))
-            if not plan.switches:
-                return plan.name, rows
-            connection.do(lambda store: store.switch(plan.name))
-            name = connection.do(lambda store: store.current()) or plan.name
+            name = plan.name
+            if plan.switches:
+                connection.do(lambda store: store.switch(plan.name))
+                name = connection.do(lambda store: store.current()) or plan.name
             if name != plan.name:
                 # A copy, of a store without aliases, has no index yet.
                 connection.do(lambda store: store.finish(name, layout))
@@ -325,13 +351,13 @@ class PublishJob:
                 connection.do(partial(_drop, name=old))
         return name, rows
 
-    def _check_count(self, rows: int, plan: Plan) -> None:
-        if rows == self.texts:
-            return
+    def _miscounted(self, connection: Connection, plan: Plan, rows: int) -> None:
+        """Warn of other rows than the table's, or drop a collection that has no readers yet."""
         told = f"{plan.name} has {rows:,} rows, and the table has {self.texts:,} with a vector"
-        remedy = "Set publish.overwrite=true to build it again"
         if plan.switches:
-            raise PipelineError(f"publishing: {told}. {remedy}.")
+            connection.do(partial(_drop, name=plan.name))
+            raise PipelineError(f"publishing: {told}. It is dropped. Run the command again.")
+        remedy = "Set publish.overwrite=true to build it again"
         logger.warning("publishing: %s. Others may write there. %s", told, remedy)
 
 

@@ -15,7 +15,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "name",
-    ["qdrant", "milvus", "opensearch", pytest.param("elasticsearch", marks=pytest.mark.matrix)],
+    [
+        "pgvector",
+        "qdrant",
+        "milvus",
+        "opensearch",
+        pytest.param("elasticsearch", marks=pytest.mark.matrix),
+    ],
 )
 def test_executors_write_to_a_server(name, spark, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "HERE_ROWS", 0)

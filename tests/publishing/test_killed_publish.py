@@ -56,19 +56,21 @@ def publish_and_die(config, name: str, secret: str | None, last: int, seconds: f
     pipelines.publish(config)
 
 
-def killed_rounds(served, table: VectorTables, drawn: random.Random, kills: int) -> int:
-    """Kills jobs, some of them with a later version of the table; returns how many had ended."""
-    target, ended = served.target, 0
+def killed(served, table: VectorTables, drawn: random.Random, kills: int) -> None:
+    """Kills so many jobs; the table changes before some of them, and after each that has ended."""
+    target, killed = served.target, 0
     with forks() as exit_code:
-        for number in range(kills):
-            if number % 3 == 2:
-                next_version(table, drawn)
+        for _ in range(5 * kills):
             config = config_of(served, table, connections=1, batch_rows=7)
-            last, seconds = drawn.randrange(1, 60), drawn.choice([0.0, 0.0, 0.002, 0.02])
+            last, seconds = drawn.randrange(1, 45), drawn.choice([0.0, 0.0, 0.002, 0.02])
             code = exit_code(publish_and_die, config, target.store, target.secret, last, seconds)
             assert code in (0, -signal.SIGKILL)
-            ended += code == 0
-    return ended
+            killed += code != 0
+            if killed == kills:
+                return
+            if code == 0 or drawn.random() < 0.3:
+                next_version(table, drawn)
+    raise AssertionError(f"{killed} of {kills} jobs were killed")
 
 
 def next_version(table: VectorTables, drawn: random.Random) -> None:
@@ -89,8 +91,7 @@ def check(name: str, folder, kills: int, monkeypatch) -> None:
         monkeypatch.setattr(job, "TASK_ROWS", 1)
         table = VectorTables(folder / "embedded")
         table.write(rows_of(200), part_rows=20)
-        ended = killed_rounds(served, table, drawn, kills)
-        assert ended < kills
+        killed(served, table, drawn, kills)
         pipelines.publish(config_of(served, table, connections=1))
         same(served, table)
 

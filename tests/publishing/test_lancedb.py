@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import lancedb
 import numpy as np
 import pytest
-from publish_stores import STORES
+from publish_stores import STORES, rows_of_lance
+from server_stores import ServedStore
 from test_publish import OTHER_MODEL, config_of, rows_of, same
 from vector_tables import VectorTables
 
 import pipelines
 from pipelines.publishing import lancedb as store
+from pipelines.publishing.store import Target
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +83,16 @@ def test_unindexed_search_is_exact(served, table):
     query = opened(served).search(expected[7][0]).distance_type("cosine").limit(300).to_list()
     by_hand = sorted(expected, key=lambda key: -float(np.dot(expected[key][0], expected[7][0])))
     assert [row["id"] for row in query][:20] == by_hand[:20]
+
+
+def test_a_bucket_is_a_folder_too(s3_bucket, table, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT", s3_bucket.options.s3_endpoint)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    target = Target("lancedb", f"{s3_bucket.address}/lance", "documents")
+    served = ServedStore(target, partial(rows_of_lance, target.address))
+    assert pipelines.publish(config_of(served, table)).rows == 300
+    same(served, table)
+    table.write(rows_of(290, at_3="changed"))
+    made = pipelines.publish(config_of(served, table))
+    assert (made.upserted, made.deleted) == (1, 10)
+    same(served, table)

@@ -17,6 +17,7 @@ from vector_tables import VectorTables
 
 import pipelines
 from pipelines.errors import InputError
+from pipelines.jobs.publish import plan_publishing
 from pipelines.publishing.pgvector import STORE
 from pipelines.publishing.store import Layout, opened
 
@@ -151,6 +152,11 @@ def test_a_text_with_nul_is_refused(served, table):
     table.write([{"id": 1, "text": "a\0b", "topic": "x", "year": 1}])
     with pytest.raises(InputError, match=r"^publish\.columns: PostgreSQL takes no text with a NUL"):
         pipelines.publish(config_of(served, table))
+
+
+def test_a_plan_leaves_the_database_alone(served, table):
+    plan_publishing(config_of(served, table))
+    assert ask(served, "SELECT to_regtype('vector'), to_regclass('documents')") == [(None, None)]
 
 
 def test_a_state_is_a_comment(served, table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
@@ -14,6 +15,7 @@ from vector_tables import VectorTables
 
 import pipelines
 from pipelines.catalog import STORES as KINDS
+from pipelines.cli import main
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files.locks import held
 from pipelines.publishing.publish import PublishSummary
@@ -184,6 +186,8 @@ def test_other_columns_make_a_new_collection(served, table, monkeypatch):
     assert made.upserted == 30
     found = served.rows("documents")
     assert found[3].keys() == {"id", "embedding", "topic", "text"}
+    publish(served, table, monkeypatch, columns=[], filters=[])
+    assert served.rows("documents")[3].keys() == {"id", "embedding"}
 
 
 def test_keys_may_be_strings_with_any_character(served, tmp_path, monkeypatch):
@@ -271,6 +275,65 @@ def test_a_collection_of_others_is_refused(served, table, monkeypatch):
     with opened(kind, target) as store:
         assert store.collections() == {"documents": "made by somebody else"}
         assert store.count("documents") == 0
+
+
+def test_the_command_tells_its_work_before_and_after(table, tmp_path, capsys):
+    table.write(rows_of(20, at_3=None), part_rows=5)
+    lance, outcome = tmp_path / "lance", tmp_path / "outcome.json"
+    settings = [
+        "publish.store=lancedb",
+        f"publish.address={lance}",
+        f"embedding.output={table.folder}",
+    ]
+    given = [part for setting in settings for part in ("--set", setting)]
+
+    def told(*options: str, code: int = 0) -> list[str]:
+        assert main(["publish", *options, *given]) == code
+        return capsys.readouterr().out.splitlines()
+
+    whole = "20 of 20 rows are read and written"
+    created = f"documents_01234567 is created; {whole}; documents is switched to it"
+    assert told("--dry-run") == [created]
+    assert not lance.exists() or not list(lance.iterdir())
+    lines = told("--outcome", str(outcome))
+    assert lines[0].startswith("19 rows written, 0 deleted (")
+    assert lines[0].endswith(" s), 1 without a vector left out")
+    assert lines[1] == "store   documents, version 0: 19 rows"
+    results = json.loads(outcome.read_text())["results"]
+    assert (results["rows"], results["upserted"], results["version"]) == (19, 19, 0)
+    table.write(rows_of(18, at_3=None, at_4="changed"), part_rows=5)
+    assert told("--dry-run") == ["1 changed and 2 removed keys since version 0 are applied"]
+    told()
+    assert told("--dry-run") == ["documents has version 1 already"]
+    given += ["--set", "run.only_new=true"]
+    assert told("--outcome", str(outcome), code=4) == []
+    assert json.loads(outcome.read_text())["exit_code"] == 4
+
+
+def test_a_collection_with_other_rows_than_the_table_gets_no_readers(served, table, monkeypatch):
+    table.write(rows_of(30))
+    manifest = table.folder / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace('"texts": 30', '"texts": 31'))
+    told = (
+        r"publishing: documents_01234567 has 30 rows, and the table has 31 with a vector. It is dr"
+    )
+    with pytest.raises(PipelineError, match=told):
+        publish(served, table, monkeypatch)
+    kind, target = kind_and_target(served)
+    with opened(kind, target) as store:
+        assert (dict(store.collections()), store.current()) == ({}, None)
+
+
+def test_old_collections_go_with_a_later_job_too(served, table, monkeypatch):
+    table.write(rows_of(20))
+    publish(served, table, monkeypatch)
+    table.write(rows_of(20), model=OTHER_MODEL)
+    made = publish(served, table, monkeypatch)
+    publish(served, table, monkeypatch, keep_old=0)
+    kind, target = kind_and_target(served)
+    with opened(kind, target) as store:
+        assert [*store.collections()] == [made.collection]
+    same(served, table)
 
 
 def test_one_job_at_a_time_writes_a_collection(table, tmp_path):

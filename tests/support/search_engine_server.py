@@ -2,47 +2,30 @@
 
 No registry of Python, npm or Debian packages carries either server. This is not the real one: it
 has no search, shards or versions. It refuses each request, parameter and type that it does not
-know. The parameters of a mapping are those of Elasticsearch's own field classes, and action lines
-are read by OpenSearch's published protocol buffers.
+know: see `search_engine_mappings.py`. OpenSearch's published protocol buffers read action lines.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-import math
 import re
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from fnmatch import fnmatch
 from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
-from elasticsearch.dsl import field as published
 from google.protobuf.json_format import ParseDict, ParseError
 from json_requests import JsonRequests
 from local_servers import serving
 from opensearch.protobufs.schemas import common_pb2
+from search_engine_mappings import check_mappings, fits, only
 
-LONGEST_KEYWORD, LONGEST_ID = 32_766, 512  # bytes
-VECTORS = {
-    "opensearch": ("knn_vector", {"dimension", "data_type", "method"}),
-    "elasticsearch": ("dense_vector", {"dims", "element_type", "index", "similarity"}),
-}
-SPACES = {
-    "opensearch": {"cosinesimil", "innerproduct", "l2"},
-    "elasticsearch": {"cosine", "dot_product", "l2_norm", "max_inner_product"},
-}
-FIELDS = {
-    kind.name: {*inspect.signature(kind.__init__).parameters} | {"type"}
-    for kind in (published.Keyword, published.Text, published.Date, published.Boolean)
-    + (published.Long, published.Double)
-}
+LONGEST_ID = 512  # bytes
 
 
 class RefusedError(Exception):
@@ -96,26 +79,10 @@ def search_engine_server(
 def create(state: State, name: str, body: Any) -> None:
     if name in {*state.indices, *state.aliases}:
         raise RefusedError(400, "resource_already_exists_exception", name)
-    refuse_others(body, {"mappings", "settings"})
-    refuse_others(body["mappings"], {"dynamic", "_meta", "properties"})
-    refuse_others(body["settings"], {"index.knn"} if state.kind == "opensearch" else set())
-    for mapped in body["mappings"]["properties"].values():
-        vector, parameters = VECTORS[state.kind]
-        known = parameters | {"type"} if mapped["type"] == vector else FIELDS.get(mapped["type"])
-        if known is None or (mapped["type"] == vector and space(mapped) not in SPACES[state.kind]):
-            raise RefusedError(400, "mapper_parsing_exception", mapped)
-        refuse_others(mapped, known)
-        refuse_others(mapped.get("method", {}), {"name", "engine", "space_type"})
+    only(body, {"mappings", "settings"})
+    only(body["settings"], {"index.knn"} if state.kind == "opensearch" else set())
+    check_mappings(state.kind, body["mappings"])
     state.indices[name] = Index(body["mappings"])
-
-
-def space(vector: Mapping[str, Any]) -> Any:
-    return vector.get("similarity", vector.get("method", {}).get("space_type"))
-
-
-def refuse_others(found: Mapping[str, Any], known: set[str]) -> None:
-    if others := sorted({*found} - known):
-        raise RefusedError(400, "mapper_parsing_exception", f"unknown parameter {others}")
 
 
 def mappings(state: State, name: str, _body: Any) -> Any:
@@ -130,7 +97,7 @@ def mappings(state: State, name: str, _body: Any) -> Any:
 
 
 def put_mapping(state: State, name: str, body: Any) -> None:
-    refuse_others(body, {"_meta"})
+    only(body, {"_meta"})
     state.index(name).mappings |= body
 
 
@@ -153,7 +120,7 @@ def change_aliases(state: State, _name: str, body: Any) -> None:
     changed = dict(state.aliases)
     for action in body["actions"]:
         ((verb, change),) = action.items()
-        refuse_others(change, {"index", "alias"})
+        only(change, {"index", "alias"})
         state.index(change["index"])
         is_set = changed.get(change["alias"]) == change["index"]
         if change["alias"] in state.indices or (verb != "add" and not is_set):
@@ -209,25 +176,6 @@ def applied(state: State, name: str, key: str, document: dict[str, Any] | None) 
     return status
 
 
-def fits(mapped: Mapping[str, Any], value: Any) -> bool:
-    """Whether a field of a mapping takes a value; a list, each of its values."""
-    if space(mapped) is not None:
-        width, is_cosine = mapped.get("dims", mapped.get("dimension")), "cosine" in space(mapped)
-        finite = all(isinstance(one, float | int) and math.isfinite(one) for one in value)
-        return len(value) == width and finite and (any(value) or not is_cosine)
-    if isinstance(value, list):
-        return all(one is None or fits(mapped, one) for one in value)
-    checks: Mapping[str, Callable[[Any], bool]] = {
-        "date": lambda text: isinstance(text, str) and bool(datetime.fromisoformat(text)),
-        "keyword": lambda text: isinstance(text, str) and len(text.encode()) <= LONGEST_KEYWORD,
-        "text": lambda text: isinstance(text, str),
-        "boolean": lambda truth: isinstance(truth, bool),
-        "double": lambda number: isinstance(number, float | int) and math.isfinite(number),
-        "long": lambda number: isinstance(number, int) and -(2**63) <= number < 2**63,
-    }
-    return checks[mapped["type"]](value)
-
-
 NAME = "/([^/_][^/]*)"
 ROUTES: Mapping[str, Callable[[State, str, Any], Any]] = {
     f"HEAD {NAME}": lambda state, name, _body: state.index(name) and None,
@@ -253,7 +201,7 @@ class Requests(JsonRequests):
         with self.state.lock:
             try:
                 return 200, self._found(content) or {"acknowledged": True}
-            except ParseError as error:
+            except (ParseError, ValueError) as error:
                 return 400, {"error": {"type": "parsing_exception", "reason": str(error)}}
             except RefusedError as error:
                 return error.status, {"error": error.error, "status": error.status}
@@ -264,7 +212,7 @@ class Requests(JsonRequests):
             raise RefusedError(401, "security_exception", "unable to authenticate")
         if state.failures:
             raise RefusedError(state.failures.pop(0), "rejected_execution_exception", "not now")
-        refuse_others(parse_qs(address.query), {"ignore_unavailable", "allow_no_indices"})
+        only(parse_qs(address.query), {"ignore_unavailable", "allow_no_indices"})
         for pattern, function in ROUTES.items():
             if found := re.fullmatch(pattern, f"{self.command} {address.path}"):
                 is_json = bool(content) and function is not bulk
