@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,16 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import EmbeddingSettings
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import Scratch, Totals, batches_of
-from pipelines.vectors.parts import Constants, RowRange, read_rows, runs_of, with_constants
+from pipelines.vectors.parts import (
+    PARTS_OF_SLOT,
+    Constants,
+    RowRange,
+    read_rows,
+    runs_of,
+    with_constants,
+)
 from pipelines.vectors.plan import KEY_COLUMN, Changes
 from pipelines.vectors.store import VectorTable
 from pipelines.vectors.table_job import STAGED
@@ -99,7 +107,7 @@ def compare_rows(
     scans = key_scans(parts, settings.key_column, settings.text_column, before)
     rows = sum(scan.rows for scan in scans)
     with Scratch(folder.with_name("_keys")) as scratch:
-        numbers = session.range(0, len(scans), 1, min(len(scans), MAX_TASKS))
+        numbers = session.range(0, len(scans), 1, tasks_to_read(session, scans))
         found = numbers.mapInArrow(partial(_scan, scans=scans), ROWS_DDL)
         # All rows with one key meet in one partition.
         together = found.repartition(-(-rows // ROWS_OF_TASK), "key")
@@ -159,6 +167,24 @@ class KeyScan:
     def rows(self) -> int:
         """The number of rows."""
         return self.stop - self.start
+
+
+class HasRows(Protocol):
+    """A value with a number of rows."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+
+
+def tasks_to_read(session: SparkSession, scans: Sequence[HasRows]) -> int:
+    """Return the number of tasks for scans, at most one each.
+
+    Small tables get a few for each slot: a task costs a tenth of a CPU second, like 20,000 rows.
+    """
+    rows = sum(scan.rows for scan in scans)
+    wanted = max(PARTS_OF_SLOT * default_parallelism(session), -(-rows // ROWS_OF_TASK))
+    return min(len(scans), MAX_TASKS, wanted)
 
 
 def key_scans(

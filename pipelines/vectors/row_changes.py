@@ -40,11 +40,11 @@ from pipelines.vectors.keys import (
     ADDED,
     CHANGED,
     GONE,
-    MAX_TASKS,
     NEW,
     OLD,
     ROWS_OF_TASK,
     UNCHANGED,
+    tasks_to_read,
 )
 from pipelines.vectors.parts import in_threads, read_rows
 from pipelines.vectors.plan import KEY_COLUMN, Version
@@ -260,7 +260,8 @@ def compare_on_spark(
     rows = sum(scan.rows for scan in scans)
 
     def act() -> pa.Table:
-        read = frame_from_tasks(session, slices(scans, MAX_TASKS), _read_tasks, ROWS_DDL)
+        tasks = slices(scans, tasks_to_read(session, scans))
+        read = frame_from_tasks(session, tasks, _read_tasks, ROWS_DDL)
         # All rows with one key meet in one partition.
         together = read.repartition(-(-rows // ROWS_OF_TASK), "key")
         return write_arrow(together, _kinds_of_batches, KINDS, Totals(("kind",)), folder)
