@@ -84,6 +84,8 @@ def test_a_table_with_vectors_follows_a_table(spark, job, lines, lake, tmp_path,
     assert "merged all rows into" in caplog.text
     source.append(rows_with(50, lines[20:23]))
     source.delete("id = 3")
-    updated = update()
+    with caplog.at_level("INFO"):
+        updated = update()
+    assert "merged 4 changed keys into" in caplog.text
     assert (updated.texts, updated.embedded) == (22, 3)
     assert embed_table(spark, config).embedded == 0
