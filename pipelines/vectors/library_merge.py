@@ -168,21 +168,20 @@ def schema_in_lake(
     }
     known = {} if target is None else {field.name: field.type for field in target}
     missing = [name for name in known if name not in wanted]
-    problem = remedy = None
     if missing:
-        problem = f"{given} has a column `{missing[0]}`, which the rows lack"
-        remedy = "Name another table, or drop the column"
-    elif known and key not in known:
-        problem, remedy = f"{given} has no column `{key}`", "Name a table with these keys"
+        raise InputError(
+            KEY,
+            f"{given} has a column `{missing[0]}`, which the rows lack",
+            "Name another table, or drop the column",
+        )
+    if known and key not in known:
+        raise InputError(KEY, f"{given} has no column `{key}`", "Name a table with these keys")
     for name, kind in known.items():
         found = type_in_lake(kind, has_small_integers=has_small_integers)
-        if problem is None and wanted[name] != found and not is_as_stored(wanted[name], found):
+        if wanted[name] != found and not is_as_stored(wanted[name], found):
             problem = f"`{name}` of {given} holds {kind}, and the rows have {wanted[name]}"
-            remedy = "Name another table"
+            raise InputError(KEY, problem, "Name another table")
         wanted[name] = found
-    if problem is not None:
-        assert remedy is not None
-        raise InputError(KEY, problem, remedy)
     return pa.schema([(name, wanted[name]) for name in dict.fromkeys((*known, *wanted))])
 
 
@@ -241,7 +240,7 @@ def _refusal(target: str, error: Exception, remedy: str) -> InputError:
 
 def _check_delta(target: str, stores: StorageSettings) -> None:
     if not is_address(target):
-        problem = f"{delta.LIBRARY} knows no catalog for `{target}`"
+        problem = f"deltalake knows no catalog for `{target}`"
         raise InputError(KEY, problem, "Name the folder or address of the table")
     _open_delta(target, stores)
 

@@ -82,14 +82,15 @@ def delta_version(key: str, given: str, table: DeltaTable, stores: StorageSettin
     mode = table.metadata().configuration.get(f"{_MAPPING}.mode", "none")
     schema = pa.schema(table.schema())
     nested = [field.name for field in schema if _is_mapped_within(field.type)]
-    problem = None
+    remedy = "Add Delta's package to the cluster, or name a copy without it"
     if unknown := sorted(features - _FEATURES):
-        problem = f"`{given}` uses {', '.join(unknown)}, which only Spark's connector reads"
-    elif mode != "none" and nested:
-        problem = f"`{given}` maps the names of columns, also within `{nested[0]}`"
-    if problem is not None:
-        remedy = "Add Delta's package to the cluster, or name a copy without it"
-        raise InputError(key, problem, remedy)
+        raise InputError(
+            key, f"`{given}` uses {', '.join(unknown)}, which only Spark's connector reads", remedy
+        )
+    if mode != "none" and nested:
+        raise InputError(
+            key, f"`{given}` maps the names of columns, also within `{nested[0]}`", remedy
+        )
     return TableVersion(schema, _stored(table, mode), list(_files(table, schema, stores)))
 
 

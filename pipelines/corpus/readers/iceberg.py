@@ -137,7 +137,7 @@ def iceberg_version(
         scan = table.scan(snapshot_id=snapshot)
         wanted, tasks = scan.projection(), list(scan.plan_files())
     except failures() as error:
-        problem = f"{LIBRARY} cannot read `{given}` ({str(error).splitlines()[0]})"
+        problem = f"pyiceberg cannot read `{given}` ({str(error).splitlines()[0]})"
         remedy = "Add Iceberg's package to the cluster, or compact the table first"
         raise InputError(key, problem, remedy) from None
     schema = _in_microseconds(schema_to_pyarrow(wanted, include_field_ids=False))

@@ -122,10 +122,10 @@ def _by_library(given: str, library: str, kind: str) -> None:
     )
 
 
-def no_reader(kind: str, connector: str, where: str) -> tuple[str, str]:
-    """Return problem and remedy of a cluster without connector and library for a kind of table."""
+def no_reader(kind: str, connector: str, where: str) -> InputError:
+    """Return the error of a cluster without connector and library for a kind of table."""
     remedy = f"Run `{pip_install(kind)}` {where}, or {connector[0].lower()}{connector[1:]}"
-    return f"{kind.capitalize()} is not on the cluster", remedy
+    return InputError(INPUTS, f"{kind.capitalize()} is not on the cluster", remedy)
 
 
 def load_iceberg(
@@ -146,7 +146,7 @@ def load_iceberg(
         remedy = f"Name it as `catalog.database.table`. {connector}"
         return load_table(session, table, stores, remedy, snapshot)
     if not is_installed(iceberg.LIBRARY):
-        raise InputError(INPUTS, *no_reader("iceberg", connector, EVERYWHERE))
+        raise no_reader("iceberg", connector, EVERYWHERE)
     if is_for_spark:
         _by_library(given, iceberg.LIBRARY, "Iceberg")
     number = None if snapshot is None else int(snapshot)
@@ -193,7 +193,7 @@ def load_delta(
 
 def _load_delta_by_library(session: SparkSession, given: str, stores: StorageSettings) -> DataFrame:
     if not is_installed(delta.LIBRARY):
-        raise InputError(INPUTS, *no_reader("delta", delta_connector(session.version), DRIVER))
+        raise no_reader("delta", delta_connector(session.version), DRIVER)
     _by_library(given, delta.LIBRARY, "Delta")
     table, version = table_and_version(given)
     path = delta_folder(table)
