@@ -119,7 +119,7 @@ COMMANDS = Registry(
     },
 )
 """The console commands; :mod:`pipelines.cli` has their options."""
-WITHOUT_SPARK = frozenset({"clean", "engines", "promote", "report", "rollback"})
+WITHOUT_SPARK = frozenset({"clean", "engines", "export", "promote", "report", "rollback"})
 """The commands that do without Spark; `promote` starts it to measure the model in service again."""
 
 RECIPES = Registry(

@@ -258,7 +258,7 @@ def search(
 
 @_command()
 def export(
-    to: Annotated[str, typer.Option("--to", help="onnx, openvino or model2vec.")],
+    to: Annotated[str, typer.Option("--to", help="Form: onnx, openvino, model2vec.")] = "onnx",
     model: Annotated[
         str | None,
         typer.Option(

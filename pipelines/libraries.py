@@ -103,7 +103,7 @@ def check_job(command: str, *, needs_spark: bool = True) -> None:
     if needs_spark:
         check_installed(command, "pyspark", where=WITHOUT_CLUSTER)
     for module in JOBS:
-        check_installed(command, module)
+        check_installed(command, module, where=EVERYWHERE if needs_spark else DRIVER)
 
 
 def left_out(what: str, modules: Sequence[str]) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from module_graph import PACKAGE, ROOT, Module, cycles, reached, read_modules, syntax_of
 
+from pipelines.libraries import JOBS as JOBS_LIBRARIES
+
 LONGEST_FILE = 800
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
@@ -88,6 +90,8 @@ JOBS = (
 )
 # What a driver or a notebook imports first, before it knows which engine is asked for.
 FIRST = ("cli", *(f"jobs.{one}" for one in JOBS), "ml", "notebook", "settings", "errors")
+# What an install without extras is for: the model in service, its digest, its weights, and help.
+LEAN = ("promotion", "models.folder", "settings.load", "cli")
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")
@@ -197,6 +201,12 @@ def allowed(name: str, patterns: tuple[str, ...]) -> bool:
 def test_what_is_imported_first_loads_no_heavy_library(name):
     loaded = {found.partition(".")[0] for found in reached(f"pipelines.{name}", read_modules())}
     assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_what_a_server_imports_needs_no_library_of_jobs(name):
+    loaded = {found.partition(".")[0] for found in reached(f"pipelines.{name}", read_modules())}
+    assert loaded.isdisjoint({"pyspark", "py4j", *JOBS_LIBRARIES})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,10 +4,13 @@ import pytest
 
 import pipelines
 from pipelines import libraries
+from pipelines.catalog import COMMANDS, WITHOUT_SPARK
+from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.jobs.base import say_report
 from pipelines.jobs.report import draw_report, report
 from pipelines.settings.load import parse
+from pipelines.spark.session import spark_session
 
 
 @pytest.fixture
@@ -49,6 +52,29 @@ def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys,
     assert capsys.readouterr().out == ""
     with pytest.raises(InputError, match=r"^report: matplotlib is not installed\. .*\[report\]"):
         report(config)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_a_command_needs_its_libraries_before_anything_else(without, command, capsys):
+    without("pyspark", "sentencex")
+    missing = ("sentencex", "jobs") if command in WITHOUT_SPARK else ("pyspark", "spark")
+    assert main([command]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {command}: {missing[0]} is not installed. Run `pip install ")
+    assert f"[{missing[1]}]" in said
+    assert said.count("\n") == 1
+
+
+def test_names_of_the_package_need_spark_and_settings_do_not(without):
+    without("pyspark")
+    assert pipelines.load(None) and pipelines.Config
+    for name in ("train", "embed_column"):
+        with pytest.raises(InputError, match=rf"^{name}: pyspark is not .*\[spark\]\"` here, or "):
+            getattr(pipelines, name)
+    # It starts Spark only to measure the model in service again.
+    assert pipelines.promote
+    with pytest.raises(InputError, match=r"^spark\.master: pyspark is not installed\. "):
+        spark_session(parse({}))
 
 
 @pytest.mark.parametrize("job", ["run", "train"])

@@ -47,7 +47,13 @@ from pipelines.models.adaptation import (
     write_adapter,
 )
 from pipelines.models.architecture import architecture_of, check_framework
-from pipelines.models.folder import start_card, start_encoder, weight_change, write_encoder
+from pipelines.models.folder import (
+    start_card,
+    start_encoder,
+    start_licence,
+    weight_change,
+    write_encoder,
+)
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.modules import with_terms
 from pipelines.models.start import longest_unasked, model_length
@@ -269,7 +275,7 @@ def open_run(
     if not goes_on:
         save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints, attempt=attempt)
-    _write_start(folder, prepared)
+    _write_start(folder, prepared, config)
     first_step = max(checkpoint_steps(folder))
     last_step = asked_steps(config.training, plan.steps_per_epoch, prepared.corpus)
     share = start_share(config.training, prepared.corpus)
@@ -297,7 +303,7 @@ def open_run(
     return with_axes(run, start.spec.embedding_width)
 
 
-def _write_start(folder: Location, prepared: PreparedFolder) -> None:
+def _write_start(folder: Location, prepared: PreparedFolder, config: Config) -> None:
     """Write the start of a run into its folder, where it is missing."""
     # Another preparation may replace this one before the report needs these files.
     tokens = storage.read_json(prepared.tokens.manifest)
@@ -306,16 +312,16 @@ def _write_start(folder: Location, prepared: PreparedFolder) -> None:
         funnel = storage.read_json(prepared.corpus.funnel)
         storage.write_json(RunFolder(folder).funnel, funnel)
     keep_overlap(prepared, RunFolder(folder))
-    start_folder = RunFolder(folder).start
-    if not start_folder.is_dir():
+    place = RunFolder(folder).start
+    if not place.is_dir():
         with activity("training", "writing the start encoder"):
             start_state = load_checkpoint(folder, 0, lazily=True)
             write_encoder(
-                start_folder,
+                place,
                 start_state.spec,
                 start_state.encoder_weights,
                 prepared.tokens.tokenizer,
-                start_card(start_state.spec),
+                start_card(start_state.spec, start_licence(config)),
             )
 
 
@@ -423,7 +429,8 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
         terms = corpus_terms(prepared, spec, config.encoder.lsa)
         spec, weights = with_terms(spec, weights, terms)
     # The first card has no figures: `evaluate` measures the model later.
-    facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
+    facts = read_facts(paths, config, spec)
+    facts = replace(facts, model=figures, comparisons=(), verdict="", digest=None)
     write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, model_card(facts))
     if exports_adapter(config.encoder):
         factors = without_objective(made.averages)

@@ -38,7 +38,7 @@ from pipelines.runs.opening import LIBRARIES, MISSING
 from pipelines.settings import Config, ObjectiveSettings
 from pipelines.settings.corpus import SourceForm, SourceSettings
 from pipelines.settings.resuming import FREE, differing_settings
-from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
+from pipelines.tokens.start import DOCUMENT, QUERY, WITHOUT_LAYERS, Prompts
 from pipelines.tokens.summary import told_cuts
 
 LONGEST = 5000
@@ -89,6 +89,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -
 
 
 HERE = "."
+"""The model's folder in the Python of a card; another path would be one of this machine."""
 _QUERIES = ("How do I reset my password?", "Which documents do I need?")
 _DOCUMENTS = (
     "Choose a new password on the page of your account.",
@@ -100,7 +101,7 @@ _DOCUMENTS = (
 def usage(facts: CardFacts) -> str:
     """Show how to load the model and compare texts, with the prompts of its training."""
     example = _queries_and_documents() if any(facts.spec.prompts.sides) else _sentences(facts)
-    return "\n".join([*_loading(facts), "", *example, *_further_prompts(facts.spec.prompts)])
+    return "\n".join([*_loading(), "", *example, *_further_prompts(facts.spec.prompts)])
 
 
 def _queries_and_documents() -> list[str]:
@@ -132,10 +133,10 @@ def _further_prompts(prompts: Prompts) -> Iterator[str]:
             yield f"model.encode(sentences, prompt_name={literal(name)}){note}"
 
 
-def usage_at(facts: CardFacts, width: int) -> str:
+def usage_at(width: int) -> str:
     """Show how to load the model with embeddings truncated to a width."""
     lines = [
-        *_loading(facts, f", truncate_dim={width}"),
+        *_loading(f", truncate_dim={width}"),
         f"embeddings = model.encode([{literal(_DOCUMENTS[0])}], normalize_embeddings=True)",
         "print(embeddings.shape)",
         f"# (1, {width})",
@@ -143,12 +144,11 @@ def usage_at(facts: CardFacts, width: int) -> str:
     return "\n".join(lines)
 
 
-def _loading(facts: CardFacts, options: str = "") -> list[str]:
-    place = HERE if facts.place is None else str(facts.place)
+def _loading(options: str = "") -> list[str]:
     return [
         "from sentence_transformers import SentenceTransformer",
         "",
-        f"model = SentenceTransformer({literal(place)}{options})",
+        f"model = SentenceTransformer({literal(HERE)}{options})",
     ]
 
 
@@ -392,7 +392,7 @@ def _base(facts: CardFacts) -> str:
 
 
 def _description(facts: CardFacts) -> Iterator[str]:
-    spec, card = facts.spec, facts.config.card
+    spec = facts.spec
     numbers = sum(prod(shape) for shape in weight_shapes(spec).values())
     yield from ("## Model", "")
     yield "- **Model type:** Sentence Transformer"
@@ -406,9 +406,10 @@ def _description(facts: CardFacts) -> Iterator[str]:
     yield f"- **Similarity function:** {SIMILARITY}"
     yield "- **Modality:** text"
     yield f"- **Languages:** {', '.join(facts.languages) or 'not stated'}"
-    licence = "not stated" if card.license is None else plain(card.license, LONGEST)
-    link = "" if card.license_link is None else f" ({plain(card.license_link)})"
-    yield from (f"- **Licence:** {licence}{link}", "")
+    yield f"- **Licence:** {_licence(facts)}"
+    if facts.digest is not None:
+        yield f"- **Digest:** {code(facts.digest)} (`model_digest` of tables and promotions)"
+    yield ""
     named = [(name, text) for name, text in spec.prompts.texts if text]
     if named:
         yield from ("It expects these prompts before texts:", "")
@@ -416,6 +417,36 @@ def _description(facts: CardFacts) -> Iterator[str]:
             note = " (the default)" if name == spec.prompts.default else ""
             yield f"- {code(literal(name))}: {code(literal(text))}{note}"
         yield ""
+
+
+def _licence(facts: CardFacts) -> str:
+    known = facts.licence
+    if known.license is None:
+        return "not stated"
+    named = known.license_name or known.license
+    link = "" if known.license_link is None else f" ({plain(known.license_link)})"
+    of_base = ", that of the base model" if facts.config.card.license is None else ""
+    return f"{plain(named, LONGEST)}{link}{of_base}"
+
+
+def readers(spec: EncoderSpec) -> tuple[str, ...]:
+    """Return the libraries and servers that compute a model's embeddings."""
+    libraries = "what loads it by that library: LangChain, LlamaIndex, Haystack"
+    if spec.lsa:
+        return "sentence-transformers, release 5.4 or later", libraries, "sentence-pipelines"
+    if spec.kind == WITHOUT_LAYERS:
+        return "sentence-transformers, release 3.2 or later", libraries, "sentence-pipelines"
+    first = ("sentence-transformers", libraries, "sentence-pipelines")
+    pooling = getattr(spec, "pooling", None)
+    if spec.dense:
+        return (*first, "other readers, if they know a Dense module behind the pooling")
+    scaling = " and scaling to length 1" if spec.normalise else ""
+    return (
+        *first,
+        "vLLM, Text Embeddings Inference, infinity and fastembed, if they know the architecture",
+        f"transformers (`AutoModel`), with {pooling or 'the same'} pooling{scaling}",
+        "ONNX Runtime, after an export of the same modules",
+    )
 
 
 def _modules(spec: EncoderSpec) -> str:
@@ -445,15 +476,13 @@ def _usage(facts: CardFacts) -> Iterator[str]:
     yield from ("## Usage", "", f"With sentence-transformers{release}:", "")
     yield from (*fenced("bash", f"pip install -U {wanted}"), "")
     yield from (*fenced("python", usage(facts)), "")
-    if facts.place is None:
-        yield "Run this in a copy of this folder; elsewhere, replace the dot by its path."
-    else:
-        yield "If the folder has moved, use its new path, or the model's name on the hub."
-    yield ""
+    yield "Run this in a copy of this folder. Elsewhere, replace the dot by its path, or by the"
+    yield "model's name on the hub."
+    yield from ("", "These load it:", "", *(f"- {reader}" for reader in readers(facts.spec)), "")
     widths = _widths(facts)
     if widths:
         sentence = f"Its embeddings are truncatable to {', '.join(map(str, widths))} numbers:"
-        yield from (sentence, "", *fenced("python", usage_at(facts, widths[0])), "")
+        yield from (sentence, "", *fenced("python", usage_at(widths[0])), "")
 
 
 def _evaluation(facts: CardFacts) -> Iterator[str]:

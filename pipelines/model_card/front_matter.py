@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pipelines.evaluation.sets import Role
-from pipelines.files.locations import as_local
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.identity import is_digest_of, recorded_digest
+from pipelines.models.folder import NO_LICENCE, Licence, read_licence, start_licence
+from pipelines.models.identity import FIELD, is_digest_of, model_digest, recorded_digest
 from pipelines.models.spec import EncoderSpec
 from pipelines.report.comparison import Comparison, compare, shown
 from pipelines.report.page_parts import read_if_there, read_record
 from pipelines.report.verdict import verdict
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
+from pipelines.settings.base import IsPath, Settings
 from pipelines.settings.redaction import without_password, without_secrets
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
+
+S = TypeVar("S", bound=Settings)
 
 OTHER = "other"
 _LICENCES = """
@@ -48,8 +50,13 @@ def hub_license(given: str | None) -> tuple[str | None, str | None]:
     if given is None:
         return None, None
     # The hub wants `other` and a name for a licence that it does not list.
-    identifier = re.sub(r"[^a-z0-9.+]+", "-", given.lower()).strip("-")
+    identifier = hub_name(given)
     return (identifier, None) if identifier in KNOWN else (OTHER, identifier or OTHER)
+
+
+def hub_name(given: str) -> str:
+    """Return a name as the hub writes those of licences."""
+    return re.sub(r"[^a-z0-9.+]+", "-", given.lower()).strip("-")
 
 
 WATTS_PER_CPU = 3.84
@@ -99,7 +106,50 @@ def base_model(config: Config) -> BaseModel | None:
         # Only the first: a model's name may hold two dashes.
         name = found["name"].replace(_SEPARATOR, "/", 1)
         return BaseModel(name, name, found["revision"])
-    return BaseModel(without_password(start))
+    return BaseModel(place_name(without_password(start)))
+
+
+def place_name(place: str, parts: int = 1) -> str:
+    """Return the last parts of a path or an address: a card leaves its machine."""
+    named = [part for part in re.split(r"[/\\]+", place) if part]
+    return place if len(named) <= 1 else "/".join(named[-parts:])
+
+
+def without_places(section: S) -> S:
+    """Return settings whose paths and addresses have only their last name."""
+    found: dict[str, Any] = {}
+    for name, described in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Settings):
+            found[name] = without_places(value)
+        elif isinstance(value, tuple) and any(isinstance(item, Settings) for item in value):
+            found[name] = tuple(map(without_places, value))
+        elif _names_places(described.annotation, described.metadata):
+            is_one = isinstance(value, str)
+            found[name] = place_name(value) if is_one else value and tuple(map(place_name, value))
+    return section.model_copy(update=found)
+
+
+def _names_places(annotation: Any, marks: Iterable[object] = ()) -> bool:
+    if any(isinstance(mark, IsPath) for mark in marks):
+        return True
+    return any(isinstance(part, IsPath) or _names_places(part) for part in get_args(annotation))
+
+
+def _base_licence(run: RunFolder, config: Config) -> Licence:
+    """Return the licence of the start, by its card."""
+    known = read_licence(run.start)
+    if known.license is None:
+        # Runs of earlier releases have a start without it.
+        known = start_licence(config)
+    if known.license_link is None or "://" in known.license_link:
+        return known
+    # A file beside the base model, and not beside this one.
+    base, link = base_model(config), None
+    if base is not None and base.hub_name is not None:
+        revision = base.revision or "main"
+        link = f"https://huggingface.co/{base.hub_name}/blob/{revision}/{known.license_link}"
+    return known._replace(license_link=link)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +159,8 @@ class CardFacts:
     Attributes:
         config: The settings of the run, without secrets, with the present section `card`.
         base: The start model; None for random weights.
-        place: The model folder on this machine; None for a folder in a store.
+        base_licence: Its licence, as far as its card names it.
+        digest: The model's; see :mod:`pipelines.models.identity`. None before it is written.
         model: Its state of the training, from ``metrics.json``.
         comparisons: Figures before and after training; empty without an evaluation.
         tokens: The manifest of its training tokens.
@@ -120,7 +171,8 @@ class CardFacts:
     config: Config
     spec: EncoderSpec
     base: BaseModel | None = None
-    place: Path | None = None
+    base_licence: Licence = NO_LICENCE
+    digest: str | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
@@ -128,6 +180,13 @@ class CardFacts:
     funnel: Sequence[Mapping[str, Any]] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
+
+    @property
+    def licence(self) -> Licence:
+        """The licence in the settings, or else that of the start."""
+        card = self.config.card
+        given = Licence(card.license, None, card.license_link)
+        return given if card.license is not None else self.base_licence
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -148,19 +207,26 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
     of_run = without_secrets(recorded.model_copy(update={"card": config.card}))
     metrics: Mapping[str, Any] = read_record(run.metrics)
     measured = metrics if _is_measured(run, metrics) else {}
+    comparisons, sentence = compare(measured), str(verdict(measured) or "")
+    # Sets of equal names go by their paths, whose last two parts differ.
+    paths = {line.evaluation for line in comparisons if "/" in line.evaluation}
+    for path in sorted(paths, key=len, reverse=True):
+        sentence = sentence.replace(path, place_name(path, 2))
+    comparisons = [replace(line, evaluation=place_name(line.evaluation, 2)) for line in comparisons]
     return CardFacts(
         name=config.card.name or run.path.name,
-        config=of_run,
+        config=without_places(of_run),
         spec=spec,
         base=base_model(of_run),
-        place=as_local(run.path / "model"),
+        base_licence=_base_licence(run, of_run),
+        digest=model_digest(run.model) if run.model.is_dir() else None,
         model=metrics.get("model", {}),
         training=metrics.get("training", {}),
-        comparisons=compare(measured),
+        comparisons=comparisons,
         tokens=read_record(run.tokens),
         funnel=read_record(run.funnel),
         environment=read_record(run.environment),
-        verdict=str(verdict(measured) or ""),
+        verdict=sentence,
     )
 
 
@@ -200,8 +266,10 @@ def front_matter(facts: CardFacts) -> ModelCardData:
     """Return the front matter of a card."""
     from huggingface_hub import ModelCardData
 
-    card = facts.config.card
-    license_, license_name = hub_license(card.license)
+    card, licence = facts.config.card, facts.licence
+    license_, license_name = hub_license(licence.license)
+    if licence.license_name and license_ == OTHER:
+        license_name = hub_name(licence.license_name) or OTHER
     results = [
         _result(line, line.after)
         for line in facts.comparisons
@@ -210,7 +278,8 @@ def front_matter(facts: CardFacts) -> ModelCardData:
     ]
     optional: dict[str, Any] = {
         "license_name": license_name,
-        "license_link": None if card.license_link is None else shown(card.license_link),
+        "license_link": None if licence.license_link is None else shown(licence.license_link),
+        FIELD: facts.digest,
     }
     return ModelCardData(
         language=list(facts.languages) or None,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import yaml
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
@@ -70,22 +73,66 @@ from pipelines.tokens.start import (
 )
 from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
 
+_CARD_BYTES = 1 << 20
+_FRONT_MATTER = re.compile(r"\ufeff?---\r?\n(?P<yaml>.*?\n)---\s*?(?:\r?\n|\Z)", re.DOTALL)
 
-def start_card(spec: EncoderSpec) -> str:
+
+class Licence(NamedTuple):
+    """A model's licence, by the fields of a card's front matter on the hub."""
+
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+
+
+NO_LICENCE = Licence()
+
+
+def start_card(spec: EncoderSpec, licence: Licence = NO_LICENCE) -> str:
     """Return the card of a start, as Markdown; a trained model has :mod:`pipelines.model_card`."""
+    known = {key: value for key, value in licence._asdict().items() if value is not None}
+    matter = f"---\n{yaml.safe_dump(known)}---\n\n" if known else ""
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
     return (
-        f"A sentence encoder {architecture_of(spec).described(spec)}, the start of a training with "
-        f"sentence-pipelines.\nIt reads {length} of a text.\n"
+        f"{matter}A sentence encoder {architecture_of(spec).described(spec)}, the start of a "
+        f"training with sentence-pipelines.\nIt reads {length} of a text.\n"
     )
 
 
+def read_licence(folder: Location) -> Licence:
+    """Return the licence in the front matter of a folder's card, as far as it is known."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        return NO_LICENCE
+    with path.open("rb") as file:
+        text = file.read(_CARD_BYTES).decode(errors="replace")
+    found = _FRONT_MATTER.match(text)
+    try:
+        known = yaml.safe_load(found["yaml"]) if found else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        known = None
+    if not isinstance(known, dict) or not isinstance(known.get("license"), str):
+        return NO_LICENCE
+    return Licence(*(str(known[key]) if known.get(key) else None for key in Licence._fields))
+
+
+def start_licence(config: Config) -> Licence:
+    """Return the licence of the start in the settings, as far as its card is here and names it."""
+    with suppress(InputError, OSError):
+        folder = start_folder(config)
+        return NO_LICENCE if folder is None else read_licence(folder)
+    return NO_LICENCE
+
+
 __all__ = [
+    "Licence",
     "check_start",
     "default_start",
     "read_encoder",
+    "read_licence",
     "read_model",
     "start_encoder",
+    "start_licence",
     "weight_change",
     "write_encoder",
 ]

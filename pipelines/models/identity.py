@@ -77,9 +77,11 @@ def has_made(recorded: str, folder: Location) -> bool:
     local = local_folder(folder)
     if recorded == model_digest(local):
         return True
+    is_served = (local / PROMOTION_FILE).is_file()
     # Without a readable tokenizer it made no table.
     with suppress(InputError):
-        return any(recorded == digest_in_earlier_tables(local, names) for names in (BESIDE, ()))
+        left_out = (BESIDE, ()) if is_served else ((),)
+        return any(recorded == digest_in_earlier_tables(local, names) for names in left_out)
     return False
 
 

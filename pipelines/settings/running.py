@@ -38,7 +38,7 @@ class CardSettings(Settings):
     """Model name. Null: that of the run."""
     license: str | None = None
     """Model licence, by its Hugging Face name (`apache-2.0`, `cc-by-sa-4.0`) or another. Null:
-    none."""
+    that of the start, if its card names one."""
     license_link: str | None = None
     """Address of the licence, or `LICENSE`."""
     languages: tuple[str, ...] = ()

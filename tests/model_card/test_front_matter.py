@@ -112,7 +112,7 @@ def test_a_licence_is_one_of_the_hubs_or_named(given_license, told) -> None:
     [
         (["encoder.start=random"], None),
         ([], (PACKAGED, PACKAGED, None)),
-        (["encoder.start=/models/mine"], ("/models/mine", None, None)),
+        (["encoder.start=/models/mine"], ("mine", None, None)),
         (["encoder.start=/models/mine", "card.start_name=me/mine"], ("me/mine", "me/mine", None)),
         (
             [f"encoder.start=/hub/models--BAAI--bge-small-en/snapshots/{'5c38ec7' * 5}"],

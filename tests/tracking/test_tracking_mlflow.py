@@ -16,10 +16,13 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+from mlflow.models import get_model_info
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 from relays import free_port, relay
 
 import pipelines
+from pipelines.files import storage
+from pipelines.models.identity import model_digest
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.load import parse
 from pipelines.tracking import run_tracking as link
@@ -234,6 +237,15 @@ def test_a_model_is_registered_again_only_if_it_has_changed(
     assert versions(None) == 0
     # A name that is asked for later gets the model, too.
     assert versions("kept") == 1
+    digest = model_digest(model)
+    assert client.get_run(run_id(run)).data.tags["model_digest"] == digest
+    assert get_model_info("models:/kept/1").metadata["model_digest"] == digest
+    assert versions("kept") == 1
+    # That of an earlier release is known.
+    noted = storage.read_json(run / "tracking" / "mlflow.json")
+    earlier = {"digest": storage.digest_folder(model, without=("README.md",))}
+    noted["model"] = {"registered": "kept"} | earlier
+    storage.write_json(run / "tracking" / "mlflow.json", noted)
     assert versions("kept") == 1
     # The card is written again when a model was measured, which makes no other model of it.
     (model / "README.md").write_text("With figures.")
