@@ -81,7 +81,7 @@ def described(reader: Reader, results: Results) -> str:
 
 READS = {
     "folder": "the model folder",
-    "optimum": "`optimum-cli export onnx --model FOLDER TARGET`",
+    "optimum": "`optimum-cli export onnx --library-name sentence_transformers`",
     "sentence-pipelines": "`sentence-pipelines export --to onnx`",
     "model2vec": "`sentence-pipelines export --to model2vec`",
 }
@@ -113,6 +113,9 @@ NOTES = """\
 `build/compatibility` keeps environments (6 GB without CUDA), models and results. A cell runs again
 after its reader, its environment or its model has changed. `environment/compatibility.toml` pins
 the releases. None of them is in `.venv`, except MLflow.
+
+The two lines in the README of an export for model2vec belong to the code. Without them, model2vec
+leaves unknown words out, and cuts long texts by their characters.
 
 Texts begin and end without white space: sentence-transformers strips it before release 5.4 and
 keeps it from then on.

@@ -227,6 +227,18 @@ def model2vec(folder: str, prompts: Prompts) -> Iterator[Embed]:
 
 
 @contextlib.contextmanager
+def model2vec_export(folder: str, prompts: Prompts) -> Iterator[Embed]:
+    """Open an export for model2vec as its README does."""
+    from model2vec import StaticModel
+
+    model = StaticModel.from_pretrained(folder)
+    # It would leave unknown words out, and cut long texts by their characters.
+    model.unk_token_id = None
+    model.median_token_length = 10**6
+    yield lambda texts, name: model.encode([prompts.get(name, "") + text for text in texts])
+
+
+@contextlib.contextmanager
 def fastembed(folder: str, prompts: Prompts) -> Iterator[Embed]:
     """Open a folder with an ONNX file by fastembed, as its final embedding."""
     from fastembed import TextEmbedding
@@ -313,17 +325,26 @@ def mlflow(folder: str, prompts: Prompts) -> Iterator[Embed]:
         command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
         command += ["--model-uri", str(model.artifact_location), "--port", str(port)]
         command += ["--workers", "1"]
+        # As in an activated environment: the command starts `uvicorn` by its name.
+        places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         with Path(home, "log").open("w") as log:
-            server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            server = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PATH": places}
+            )
         try:
-            yield served(f"http://127.0.0.1:{port}", server)
+            yield served(f"http://127.0.0.1:{port}", server, Path(home, "log"))
         finally:
             server.terminate()
             server.wait(60)
 
 
-def served(address: str, server: subprocess.Popen[bytes]) -> Embed:
+def served(address: str, server: subprocess.Popen[bytes], log: Path) -> Embed:
     """Wait for a model server of MLflow; return what asks it.
+
+    Args:
+        address: Of the server.
+        server: Its process.
+        log: What it has said.
 
     Raises:
         TimeoutError: It does not answer in time.
@@ -335,7 +356,8 @@ def served(address: str, server: subprocess.Popen[bytes]) -> Embed:
                 break
         except (urllib.error.URLError, OSError):
             if server.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError("the server has not started") from None
+                last = (log.read_text().splitlines() or [""])[-1]
+                raise TimeoutError(f"the server has not started: {last}") from None
             time.sleep(0.5)
 
     def embed(texts: list[str], name: str) -> Any:
@@ -364,6 +386,7 @@ PROBES: Mapping[str, Open] = {
         llama_index,
         haystack,
         model2vec,
+        model2vec_export,
         fastembed,
         onnxruntime,
         mlflow,

@@ -435,6 +435,8 @@ def readers(spec: EncoderSpec) -> tuple[str, ...]:
     if spec.lsa:
         return "sentence-transformers, release 5.4 or later", libraries, "sentence-pipelines"
     if spec.kind == WITHOUT_LAYERS:
+        # LlamaIndex asks for a finite length.
+        libraries = "what loads it by that library: LangChain, Haystack"
         return "sentence-transformers, release 3.2 or later", libraries, "sentence-pipelines"
     first = ("sentence-transformers", libraries, "sentence-pipelines")
     pooling = getattr(spec, "pooling", None)
