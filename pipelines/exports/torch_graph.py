@@ -30,7 +30,8 @@ from pipelines.models.lsa.modules import without_terms
 from pipelines.models.spec import EncoderSpec, Pooling
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import TERMS, WORDS, Weights, dense_name
-from pipelines.tokens.encoding import NO_TOKEN, special_ends
+from pipelines.tokens.encoding import NO_TOKEN
+from pipelines.tokens.vocabulary import special_ends
 
 INPUTS = ("input_ids", "attention_mask")
 STATES, EMBEDDING = "last_hidden_state", "sentence_embedding"
