@@ -221,10 +221,11 @@ def _card(to: str, form: ExportFormat, source: Source, exported: Exported) -> st
 def _carried(folder: Path) -> dict[str, Any]:
     """Return licence, languages and origin of the model, as its own card has them."""
     path = folder / CARD
-    if not path.is_file():
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not text.startswith("---"):
         return {}
     try:
-        found = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
+        found = ModelCard(text, ignore_metadata_errors=True).data
     except (YAMLError, ValueError):
         return {}
     return {name: found.get(name) for name in _CARRIED if found.get(name) is not None}
