@@ -42,7 +42,7 @@ _DECODER = {
 _BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 _TRAINED = 900
-"""Words of a tokenizer that is trained on the texts."""
+"""Tokens of a vocabulary of bytes that is trained on the texts."""
 
 TEXTS = (
     "How do I reset the password of my account?",
@@ -94,11 +94,7 @@ def word_pieces(kind: str) -> Callable[[], tuple[Tokenizer, dict[str, Any]]]:
     """Return what makes a tokenizer as BERT's, for a class of `transformers`."""
 
     def make() -> tuple[Tokenizer, dict[str, Any]]:
-        tokenizer = Tokenizer(tokenizer_models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=_TRAINED, special_tokens=[*_BERT])
-        tokenizer.train_from_iterator(TEXTS, trainer)
+        tokenizer = of_word_pieces(_BERT)
         surround(tokenizer, "[CLS]", "[SEP]")
         names = dict(zip(("pad", "unk", "cls", "sep", "mask"), _BERT, strict=True))
         return tokenizer, {f"{name}_token": token for name, token in names.items()} | {
@@ -109,14 +105,28 @@ def word_pieces(kind: str) -> Callable[[], tuple[Tokenizer, dict[str, Any]]]:
     return make
 
 
+def of_word_pieces(special: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer of word pieces, with every second word of the texts and all letters.
+
+    Not trained: trainers of word pieces and of unigrams choose other pieces on each run.
+    """
+    plain = Tokenizer(tokenizer_models.WordPiece({}, unk_token="[UNK]"))
+    plain.normalizer = normalizers.BertNormalizer(lowercase=True)
+    plain.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    read = (plain.normalizer.normalize_str(text) for text in TEXTS)
+    words = {word for text in read for word, _ in plain.pre_tokenizer.pre_tokenize_str(text)}
+    letters = sorted({*"".join(words)})
+    pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *sorted(words)[::2]]
+    numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    plain.model = tokenizer_models.WordPiece(numbers, unk_token="[UNK]")
+    plain.add_special_tokens([*special])
+    return plain
+
+
 def mpnet_pieces() -> tuple[Tokenizer, dict[str, Any]]:
     """Return a tokenizer as MPNet's: word pieces between `<s>` and `</s>`."""
     special = ("<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>")
-    tokenizer = Tokenizer(tokenizer_models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=_TRAINED, special_tokens=[*special])
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer = of_word_pieces(special)
     surround(tokenizer, "<s>", "</s>")
     names = {"pad": "<pad>", "unk": "[UNK]", "bos": "<s>", "eos": "</s>", "mask": "<mask>"}
     names |= {"cls": "<s>", "sep": "</s>"}
@@ -128,14 +138,16 @@ def mpnet_pieces() -> tuple[Tokenizer, dict[str, Any]]:
 
 def sentence_pieces() -> tuple[Tokenizer, dict[str, Any]]:
     """Return a tokenizer as XLM-R's: unigrams between `<s>` and `</s>`."""
-    tokenizer = Tokenizer(tokenizer_models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ("<s>", "<pad>", "</s>", "<unk>")
-    trainer = trainers.UnigramTrainer(
-        vocab_size=_TRAINED, special_tokens=[*special], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    splits, characters = pre_tokenizers.Metaspace(), sorted({*"".join(TEXTS)} - {" "})
+    words = {word for text in TEXTS for word, _ in splits.pre_tokenize_str(text)}
+    scores = {"\u2581": -4.0} | dict.fromkeys(characters, -9.0)
+    scores |= {word: -6.0 for word in sorted(words)[::2] if len(word) > 1}
+    pieces = [*((token, 0.0) for token in special), *scores.items()]
+    tokenizer = Tokenizer(tokenizer_models.Unigram(pieces, special.index("<unk>")))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = splits
+    tokenizer.add_special_tokens([*special])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     surround(tokenizer, "<s>", "</s>")
     names = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>", "mask": "<mask>"}

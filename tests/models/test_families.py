@@ -21,6 +21,7 @@ from pipelines.models.start import model_length
 from pipelines.models.weights import check_weights
 from pipelines.settings import TrainingSettings
 from pipelines.settings.load import parse
+from pipelines.tokens.start import folder_modules
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -90,7 +91,9 @@ class TestFamily:
         changed = {key: value * np.float32(1.1) for key, value in weights.items()}
         write_encoder(tmp_path / "out", spec, changed, folder, "# Card\n")
         assert read_encoder(tmp_path / "out")[0] == spec
-        _, told = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+        (_, home), *_ = folder_modules(tmp_path / "out")
+        place = tmp_path / "out" / home
+        _, told = transformers.AutoModel.from_pretrained(place, output_loading_info=True)
         assert not told["missing_keys"]
         assert not told["unexpected_keys"]
         there = library(tmp_path / "out").encode(list(TEXTS))

@@ -202,8 +202,9 @@ def test_dense_layers_and_prompts_are_served(plain, tmp_path):
 
 
 def test_another_pooling_is_refused(plain, tmp_path):
-    rewritten(plain("llama"), tmp_path / "model", pooling="weightedmean")
-    with pytest.raises(RefusedError, match="Pooling config"):
+    spec, _ = rewritten(plain("llama"), tmp_path / "model", pooling="weightedmean")
+    assert read_encoder(tmp_path / "model")[0] == spec
+    with pytest.raises(RefusedError, match=r"config\.json. not found"):
         served(tmp_path / "model")
 
 

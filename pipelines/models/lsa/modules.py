@@ -68,8 +68,8 @@ def add_terms(embed: TokenEmbedder, vectors: np.ndarray) -> TokenEmbedder:
 def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
     """Move the transformer out of a folder's root; return the modules afterwards.
 
-    Other libraries look for a model in the root. They know only the transformer and its pooling,
-    and would compute embeddings without the terms. Without a config.json in the root they find
+    Other libraries look for a model in the root. They know only the transformer and usual ways of
+    pooling, and would compute other embeddings. Without a config.json in the root they find
     nothing. The folder holds only a transformer and the modules after it.
     """
     (kind, path), *later_modules = modules
