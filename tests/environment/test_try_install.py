@@ -21,10 +21,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {
     "IPython": "ipykernel",
     "bigdl": "bigdl-orca-spark3",
+    "elastic_transport": "elasticsearch",
     "fasttext": "fasttext-predict",
     "flask": "elephas",
+    "httpx": "qdrant-client",
     "markupsafe": "jinja2",
     "megatron": "megatron-core",
+    "opensearchpy": "opensearch-py",
     "py4j": "pyspark",
     "pydantic_core": "pydantic",
     "sklearn": "scikit-learn",
@@ -41,7 +44,7 @@ SHORT = (
     f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}",
 )
 # Used where they are there, and nothing is missing where they are not.
-BY_CHANCE = {"boto3", "grpc", "grpc_status"}
+BY_CHANCE = {"boto3", "grpc", "grpc_status", "milvus_lite"}
 
 
 def promised(*extras: str) -> set[str]:
