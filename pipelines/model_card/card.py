@@ -24,7 +24,7 @@ from pipelines.model_card.front_matter import (
     watt_hours,
 )
 from pipelines.models.architecture import architecture_of
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import LITTLE_KNOWN, read_encoder
 from pipelines.models.identity import CARD_FILE
 from pipelines.models.lsa import LIMIT
 from pipelines.models.spec import UNLIMITED, EncoderSpec
@@ -432,14 +432,17 @@ def _licence(facts: CardFacts) -> str:
 def readers(spec: EncoderSpec) -> tuple[str, ...]:
     """Return the libraries and servers that compute a model's embeddings."""
     libraries = "what loads it by that library: LangChain, LlamaIndex, Haystack"
+    ours = ("sentence-pipelines", "ONNX Runtime and fastembed, after `sentence-pipelines export`")
     if spec.lsa:
-        return "sentence-transformers, release 5.4 or later", libraries, "sentence-pipelines"
+        return "sentence-transformers, release 5.4 or later", libraries, *ours
     if spec.kind == WITHOUT_LAYERS:
         # LlamaIndex asks for a finite length.
         libraries = "what loads it by that library: LangChain, Haystack"
-        return "sentence-transformers, release 3.2 or later", libraries, "sentence-pipelines"
-    first = ("sentence-transformers", libraries, "sentence-pipelines")
+        return "sentence-transformers, release 3.2 or later", libraries, *ours
+    first = ("sentence-transformers", libraries, *ours)
     pooling = getattr(spec, "pooling", None)
+    if pooling in LITTLE_KNOWN:
+        return first
     if spec.dense:
         return (*first, "other readers, if they know a Dense module behind the pooling")
     scaling = " and scaling to length 1" if spec.normalise else ""
@@ -447,7 +450,6 @@ def readers(spec: EncoderSpec) -> tuple[str, ...]:
         *first,
         "vLLM, Text Embeddings Inference, infinity and fastembed, if they know the architecture",
         f"transformers (`AutoModel`), with {pooling or 'the same'} pooling{scaling}",
-        "ONNX Runtime, after an export of the same modules",
     )
 
 

@@ -149,7 +149,7 @@ _RESIZE = "Save it again with a row for each token of its tokenizer, or name ano
 _COMPARED = 2**20
 """Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
-_LITTLE_KNOWN = ("weightedmean",)
+LITTLE_KNOWN = ("weightedmean",)
 """Poolings in place of which a server may take another one without a word, as vLLM does."""
 _HEAD = ("pooling", "normalise")
 """Fields that the settings give a plain checkpoint."""
@@ -325,7 +325,7 @@ def write_encoder(
     with storage.built_folder(folder) as aside:
         encoder, encoder_weights = without_terms(spec, weights)
         modules = write(aside, encoder, encoder_weights, local_folder(tokenizer_folder))
-        if spec.lsa or getattr(spec, "pooling", None) in _LITTLE_KNOWN:
+        if spec.lsa or getattr(spec, "pooling", None) in LITTLE_KNOWN:
             modules = hide_transformer(aside, modules)
         if spec.lsa:
             modules += write_terms(aside, spec, weights[TERMS], len(modules))
