@@ -192,12 +192,13 @@ def test_tables_that_are_not_there(spark, tmp_path, kind, name, named):
 
 
 def test_a_cluster_without_connector_and_library_names_both_ways():
-    problem, remedy = no_reader("delta", delta_connector("3.5.1"), "on the driver")
-    assert problem == "Delta is not on the cluster"
+    error = no_reader("delta", delta_connector("3.5.1"), "on the driver")
+    assert (error.key, error.problem) == ("corpus.inputs", "Delta is not on the cluster")
+    remedy = error.remedy
     assert remedy.startswith('Run `pip install "sentence-pipelines[delta]"` on the driver, or add ')
     assert remedy.endswith("spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    _, remedy = no_reader("iceberg", iceberg_connector("4.0.0"), "on the driver")
-    assert "iceberg-spark-runtime-4.0_2.13" in remedy
+    error = no_reader("iceberg", iceberg_connector("4.0.0"), "on the driver")
+    assert "iceberg-spark-runtime-4.0_2.13" in error.remedy
 
 
 def test_delta_tables_without_a_connector(spark, tmp_path):
