@@ -1,5 +1,8 @@
 """What is missing is named with its extra, or left out with one line."""
 
+import subprocess
+import sys
+
 import pytest
 
 import pipelines
@@ -96,3 +99,24 @@ def test_a_search_by_an_index_needs_its_library_before_spark_starts(without):
     without("usearch")
     with pytest.raises(InputError, match=r"--index: usearch is not installed\. .*\[search\]"):
         pipelines.search(parse({}), ["a"], 1, indexed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollback", "export"])
+def test_a_job_without_spark_runs_where_spark_is_not_installed(tmp_path, command):
+    code = (
+        "import sys; sys.modules['py4j'] = sys.modules['pyspark'] = None\n"
+        "from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    settings = [f"--set=promotion.target={tmp_path}", f"--set=run.folder={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, command, *settings],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from pipelines.exports.base import ExportFormat, Source, compare
 from pipelines.exports.texts import CheckTexts, check_texts
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, is_within
 from pipelines.files.ownership import EXPORT, check_ours
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.models.folder import read_model
@@ -106,6 +107,9 @@ def export_model(
         PipelineError: The vectors differ, or the model was replaced meanwhile.
     """
     form = check_export(to, output, int8=int8)
+    if is_within(output.resolve(), model.resolve()):
+        problem = f"{output} lies in the model {model}, whose digest it would change"
+        raise InputError("--output", problem, "Name a folder beside it")
     next_part("reading the model")
     source = _read(model)
     form.check(source.spec)
@@ -221,7 +225,8 @@ def _card(to: str, form: ExportFormat, source: Source, exported: Exported) -> st
 def _carried(folder: Path) -> dict[str, Any]:
     """Return licence, languages and origin of the model, as its own card has them."""
     path = folder / CARD
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    # A card may be of an editor that writes a byte order mark, or of another encoding.
+    text = path.read_text("utf-8-sig", "replace") if path.is_file() else ""
     if not text.startswith("---"):
         return {}
     try:
@@ -248,6 +253,8 @@ def _body(to: str, form: ExportFormat, source: Source, exported: Exported) -> It
     named = [(name, text) for name, text in spec.prompts.texts if text]
     if named:
         yield "Put the prompt of its kind before each text:"
-        yield from ("", *(f"- {name}: `{text}`" for name, text in named), "")
+        # As JSON: a prompt may have several lines.
+        shown = (f"- {name}: `{json.dumps(text, ensure_ascii=False)}`" for name, text in named)
+        yield from ("", *shown, "")
     yield from ("## Use", "", "Run these lines in this folder.", "")
     yield from form.usage(source, exported.files)

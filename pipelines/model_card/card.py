@@ -448,7 +448,7 @@ def readers(spec: EncoderSpec) -> tuple[str, ...]:
     scaling = " and scaling to length 1" if spec.normalise else ""
     return (
         *first,
-        "vLLM, Text Embeddings Inference, infinity and fastembed, if they know the architecture",
+        "vLLM, Text Embeddings Inference and infinity, if they know the architecture",
         f"transformers (`AutoModel`), with {pooling or 'the same'} pooling{scaling}",
     )
 

@@ -115,7 +115,10 @@ def _names(folder: Location) -> Iterator[str]:
         yield from storage.file_names(folder)
         return
     # As `find -L` and a promotion's copy: folders of other models are often links.
-    for place, _, files in os.walk(local, followlinks=True):
+    for place, folders, files in os.walk(local, followlinks=True):
+        real = Path(place).resolve()
+        # A link to a folder above leads round for ever.
+        folders[:] = [name for name in folders if not real.is_relative_to((real / name).resolve())]
         for name in files:
             file = Path(place, name)
             if file.is_file():

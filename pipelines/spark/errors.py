@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.errors import PipelineError, WorkerLostError
 from pipelines.files.stores import credentials_remedy, first_line
+from pipelines.libraries import is_installed
 from pipelines.spark.shell import check_worker
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
         PipelineError: A task failed as often as Spark tries, or Spark itself did.
         InputError: No task began, since executors cannot run the Python that the shell names.
     """
+    if not is_installed("pyspark"):
+        # Some commands do without Spark.
+        yield
+        return
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException, PythonException
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
 from pipelines.files.folders import JobDecorator, around_job
+from pipelines.libraries import is_installed
 from pipelines.progress import activity
 from pipelines.settings.spark import SparkSettings
 from pipelines.spark.capacity import is_connected, tells_tasks
@@ -468,7 +469,9 @@ class _Watch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Watch until the end, or a deadline."""
+        """Watch until the end, or a deadline; without Spark there is nothing to watch."""
+        if not is_installed("pyspark"):
+            return
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         seen: object = None

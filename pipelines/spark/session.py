@@ -238,7 +238,7 @@ def end_with_spark_submit() -> None:
 def active_context() -> SparkContext | None:
     """Return this process's SparkContext, from any thread; None without one."""
     # Without the import there is no session, and the question is not worth an import.
-    if "pyspark" not in sys.modules:
+    if sys.modules.get("pyspark") is None:
         return None
     from pyspark import SparkContext
 

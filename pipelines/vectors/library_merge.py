@@ -22,7 +22,7 @@ from pipelines.arrow_columns import column_for_spark, is_list, schema_for_spark
 from pipelines.corpus.readers import delta, iceberg
 from pipelines.corpus.readers.table_files import is_as_stored
 from pipelines.errors import InputError
-from pipelines.files.locations import Location, is_within
+from pipelines.files.locations import Location, is_within, location
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.settings import StorageSettings
 from pipelines.spark.parquet_parts import (
@@ -206,8 +206,11 @@ class Writer:
         """
         check_installed(KEY, self.library, self.extra, DRIVER)
         self.check(target, stores)
-        place = Path(target.removeprefix("file://")).expanduser().absolute()
-        if "://" not in target and (is_within(place, output) or is_within(output, place)):
+        if not is_address(target):
+            return
+        # By their real paths: a link leads into the folder as well.
+        place, own = (path.resolve() for path in (location(_delta_address(target), stores), output))
+        if is_within(place, own) or is_within(own, place):
             raise InputError(KEY, f"{target} overlaps with {output}", "Name a folder beside it")
 
 
@@ -340,7 +343,7 @@ def _quoted(name: str) -> str:
 def _check_iceberg(target: str, stores: StorageSettings) -> None:
     try:
         catalog, name = iceberg.open_catalog(target, stores)
-        catalog.table_exists(name)
+        iceberg.in_time(partial(catalog.table_exists, name), stores)
     except iceberg.failures() as error:
         remedy = f"Name it as `catalog.database.table`, with a catalog of {iceberg.CONFIGURATION}"
         raise _refusal(target, error, remedy) from None
@@ -352,7 +355,8 @@ def _merge_iceberg(rows: Rows, target: str, stores: StorageSettings) -> int | No
     marks = rows.marks()
     try:
         catalog, name = iceberg.open_catalog(target, stores)
-        table = catalog.load_table(name) if catalog.table_exists(name) else None
+        exists = iceberg.in_time(partial(catalog.table_exists, name), stores)
+        table = iceberg.in_time(partial(catalog.load_table, name), stores) if exists else None
         known = None
         if table is not None:
             known = schema_to_pyarrow(table.schema(), include_field_ids=False)

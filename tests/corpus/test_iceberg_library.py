@@ -1,6 +1,7 @@
 """Iceberg tables by `pyiceberg`: which rows of which files, held against the library's own scan."""
 
 import datetime
+import threading
 from decimal import Decimal
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyiceberg.types import DoubleType, LongType, StringType
 from pipelines.corpus.readers.iceberg import (
     UnknownCatalogError,
     iceberg_version,
+    in_time,
     open_iceberg,
     store_properties,
 )
@@ -66,6 +68,23 @@ def scanned(name=NAME, snapshot=None) -> list:
 
 def by_library(version) -> int:
     return sum(file.task is not None for file in version.files)
+
+
+def test_a_catalog_that_is_silent_ends_the_wait() -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    def silent() -> None:
+        asked.set()
+        ended.wait(60)
+
+    impatient = DEFAULT_STORES.model_copy(update={"timeout_seconds": 0.1, "retry_seconds": 0.0})
+    with pytest.raises(OSError, match="the catalog has not answered for 0 s"):
+        in_time(silent, impatient)
+    assert asked.is_set()
+    ended.set()
+    with pytest.raises(ZeroDivisionError):
+        in_time(lambda: 1 // 0, DEFAULT_STORES)
+    assert in_time(lambda: 5, DEFAULT_STORES) == 5
 
 
 @pytest.mark.parametrize("by", [[], ["lang"], ["day", "lang"]])

@@ -13,7 +13,14 @@ from pipelines.catalog import ENGINES
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PATTERNS = ("*.md", "docs/**/*.md", "notebooks/*.ipynb", "pipelines/**/*.py", "jobs/**/*")
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "notebooks/*.ipynb",
+    "pipelines/**/*.py",
+    "jobs/**/*.py",
+    "jobs/**/*.yaml",
+)
 # A checkout, the package by its name, or a wheel; the brackets may hold a placeholder.
 INSTALL = re.compile(r"pip install [^\n`]*?(?:\.|sentence-pipelines|\.whl\)?)\[([\w,-]+)\]")
 # What brings an engine is half an installation; what adds to one is none.

@@ -14,7 +14,7 @@ from pipelines.catalog import EXPORTS
 from pipelines.cli import main
 from pipelines.errors import InputError
 from pipelines.exports.base import cosines_of
-from pipelines.exports.stage import check_export
+from pipelines.exports.stage import check_export, export_model
 from pipelines.exports.texts import LONGEST, SENTENCES, SHORT, check_texts
 from pipelines.files.ownership import EXPORT, check_ours
 from pipelines.files.prepared_folder import PreparedFolder
@@ -33,6 +33,13 @@ def test_a_folder_of_the_user_is_refused(tmp_path, settings):
     with pytest.raises(InputError, match=r"^--output: .*mine holds other files \(notes.txt\)"):
         pipelines.export(settings, "onnx", output=str(tmp_path / "mine"))
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_within_the_model_would_change_its_digest(tmp_path, settings):
+    (tmp_path / "model").mkdir()
+    for inside in ("model", "model/onnx"):
+        with pytest.raises(InputError, match=r"^--output: .* lies in the model "):
+            export_model(settings, tmp_path / "model", tmp_path / inside, "onnx")
 
 
 def test_an_earlier_export_may_be_replaced_and_no_file_of_the_user(tmp_path):

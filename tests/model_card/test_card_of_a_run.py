@@ -113,7 +113,7 @@ def test_no_path_of_a_machine_is_in_a_card(made_run, tmp_path) -> None:
         "| a/scifact |",
         "- **Licence:** mit, that of the base model",
         f"- **Digest:** `{model_digest(run.model)}`",
-        "- vLLM, Text Embeddings Inference,",
+        "- vLLM, Text Embeddings Inference and infinity,",
     ):
         assert told in card, told
     data = ModelCard(card).data

@@ -49,6 +49,14 @@ def test_files_beside_a_model_change_nothing_and_every_other_file_does(model) ->
     assert model_digest(model) != known
 
 
+def test_a_link_to_a_folder_above_is_not_followed_round(model) -> None:
+    known = model_digest(model)
+    (model / "self").symlink_to(".")
+    (model / "1_Pooling").mkdir(exist_ok=True)
+    (model / "1_Pooling" / "up").symlink_to("..")
+    assert model_digest(model) == known
+
+
 @pytest.mark.slow
 def test_a_shell_finds_the_same(model, tmp_path) -> None:
     (command,) = re.findall(r"```bash\n(find .*?)```", PAGE.read_text(), re.DOTALL)
@@ -59,6 +67,7 @@ def test_a_shell_finds_the_same(model, tmp_path) -> None:
         "1_Pooling/.hidden",
         "0.txt",
         "Z",
+        "-n",
         "a-b",
         "a/b",
     ):

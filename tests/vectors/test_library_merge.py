@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from pipelines.corpus.readers.delta import storage_options
 from pipelines.errors import InputError
+from pipelines.files.locations import location
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.vectors.changes import ChangeLog, carry_over, log_file, write_log
 from pipelines.vectors.library_merge import DELTA, ICEBERG, Rows, schema_in_lake
@@ -217,8 +218,14 @@ def test_targets_out_of_reach_are_refused_at_once(tmp_path, lake):
         DELTA.check_target("lake.db.t", tmp_path, DEFAULT_STORES)
     with pytest.raises(InputError, match=r"knows no catalog `sea`.* ~/\.pyiceberg\.yaml"):
         ICEBERG.check_target("sea.db.t", tmp_path, DEFAULT_STORES)
-    with pytest.raises(InputError, match="overlaps with"):
-        DELTA.check_target(str(tmp_path / "table" / "in"), tmp_path / "table", DEFAULT_STORES)
+    (tmp_path / "table").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "table")
+    for inside in (tmp_path / "table" / "in", f"file://{tmp_path}/table", tmp_path / "link"):
+        with pytest.raises(InputError, match="overlaps with"):
+            DELTA.check_target(str(inside), tmp_path / "table", DEFAULT_STORES)
+    output = location("s3://bucket/vectors", DEFAULT_STORES)
+    with pytest.raises(InputError, match=r"b%20c cannot be written \(deltalake takes the percent"):
+        DELTA.check_target(str(tmp_path / "b%20c"), output, DEFAULT_STORES)
     ICEBERG.check_target("lake.db.t", tmp_path, DEFAULT_STORES)
 
 

@@ -67,6 +67,9 @@ def open_delta(address: str, stores: StorageSettings, version: int | None = None
     """
     from deltalake import DeltaTable
 
+    if not is_remote(address) and unquote(address) != address:
+        # The library decodes paths: it would write into one folder and read from another.
+        raise ValueError(f"deltalake takes the percent sign in {address} for an encoding")
     options = storage_options(stores) if is_remote(address) else None
     return DeltaTable(address, version=version, storage_options=options)
 

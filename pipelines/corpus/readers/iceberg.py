@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -42,6 +44,9 @@ METADATA = ".metadata.json"
 CONFIGURATION = "~/.pyiceberg.yaml"
 """Where the library looks for catalogs; variables of the environment may hold the same."""
 _OF_STORES = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
+
+
+Value = TypeVar("Value")
 
 
 class UnknownCatalogError(ValueError):
@@ -101,7 +106,30 @@ def open_catalog(given: str, stores: StorageSettings) -> tuple[Catalog, str]:
     if described is None or not table:
         raise UnknownCatalogError(f"{LIBRARY} knows no catalog `{name}`")
     properties = {**store_properties(stores), **described}
-    return load_catalog(name, **properties), table  # type: ignore[arg-type]
+    load = partial(load_catalog, name, **properties)  # type: ignore[arg-type]
+    return in_time(load, stores), table
+
+
+def in_time(ask: Callable[[], Value], stores: StorageSettings) -> Value:
+    """Ask a catalog, with the deadline of stores: the library waits for a REST server for ever.
+
+    Raises:
+        OSError: There is no answer in time.
+    """
+    answer: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="catalog", daemon=True).start()
+    seconds = stores.timeout_seconds + stores.retry_seconds
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise OSError(f"the catalog has not answered for {seconds:.0f} s") from None
 
 
 def open_iceberg(given: str, stores: StorageSettings) -> Table:
@@ -115,7 +143,7 @@ def open_iceberg(given: str, stores: StorageSettings) -> Table:
 
         return StaticTable.from_metadata(given, store_properties(stores))
     catalog, name = open_catalog(given, stores)
-    return catalog.load_table(name)
+    return in_time(partial(catalog.load_table, name), stores)
 
 
 def iceberg_version(
