@@ -39,10 +39,12 @@ def publish(config: Config) -> PublishSummary:
     ):
         making = PublishJob.of(config)
         plan = making.plan()
+        # Also with nothing to write: old collections and missing indexes wait for a job.
+        made = making.run(plan, partial(spark_session, config, needs_context=False))
         if config.run.only_new and plan.is_done:
-            name, version = config.publish.collection, making.lineage.version
-            raise NothingNew(f"run.only_new: {name} has version {version} of the table already")
-        return making.run(plan, partial(spark_session, config, needs_context=False))
+            told = f"{made.name} has version {made.version} of the table already"
+            raise NothingNew(f"run.only_new: {told}")
+        return made
 
 
 @contextmanager
