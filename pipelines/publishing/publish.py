@@ -71,6 +71,8 @@ BATCH_BYTES = 64 * 2**20
 """Most bytes of vectors in a batch, unless the settings name a number of rows."""
 HERE_ROWS = 50_000
 """Most rows to write, and a hundredth of the most to look through, without starting Spark."""
+MOST_CHANGED = 0.5
+"""Share of changed rows from which all are written: to look for them would take longer."""
 KEPT_SO_FAR = "; whole parts are kept, and the same command writes the others"
 
 Sessions = Callable[[], "SparkSession"]
@@ -255,16 +257,20 @@ class PublishJob:
         return self._in_rounds(files, writing, plan.state, sessions)
 
     def _follow(self, plan: Plan, sessions: Sessions) -> Counts:
-        """Apply logs of changes: deletions first, then the rows of changed keys."""
+        """Apply logs of changes: deletions first, then the rows of changed keys, or all rows."""
         gone, changed = deleted_keys(plan.logs), len(changed_keys(plan.logs))
-        writing = replace(self._writing(plan), logs=plan.logs)
+        writing = self._writing(plan)
         deleting = _cut(gone, self._tasks(len(gone)))
         counts = self._run(deleting, delete_keys, writing, sessions, len(gone))
         if changed == len(gone):
             return counts
         state = plan.state
         files = [file for file in self.table.files if not is_written(state, file.path.stem)]
-        share = min(1.0, (changed - len(gone)) / max(1, self.table.rows))
+        share = (changed - len(gone)) / max(1, self.table.rows)
+        if share < MOST_CHANGED:
+            writing = replace(writing, logs=plan.logs)
+        else:
+            share = 1.0
         following = state if state.is_complete else None
         return counts + self._in_rounds(files, writing, following, sessions, share)
 

@@ -19,7 +19,8 @@ import pipelines
 from pipelines.catalog import STORES as KINDS
 from pipelines.cli import main
 from pipelines.errors import InputError, NothingNew, PipelineError
-from pipelines.files.locks import held
+from pipelines.files import versions
+from pipelines.files.locks import held, is_lock
 from pipelines.publishing import publish as job
 from pipelines.publishing.plan import parse_state
 from pipelines.publishing.publish import PublishSummary
@@ -375,6 +376,39 @@ def test_a_table_of_an_earlier_release_is_written_once(table, tmp_path, monkeypa
         assert str(publish(served, table, monkeypatch)) == "nothing to write"
 
 
+def test_a_table_of_mostly_changed_rows_is_written_whole(table, tmp_path, monkeypatch):
+    table.write(rows_of(20))
+    with STORES["lancedb"](tmp_path) as served:
+        publish(served, table, monkeypatch)
+        changed = {f"at_{number}": "changed" for number in range(9)}
+        table.write(rows_of(19, **changed, at_18=None))
+        made = publish(served, table, monkeypatch)
+        assert (made.upserted, made.deleted, made.left_out) == (18, 1, 1)
+        same(served, table)
+
+
+def test_one_job_at_a_time_writes_a_collection_from_a_bucket(table, s3_bucket, tmp_path):
+    table.write(rows_of(3))
+    place = s3_bucket.root / "vectors"
+    versions.put_folder(table.folder, place)
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    embedded = {"output": f"{s3_bucket.address}/vectors"}
+    stores = s3_bucket.options.model_dump() | {"cache_folder": str(tmp_path / "cache")}
+    config = parse({"publish": settings, "embedding": embedded, "storage": stores})
+    name = f"lancedb {settings['address']} documents"
+    lock = f".lock-publish.{sha256(name.encode()).hexdigest()[:32]}"
+    assert is_lock(lock)
+
+    def other() -> None:
+        with pytest.raises(PipelineError, match=r"^publish\.collection: documents is in use by"):
+            pipelines.publish(config)
+
+    with held(place / lock, "publish"), ThreadPoolExecutor() as pool:
+        pool.submit(other).result()
+    assert pipelines.publish(config).rows == 3
+    assert not (place / lock).exists()
+
+
 def test_a_collection_that_serves_again_is_the_newest(postgres, table, monkeypatch):
     table.write(rows_of(10))
     first = publish(postgres, table, monkeypatch)
@@ -429,7 +463,7 @@ def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
     settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
     config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
     name = f"lancedb {settings['address']} documents"
-    lock = f".embedded.lock-{sha256(name.encode()).hexdigest()[:8]}"
+    lock = f".embedded.lock-publish.{sha256(name.encode()).hexdigest()[:32]}"
 
     def other() -> None:
         with pytest.raises(

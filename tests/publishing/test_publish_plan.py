@@ -26,6 +26,7 @@ from pipelines.publishing.plan import (
     updating,
 )
 from pipelines.publishing.publish import _cut, _pieces, _rounds
+from pipelines.publishing.rows import among
 from pipelines.publishing.write import changed_keys, deleted_keys
 from pipelines.vectors.changes import ChangeLog, Lineage, logs_after
 from pipelines.vectors.store import VectorFile
@@ -223,6 +224,17 @@ def test_a_task_of_deletions_travels_with_its_own_keys_only(kind):
     assert pa.concat_arrays(parts) == keys
     assert max(len(pickle.dumps(part)) for part in parts) < 3000
     assert _cut(keys[:0], 3) == []
+
+
+@given(
+    keys=st.one_of(st.sets(st.integers(-(2**63), 2**63 - 1)), st.sets(st.text(max_size=3))),
+    others=st.one_of(st.lists(st.integers(-3, 3)), st.lists(st.text(max_size=1))),
+)
+def test_keys_are_found_among_those_of_the_logs(keys, others):
+    kind = pa.string() if any(isinstance(key, str) for key in keys) else pa.int64()
+    column = [key for key in others if isinstance(key, str) == (kind == pa.string())] + [*keys]
+    found = among(pa.array([*keys], kind))(pa.array(column, kind))
+    assert found.to_pylist() == [key in keys for key in column]
 
 
 VERSIONS = st.lists(
