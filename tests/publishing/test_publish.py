@@ -422,16 +422,17 @@ def test_a_collection_that_serves_again_is_the_newest(postgres, table, monkeypat
     assert second.collection not in kept
 
 
-def test_rows_of_a_killed_job_may_be_behind_its_last_part(postgres, table, monkeypatch):
+def test_rows_of_a_killed_job_may_be_behind_its_last_part(table, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "TASK_ROWS", 1)
     table.write(rows_of(40), part_rows=10)
-    made = publish(postgres, table, monkeypatch)
-    kind, target = kind_and_target(postgres)
-    with opened(kind, target) as store:
-        state = parse_state(store.collections()[made.collection], target.collection)
-        store.write_state(made.collection, replace(state, is_complete=False).text())
-    assert publish(postgres, table, monkeypatch).upserted == 40
-    same(postgres, table)
+    with STORES["lancedb"](tmp_path) as served:
+        made = publish(served, table, monkeypatch)
+        kind, target = kind_and_target(served)
+        with opened(kind, target) as store:
+            state = parse_state(store.collections()[made.collection], target.collection)
+            store.write_state(made.collection, replace(state, is_complete=False).text())
+        assert publish(served, table, monkeypatch).upserted == 40
+        same(served, table)
 
 
 class Robbed:
